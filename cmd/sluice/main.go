@@ -1,0 +1,4 @@
+// Command sluice is the data plane in front of disaggregated LLM engines.
+package main
+
+func main() {}

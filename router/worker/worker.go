@@ -1,0 +1,176 @@
+package worker
+
+import (
+	"math"
+	"sync/atomic"
+)
+
+// Spec is what an operator or a discovery source says of a worker. It is
+// immutable once given to the fleet; a change is a removal and a new Spec.
+type Spec struct {
+	// ID is unique in the fleet; empty means "made from role and address".
+	ID string
+	// URL is the base URL of the engine, without a trailing slash.
+	URL string
+	// Role is the leg the worker takes.
+	Role Role
+	// Models it serves; empty: asked from /v1/models.
+	Models []string
+	// Ranks are the data-parallel ranks served here; empty means {0}.
+	Ranks []uint16
+	// RankURLs, when set, gives each of Ranks a server of its own, in the same
+	// order; the rank header is then not sent.
+	RankURLs []string
+	// Labels are free words that pools and requests select by.
+	Labels []string
+	// Engine is "vllm", "sglang", "trtllm"; empty: found out.
+	Engine string
+	// BlockSize in tokens; 0: found out from events or the engine's metrics.
+	BlockSize int
+	// KVEvents are ZMQ PUB endpoints: one base endpoint (rank r listens at
+	// port+r) or one per rank. The single word "auto" asks the engine; "off"
+	// or empty with no discovery means no events.
+	KVEvents []string
+	// KVReplay are the ZMQ ROUTER endpoints for replay, by the same rule.
+	KVReplay []string
+	// Options are family-specific keys (bootstrap_port, init_port, …), each
+	// with one or more values, handed to the disagg family unread.
+	Options map[string][]string
+	// Source says where the Spec came from: "flag", "config", "file", ….
+	Source string
+}
+
+// Info is what the router has learned from the engine itself. The fleet
+// replaces it as a whole; readers never modify it.
+type Info struct {
+	Models      []string // from /v1/models, or the Spec's
+	Engine      string   // "vllm", "sglang", "" when unknown
+	Version     string
+	BlockSize   int // tokens; 0 unknown
+	MaxModelLen int // tokens; 0 unknown
+	TotalBlocks int // KV blocks per rank; 0 unknown
+}
+
+// Rank is the live state of one (worker, rank). All of its mutable fields are
+// atomics: the request path adds and subtracts, scrapers store, the scheduler
+// and the console load. Loads of several fields are not a consistent snapshot,
+// and need not be: each is a term of an estimate.
+type Rank struct {
+	ID     ID
+	Slot   Slot
+	Worker *Worker
+	// URL of the server that takes this rank's requests.
+	URL string
+	// SendRank: the rank is addressed by the X-data-parallel-rank header.
+	SendRank bool
+
+	// Reserved by requests under way that this router placed.
+	PrefillTokens atomic.Int64 // prompt tokens still to be computed
+	DecodeBlocks  atomic.Int64 // KV blocks of requests being decoded
+	Requests      atomic.Int64 // requests placed and not ended
+
+	// Reported by the engine (scraped); -1 when never seen.
+	Running atomic.Int64
+	Waiting atomic.Int64
+	kvUsage atomic.Uint64 // math.Float64bits, 0…1
+
+	// Events: what the KV event feed is worth.
+	Feed atomic.Uint32 // FeedState
+	// EventBlockSize is the block size seen in events, in tokens; 0 unknown.
+	EventBlockSize atomic.Int64
+	// Held is how many blocks the index holds for this rank.
+	Held atomic.Int64
+}
+
+// KVUsage is the engine's reported share of KV blocks in use, 0…1.
+func (r *Rank) KVUsage() float64 { return math.Float64frombits(r.kvUsage.Load()) }
+
+// SetKVUsage stores the engine's reported share of KV blocks in use.
+func (r *Rank) SetKVUsage(v float64) { r.kvUsage.Store(math.Float64bits(v)) }
+
+// BlockSize is the tokens per KV block of this rank: seen in events, else
+// learned from the engine, else the Spec's; 0 when nobody has said.
+func (r *Rank) BlockSize() int {
+	if n := r.EventBlockSize.Load(); n > 0 {
+		return int(n)
+	}
+	if info := r.Worker.Info(); info.BlockSize > 0 {
+		return info.BlockSize
+	}
+	return r.Worker.Spec.BlockSize
+}
+
+// FeedState says how far a rank's KV event feed can be trusted.
+type FeedState uint32
+
+// The feed's states.
+const (
+	FeedNone    FeedState = iota // no events for this rank: overlap is unknown
+	FeedSyncing                  // connected, replay not finished
+	FeedLive                     // contiguous
+	FeedBroken                   // a gap that could not be filled; blocks were dropped
+)
+
+var feedNames = [...]string{"none", "syncing", "live", "broken"}
+
+// String gives the state's name as it stands in metrics and explain records.
+func (f FeedState) String() string {
+	if int(f) < len(feedNames) {
+		return feedNames[f]
+	}
+	return "unknown"
+}
+
+// Worker is one engine deployment: its Spec, its ranks, its state.
+type Worker struct {
+	Spec  Spec
+	Ranks []*Rank
+
+	state  atomic.Uint32
+	reason atomic.Pointer[string]
+	info   atomic.Pointer[Info]
+}
+
+// New makes a worker in state Joining with one Rank per rank of the Spec.
+// Slots are the fleet's to set before the worker is shown to anyone.
+func New(spec Spec) *Worker {
+	w := &Worker{Spec: spec}
+	ranks := spec.Ranks
+	if len(ranks) == 0 {
+		ranks = []uint16{0}
+	}
+	for i, n := range ranks {
+		r := &Rank{ID: ID{Worker: spec.ID, Rank: n}, Worker: w, URL: spec.URL}
+		if len(spec.RankURLs) == len(ranks) {
+			r.URL = spec.RankURLs[i]
+		} else {
+			r.SendRank = len(ranks) > 1 || n != 0
+		}
+		r.Running.Store(-1)
+		r.Waiting.Store(-1)
+		w.Ranks = append(w.Ranks, r)
+	}
+	w.info.Store(&Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize})
+	return w
+}
+
+// State is the worker's state and why it is in it ("" when Ready).
+func (w *Worker) State() (State, string) {
+	s := State(w.state.Load())
+	if p := w.reason.Load(); p != nil {
+		return s, *p
+	}
+	return s, ""
+}
+
+// SetState is called by the fleet alone, which serialises transitions.
+func (w *Worker) SetState(s State, reason string) {
+	w.reason.Store(&reason)
+	w.state.Store(uint32(s))
+}
+
+// Info is what the engine has said of itself; never nil, never modified.
+func (w *Worker) Info() *Info { return w.info.Load() }
+
+// SetInfo replaces what is known of the engine; the fleet's to call.
+func (w *Worker) SetInfo(info *Info) { w.info.Store(info) }
