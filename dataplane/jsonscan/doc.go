@@ -1,0 +1,8 @@
+// Package jsonscan finds what the router must know in a request body, in one
+// pass, without decoding it into maps, and splices fields in or out without
+// re-encoding: 64-bit integers, key order, unknown fields and escapes reach the
+// engine byte for byte.
+//
+// Doc is the result of one scan and is reused from request to request. The
+// package never copies the body and never allocates on the good path.
+package jsonscan
