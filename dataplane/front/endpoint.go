@@ -1,0 +1,43 @@
+package front
+
+import "sluice/dataplane/relay"
+
+// Endpoint is one inference route and how its requests are treated.
+type Endpoint struct {
+	Path     string
+	Protocol relay.Protocol
+	Kind     Kind
+	// Disaggregable: prefill and decode may run on different workers.
+	Disaggregable bool
+}
+
+// Kind is the request shape of an endpoint.
+type Kind uint8
+
+// The kinds. Embeddings covers every endpoint without KV affinity
+// (embeddings, rerank, score, classify, pooling): routed by load alone.
+const (
+	Chat Kind = iota
+	Completions
+	ResponsesAPI
+	Messages
+	Generate
+	Embeddings
+	Tokenize
+	Detokenize
+)
+
+// Endpoints is the route table of inference endpoints, all POST with a JSON
+// body. It is the one place a route is added.
+var Endpoints = []Endpoint{
+	{Path: "/v1/chat/completions", Kind: Chat, Protocol: relay.OpenAI, Disaggregable: true},
+	{Path: "/v1/completions", Kind: Completions, Protocol: relay.OpenAI, Disaggregable: true},
+	{Path: "/v1/responses", Kind: ResponsesAPI, Protocol: relay.Responses, Disaggregable: true},
+	{Path: "/v1/messages", Kind: Messages, Protocol: relay.Anthropic, Disaggregable: true},
+	{Path: "/inference/v1/generate", Kind: Generate, Protocol: relay.OpenAI, Disaggregable: true},
+	{Path: "/v1/embeddings", Kind: Embeddings, Protocol: relay.Opaque},
+	{Path: "/v1/rerank", Kind: Embeddings, Protocol: relay.Opaque},
+	{Path: "/v1/score", Kind: Embeddings, Protocol: relay.Opaque},
+	{Path: "/tokenize", Kind: Tokenize, Protocol: relay.Opaque},
+	{Path: "/detokenize", Kind: Detokenize, Protocol: relay.Opaque},
+}

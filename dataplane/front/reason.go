@@ -1,0 +1,68 @@
+package front
+
+// Reason is why a request was refused or a leg failed: one vocabulary for the
+// X-Sluice-Reason header, error bodies, logs, metric labels and the docs.
+type Reason string
+
+// The reasons. Status and OpenAI error type of each stand in reasonTable.
+const (
+	BadHTTP            Reason = "bad_http"
+	BadJSON            Reason = "bad_json"
+	BadField           Reason = "bad_field"
+	ForbiddenField     Reason = "forbidden_field"
+	BodyTooLarge       Reason = "body_too_large"
+	HeadTooLarge       Reason = "head_too_large"
+	BudgetSpent        Reason = "memory_budget"
+	UnknownRoute       Reason = "unknown_route"
+	WrongMethod        Reason = "wrong_method"
+	WrongContentType   Reason = "wrong_content_type"
+	UnknownModel       Reason = "unknown_model"
+	NoPrefillWorker    Reason = "no_prefill_worker"
+	NoDecodeWorker     Reason = "no_decode_worker"
+	NoWorker           Reason = "no_worker"
+	UpstreamFailed     Reason = "upstream_failed"
+	UpstreamTimeout    Reason = "upstream_timeout"
+	UpstreamGarbage    Reason = "upstream_garbage"
+	TooManyConnections Reason = "too_many_connections"
+	Draining           Reason = "draining"
+	ClientGone         Reason = "client_gone"
+	Internal           Reason = "internal"
+)
+
+type reasonRow struct {
+	status int
+	typ    string // OpenAI error type
+	code   string // OpenAI error code, "" for null
+}
+
+var reasonTable = map[Reason]reasonRow{
+	BadHTTP:            {400, "invalid_request_error", ""},
+	BadJSON:            {400, "invalid_request_error", ""},
+	BadField:           {400, "invalid_request_error", ""},
+	ForbiddenField:     {400, "invalid_request_error", ""},
+	BodyTooLarge:       {413, "invalid_request_error", ""},
+	HeadTooLarge:       {431, "invalid_request_error", ""},
+	BudgetSpent:        {503, "server_overloaded", ""},
+	UnknownRoute:       {404, "invalid_request_error", "unknown_url"},
+	WrongMethod:        {405, "invalid_request_error", ""},
+	WrongContentType:   {415, "invalid_request_error", ""},
+	UnknownModel:       {404, "invalid_request_error", "model_not_found"},
+	NoPrefillWorker:    {503, "service_unavailable", ""},
+	NoDecodeWorker:     {503, "service_unavailable", ""},
+	NoWorker:           {503, "service_unavailable", ""},
+	UpstreamFailed:     {502, "upstream_error", ""},
+	UpstreamTimeout:    {504, "upstream_error", ""},
+	UpstreamGarbage:    {502, "upstream_error", ""},
+	TooManyConnections: {503, "server_overloaded", ""},
+	Draining:           {503, "service_unavailable", ""},
+	ClientGone:         {499, "client_closed_request", ""},
+	Internal:           {500, "internal_error", ""},
+}
+
+// Status is the HTTP status of a refusal for this reason.
+func (r Reason) Status() int {
+	if row, ok := reasonTable[r]; ok {
+		return row.status
+	}
+	return 500
+}
