@@ -1,0 +1,8 @@
+// Package kvindex answers which (worker, rank) holds how much of a prompt: an
+// index over sequence hashes (blockhash.Seq) fed by the engines' KV events.
+//
+// Index is the interface the scheduler's side reads and kvevents writes; the
+// engines' own block hashes are opaque keys of a per-rank side table, so that
+// engines may differ in algorithm and seed. Approx is the index of text mode
+// and of engines without events. Naive is the plain model tests compare with.
+package kvindex
