@@ -1,0 +1,78 @@
+# Everything here is one of: set-up, build, try, test, measure. `make help` lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := bin/sluice
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo dev)
+GO_SOURCES := $(shell find cmd router dataplane nixl native bench -name '*.go' -o -name '*.[ch]' -o -name '*.html' -o -name '*.js' -o -name '*.css' 2>/dev/null)
+FUZZTIME ?= 5s
+DEMO_SECONDS ?=
+
+# What is concurrent runs under the race detector too.
+RACE := ./dataplane/... ./router/... ./bench/...
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | sort | awk -F ':.*?## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+.PHONY: bootstrap
+bootstrap: ## install what the machine lacks (libzmq, pkg-config)
+	@scripts/bootstrap.sh
+
+.PHONY: build
+build: bootstrap $(BIN) ## build bin/sluice
+
+$(BIN): go.mod go.sum $(GO_SOURCES)
+	@mkdir -p bin
+	go build -ldflags '-X main.version=$(VERSION)' -o $(BIN) ./cmd/sluice
+
+.PHONY: demo
+demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)
+	$(BIN) demo $(if $(DEMO_SECONDS),--duration $(DEMO_SECONDS)s)
+
+.PHONY: test
+test: ## set up everything and run every test
+	@scripts/test.sh
+
+.PHONY: unit
+unit: build ## unit tests only
+	go test -shuffle=on ./...
+
+.PHONY: race
+race: build ## tests of what is concurrent, under the race detector
+	go test -race -shuffle=on $(RACE)
+
+.PHONY: lint
+lint: build ## vet, staticcheck, gofmt
+	@scripts/lint.sh
+
+.PHONY: fuzz
+fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
+	@scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: soak
+soak: build ## the long figures: many seeds, long fuzzing, long soaks
+	SLUICE_SOAK=1 go test -timeout 4h -count=1 ./router/... ./dataplane/... ./bench/...
+	@scripts/fuzz.sh 5m
+
+.PHONY: native
+native: ## build native/ with cmake, warnings as errors
+	cmake -S . -B build/native && cmake --build build/native
+
+.PHONY: native-test
+native-test: native ## C tests of native/, plain and under the address sanitizer
+	ctest --test-dir build/native --output-on-failure
+	cmake -S . -B build/native-asan -DSLUICE_SANITIZE=address >/dev/null && cmake --build build/native-asan
+	ctest --test-dir build/native-asan --output-on-failure
+
+.PHONY: bench
+bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy
+	@scripts/bootstrap.sh --bench
+	@scripts/bench.sh
+
+.PHONY: e2e-vllm
+e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 15 minutes)
+	scripts/e2e-vllm.sh
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin build

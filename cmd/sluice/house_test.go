@@ -1,0 +1,157 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+// floors orders the house from the street door to the cellar: a package may
+// import its own floor and the ones below.
+var floors = []string{"cmd", "router", "dataplane", "nixl", "native"}
+
+// leaves import nothing of ours.
+var leaves = []string{"router/worker", "dataplane/membudget"}
+
+// benchMay is what the simulated engine and the load generator may use of the
+// router: they must not know how it decides.
+var benchMay = []string{"sluice/router/blockhash", "sluice/router/kvevents"}
+
+// directDependencies is the whole list; a new one shows in the review of this
+// line and needs a reason there.
+var directDependencies = []string{
+	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
+	"github.com/VictoriaMetrics/metrics",      // /metrics
+	"github.com/dustin/go-humanize",           // numbers in tables for people
+	"github.com/goccy/go-yaml",                // strict config with line and column
+	"github.com/pebbe/zmq4",                   // KV events
+	"github.com/tinylib/msgp",                 // msgpack of KV events
+	"github.com/valyala/fasthttp",             // the HTTP front
+	"github.com/zeebo/xxh3",                   // block hashing
+	"golang.org/x/sys",                        // epoll for the client-gone watch
+}
+
+func TestImportArrows(t *testing.T) {
+	forEachGoFile(t, func(path string, imports []string) {
+		dir := filepath.ToSlash(filepath.Dir(path))
+		for _, imp := range imports {
+			if imp == "C" && !strings.HasPrefix(dir, "native") {
+				t.Errorf("%s imports \"C\": only native/ may", path)
+			}
+			rest, ours := strings.CutPrefix(imp, "sluice/")
+			if !ours {
+				continue
+			}
+			if slices.Contains(leaves, dir) {
+				t.Errorf("%s imports %s: %s is a leaf and imports nothing of ours", path, imp, dir)
+			}
+			if strings.HasPrefix(dir, "bench/sim") || strings.HasPrefix(dir, "bench/load") {
+				if strings.HasPrefix(imp, "sluice/router") && !slices.Contains(benchMay, imp) {
+					t.Errorf("%s imports %s: of the router, %s may use only %v", path, imp, dir, benchMay)
+				}
+			}
+			from, to := floorOf(dir), floorOf(rest)
+			if from >= 0 && to >= 0 && to < from {
+				t.Errorf("%s imports %s: arrows go %s", path, imp, strings.Join(floors, " -> "))
+			}
+			if from > 0 && strings.HasPrefix(rest, "bench/") && !strings.HasSuffix(path, "_test.go") {
+				t.Errorf("%s imports %s: only cmd and tests use the bench packages", path, imp)
+			}
+		}
+	})
+}
+
+func floorOf(dir string) int {
+	top, _, _ := strings.Cut(dir, "/")
+	return slices.Index(floors, top)
+}
+
+func TestDirectDependencies(t *testing.T) {
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var direct []string
+	for line := range strings.Lines(string(mod)) {
+		f := strings.Fields(line)
+		if len(f) == 2 && strings.Contains(f[0], ".") && strings.HasPrefix(f[1], "v") {
+			direct = append(direct, f[0])
+			if f[0] == "github.com/valyala/fasthttp" && f[1] != "v1.74.0" {
+				t.Errorf("fasthttp is pinned to v1.74.0, go.mod has %s: the guard's cases must be checked again first", f[1])
+			}
+		}
+	}
+	slices.Sort(direct)
+	want := slices.Clone(directDependencies)
+	slices.Sort(want)
+	if !slices.Equal(direct, want) {
+		t.Errorf("direct dependencies are\n  %s\nwant\n  %s\na new one needs a line with its reason in directDependencies",
+			strings.Join(direct, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+func TestTopLevelFolders(t *testing.T) {
+	allowed := []string{"bench", "bin", "build", "cmd", "dataplane", "docs", "native", "nixl", "router", "scripts"}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") && !slices.Contains(allowed, e.Name()) {
+			t.Errorf("top-level folder %q is not part of the house; want one of %v", e.Name(), allowed)
+		}
+	}
+}
+
+// forEachGoFile walks every Go file of the module, tests included, and gives
+// its path from the root and its imports.
+func forEachGoFile(t *testing.T, f func(path string, imports []string)) {
+	t.Helper()
+	fset := token.NewFileSet()
+	seen := 0
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && (name == "testdata" || name == "node_modules" || name == "build" || strings.HasPrefix(name, ".") && len(name) > 2) {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		file, err := parser.ParseFile(fset, p, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		var imports []string
+		for _, i := range file.Imports {
+			path, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				return err
+			}
+			imports = append(imports, path)
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		seen++
+		f(filepath.ToSlash(rel), imports)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen < 20 {
+		t.Fatalf("saw only %d Go files: the walk did not start at the root", seen)
+	}
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change lands; `make test` and CI run this.
+# Each step prints its name and how long it took.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { # step NAME COMMAND...
+  local name=$1 t0=$SECONDS
+  shift
+  printf '\n=== %s\n' "$name"
+  if ! "$@"; then
+    printf '=== %s FAILED after %ss\n' "$name" $((SECONDS - t0)) >&2
+    exit 1
+  fi
+  printf '=== %s ok, %ss\n' "$name" $((SECONDS - t0))
+}
+
+step 'set-up' scripts/bootstrap.sh --test
+step 'build' make --no-print-directory build
+step 'native' make --no-print-directory native-test
+step 'lint' scripts/lint.sh
+step 'unit' go test -shuffle=on -timeout 15m ./...
+step 'race' go test -race -short -shuffle=on -timeout 15m ./dataplane/... ./router/... ./bench/...
+step 'fuzz' scripts/fuzz.sh 5s
+step 'clients' scripts/e2e-clients.sh
+step 'demo' env DEMO_SECONDS=20 make --no-print-directory demo
+printf '\nall steps passed in %ss\n' "$SECONDS"
