@@ -3,6 +3,9 @@
 // re-encoding: 64-bit integers, key order, unknown fields and escapes reach the
 // engine byte for byte.
 //
-// Doc is the result of one scan and is reused from request to request. The
+// Doc is the result of one scan and is reused from request to request; Find
+// does the same for one member of an engine's response, Iter walks what a scan
+// has accepted. A scan checks the whole body (RFC 8259, UTF-8, a depth cap),
+// because what two parsers read differently is how requests are smuggled. The
 // package never copies the body and never allocates on the good path.
 package jsonscan

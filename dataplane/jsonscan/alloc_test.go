@@ -1,0 +1,50 @@
+package jsonscan
+
+import "testing"
+
+// A scan, a look-up and a splice must not allocate: they run once or more for
+// every request.
+func TestNoAllocations(t *testing.T) {
+	body := chatBody(32 << 10)
+	resp := []byte(`{"count":3,"tokens":[1,2,3],"usage":null}`)
+	var d Doc
+	dst := make([]byte, 0, len(body)+1024)
+	segs := make([][]byte, 0, 64)
+	ids := make([]uint32, 0, 16)
+	one, handle := []byte("1"), []byte(`{"do_remote_decode":true}`)
+	for name, f := range map[string]func(){
+		"Scan": func() {
+			if d.Scan(body, Limits{}) != nil {
+				t.Fatal("scan failed")
+			}
+		},
+		"Edited": func() {
+			dst = d.Edited(dst[:0], Edit{KeyMaxTokens, Set, one}, Edit{Key: KeyStream, Op: Remove}, Edit{KeyKVTransferParams, Set, handle})
+		},
+		"Segments": func() {
+			segs = d.Segments(segs[:0], Edit{KeyMaxTokens, Set, one}, Edit{Key: KeyStream, Op: Remove}, Edit{KeyKVTransferParams, Set, handle})
+		},
+		"Find and TokenIDs": func() {
+			v, _, _ := Find(resp, "tokens")
+			ids, _ = TokenIDs(ids[:0], resp[v.Start:v.End])
+		},
+		"AppendTokenIDs": func() { dst = AppendTokenIDs(dst[:0], ids) },
+		"accessors": func() {
+			_, _ = d.Int(KeyMaxTokens)
+			_ = d.Bool(KeyStream)
+			_ = d.String(KeyModel, nil)
+			for it := Walk(d.Raw(KeyMessages)); it.Next(); {
+				for m := Walk(it.Raw()); m.Next(); {
+					_ = m.IsKey("content")
+				}
+			}
+		},
+	} {
+		if err := d.Scan(body, Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if n := testing.AllocsPerRun(50, f); n != 0 {
+			t.Errorf("%s allocates %v times", name, n)
+		}
+	}
+}

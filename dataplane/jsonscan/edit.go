@@ -1,0 +1,193 @@
+package jsonscan
+
+// Op is what an Edit does with its member.
+type Op uint8
+
+// The operations of an Edit. A member that is null is present.
+const (
+	Set     Op = iota // replace the value where present, else append as last member
+	Replace           // replace the value where present, else nothing
+	Remove            // cut the member, with its comma
+)
+
+// Edit changes one member. Value is raw JSON. An Edit of a nested member whose
+// parent is absent, is no object, or is itself edited in the same call does
+// nothing. Keys may not repeat in one call; of those that do, the first counts.
+type Edit struct {
+	Key   Key
+	Op    Op
+	Value []byte
+}
+
+// Edited appends the body with the edits applied to dst: all other bytes are
+// the body's own, in order; what Set adds comes after the last member, in the
+// order of the edits. dst must not overlap the body. Up to 16 edits nothing is
+// allocated but what dst lacks.
+func (d *Doc) Edited(dst []byte, edits ...Edit) []byte {
+	var buf [maxInlineEdits]splice
+	pos := 0
+	for _, sp := range d.plan(buf[:0], edits) {
+		dst = append(dst, d.Body[pos:sp.start]...)
+		dst = append(dst, sp.key...)
+		dst = append(dst, sp.value...)
+		pos = sp.end
+	}
+	return append(dst, d.Body[pos:]...)
+}
+
+// Segments appends to dst what Edited would write as a list of slices, for a
+// vectored write. Nothing is copied: the pieces are the body's, the edits'
+// values and constants, all borrowed, and must not be changed.
+func (d *Doc) Segments(dst [][]byte, edits ...Edit) [][]byte {
+	var buf [maxInlineEdits]splice
+	pos := 0
+	for _, sp := range d.plan(buf[:0], edits) {
+		if sp.start > pos {
+			dst = append(dst, d.Body[pos:sp.start])
+		}
+		if len(sp.key) > 0 {
+			dst = append(dst, sp.key)
+		}
+		if len(sp.value) > 0 {
+			dst = append(dst, sp.value)
+		}
+		pos = sp.end
+	}
+	if pos < len(d.Body) {
+		dst = append(dst, d.Body[pos:])
+	}
+	return dst
+}
+
+const maxInlineEdits = 16
+
+// splice replaces Body[start:end] by key and value.
+type splice struct {
+	start, end int
+	key, value []byte
+	at         Key
+	remove     bool
+}
+
+// spliceKeys are the `,"name":` of every key; the slice without its first byte
+// is the form for an object with no member before it.
+var spliceKeys = func() (keys [NumKeys][]byte) {
+	for k := range keys {
+		keys[k] = []byte(members[k].splice)
+	}
+	return keys
+}()
+
+// plan turns edits into splices of ascending offsets that do not overlap.
+func (d *Doc) plan(out []splice, edits []Edit) []splice {
+	var seen uint64
+	for i := range edits {
+		seen |= 1 << edits[i].Key
+	}
+	parentEdited := seen>>KeySamplingParams&1 != 0
+	seen = 0
+	kept, keptSampling := d.Members, d.samplingMembers
+	for i := range edits {
+		e := &edits[i]
+		if e.Key >= NumKeys || seen>>e.Key&1 != 0 {
+			continue
+		}
+		seen |= 1 << e.Key
+		if e.Key.nested() && (parentEdited || d.Values[KeySamplingParams].Kind != Object) {
+			continue
+		}
+		v := &d.Values[e.Key]
+		switch {
+		case v.Kind == Absent && e.Op == Set:
+			pos := d.tail(e.Key)
+			out = insert(out, splice{start: pos, end: pos, key: spliceKeys[e.Key], value: e.Value, at: e.Key})
+		case v.Kind == Absent:
+		case e.Op == Remove:
+			out = insert(out, splice{start: v.KeyStart, end: v.End, at: e.Key, remove: true})
+			if e.Key.nested() {
+				keptSampling--
+			} else {
+				kept--
+			}
+		default:
+			out = insert(out, splice{start: v.Start, end: v.End, value: e.Value, at: e.Key})
+		}
+	}
+	return d.fixCommas(out, kept, keptSampling)
+}
+
+// insert keeps out in order of start; equal starts stay as they came.
+func insert(out []splice, sp splice) []splice {
+	out = append(out, sp)
+	for i := len(out) - 1; i > 0 && out[i-1].start > out[i].start; i-- {
+		out[i-1], out[i] = out[i], out[i-1]
+	}
+	return out
+}
+
+// tail is the offset after the last member of the object k belongs to.
+func (d *Doc) tail(k Key) int {
+	end := d.Close
+	if k.nested() {
+		end = d.Values[KeySamplingParams].End - 1
+	}
+	return beforeSpace(d.Body, end)
+}
+
+func beforeSpace(b []byte, i int) int {
+	for i > 0 && (b[i-1] == ' ' || b[i-1] == '\n' || b[i-1] == '\r' || b[i-1] == '\t') {
+		i--
+	}
+	return i
+}
+
+// fixCommas drops the comma before the first member added to an object that
+// keeps none, and widens each run of removed neighbours by one comma: the one
+// behind it, or, at the end of the object, the one before it. Widening members
+// one by one would take the same comma twice.
+func (d *Doc) fixCommas(out []splice, kept, keptSampling int) []splice {
+	b := d.Body
+	for i := 0; i < len(out); i++ {
+		sp := &out[i]
+		if !sp.remove {
+			if sp.key == nil {
+				continue
+			}
+			n := &kept
+			if sp.at.nested() {
+				n = &keptSampling
+			}
+			if *n == 0 {
+				sp.key = sp.key[1:]
+			}
+			*n++
+			continue
+		}
+		first := i
+		next, comma := afterComma(b, sp.end)
+		for comma && i+1 < len(out) && out[i+1].remove && out[i+1].start == next {
+			i++
+			next, comma = afterComma(b, out[i].end)
+		}
+		// The first splice of the run cuts all of it, the others nothing.
+		start, end := out[first].start, out[i].end
+		if comma {
+			end = next
+		} else if p := beforeSpace(b, start); p > 0 && b[p-1] == ',' {
+			start = p - 1
+		}
+		out[first].start, out[first].end = start, end
+		for j := first + 1; j <= i; j++ {
+			out[j].start, out[j].end = end, end
+		}
+	}
+	return out
+}
+
+// afterComma is the offset of the member after the value that ends at i.
+func afterComma(b []byte, i int) (int, bool) {
+	if i = skipSpace(b, i); i < len(b) && b[i] == ',' {
+		return skipSpace(b, i+1), true
+	}
+	return i, false
+}

@@ -1,0 +1,80 @@
+package jsonscan
+
+// Iter walks the elements of an array or the members of an object, without
+// allocating. It is meant for values that a scan has accepted: on anything else
+// it ends early, and never fails louder. The zero Iter has no elements.
+//
+//	for it := jsonscan.Walk(raw); it.Next(); {
+//		use(it.Raw())
+//	}
+type Iter struct {
+	// Value is where the current element lies in the walked bytes; KeyStart
+	// counts only in an object.
+	Value Value
+
+	s      scanner
+	pos    int // where the next element begins
+	keyEnd int
+	object bool
+}
+
+// Walk begins before the first element of raw, which it borrows.
+func Walk(raw []byte) Iter {
+	it := Iter{pos: -1}
+	i := skipSpace(raw, 0)
+	if i < len(raw) && (raw[i] == '[' || raw[i] == '{') {
+		it.s = scanner{b: raw, maxDepth: hardDepth}
+		it.object = raw[i] == '{'
+		it.pos = i + 1
+	}
+	return it
+}
+
+// Next steps to the next element and says whether there is one.
+func (it *Iter) Next() bool {
+	if it.pos < 0 {
+		return false
+	}
+	b := it.s.b
+	i := skipSpace(b, it.pos)
+	it.pos = -1
+	it.Value = Value{}
+	if i >= len(b) || b[i] == ']' || b[i] == '}' {
+		return false
+	}
+	if it.object {
+		it.Value.KeyStart = i
+		if b[i] != '"' {
+			return false
+		}
+		if it.keyEnd = it.s.str(i); it.keyEnd < 0 {
+			return false
+		}
+		if i = skipSpace(b, it.keyEnd); i >= len(b) || b[i] != ':' {
+			return false
+		}
+		i = skipSpace(b, i+1)
+	}
+	end, kind := it.s.value(i, 1)
+	if end < 0 {
+		return false
+	}
+	it.Value.Start, it.Value.End, it.Value.Kind = i, end, kind
+	if i = skipSpace(b, end); i < len(b) && b[i] == ',' {
+		it.pos = i + 1
+	}
+	return true
+}
+
+// Raw is the current element's bytes, borrowed from what is walked.
+func (it *Iter) Raw() []byte { return it.s.b[it.Value.Start:it.Value.End] }
+
+// IsKey says whether the current member of an object is called name, however
+// its key is written.
+func (it *Iter) IsKey(name string) bool {
+	if !it.object || it.Value.Kind == Absent {
+		return false
+	}
+	var buf [maxNameLen]byte
+	return string(plainName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], name)) == name
+}

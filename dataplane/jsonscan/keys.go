@@ -1,0 +1,247 @@
+package jsonscan
+
+// Key is a member of a request body that the router knows by name.
+type Key uint8
+
+// The known top-level members, and the nested ones of sampling_params.
+const (
+	KeyModel Key = iota
+	KeyStream
+	KeyStreamOptions
+	KeyN
+	KeyMaxTokens
+	KeyMaxCompletionTokens
+	KeyMaxOutputTokens
+	KeyMinTokens
+	KeyMinCompletionTokens
+	KeyPrompt
+	KeyMessages
+	KeyInput
+	KeySystem
+	KeyInstructions
+	KeyTools
+	KeyToolChoice
+	KeyTokenIDs
+	KeySamplingParams
+	KeyCacheSalt
+	KeyRequestID
+	KeyReturnTokenIDs
+	KeyChatTemplate
+	KeyChatTemplateKwargs
+	KeyAddGenerationPrompt
+	KeyContinueFinalMessage
+	KeyAddSpecialTokens
+	KeyKVTransferParams
+	KeyDisaggPrefillResp
+	KeyBootstrapHost
+	KeyBootstrapPort
+	KeyBootstrapRoom
+	KeyDisaggregatedParams
+	KeySamplingMaxTokens // sampling_params.max_tokens
+	KeySamplingMinTokens // sampling_params.min_tokens
+	KeySamplingN         // sampling_params.n
+	NumKeys
+)
+
+// noKey stands for a member the router does not know.
+const noKey = NumKeys
+
+// Name is the member's name, dotted for a nested one.
+func (k Key) Name() string {
+	if k >= NumKeys {
+		return ""
+	}
+	return members[k].name
+}
+
+// nested says whether k lies in sampling_params.
+func (k Key) nested() bool { return k >= KeySamplingMaxTokens }
+
+// Kind is the JSON type of a value.
+type Kind uint8
+
+// The kinds; Absent means the member is not there.
+const (
+	Absent Kind = iota
+	Null
+	Bool
+	Number
+	String
+	Array
+	Object
+)
+
+var kindNames = [...]string{"absent", "null", "boolean", "number", "string", "array", "object"}
+
+// String gives the kind's JSON name.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return "unknown"
+}
+
+// kinds is a set of Kind, bit by bit.
+type kinds uint8
+
+const (
+	null    kinds = 1 << Null
+	boolean kinds = 1 << Bool
+	number  kinds = 1 << Number
+	str     kinds = 1 << String
+	array   kinds = 1 << Array
+	object  kinds = 1 << Object
+	anyKind       = null | boolean | number | str | array | object
+)
+
+// member is what the scan demands of one known member.
+type member struct {
+	name    string
+	allowed kinds
+	count   bool   // a number must be an integer
+	want    string // the words of the error
+	splice  string // how Set writes the key: `,"name":`
+}
+
+var members = makeMembers()
+
+func makeMembers() (m [NumKeys]member) {
+	def := func(k Key, name string, allowed kinds, want string) {
+		last := name
+		for i := range name {
+			if name[i] == '.' {
+				last = name[i+1:]
+			}
+		}
+		m[k] = member{name: name, allowed: allowed, want: want, splice: `,"` + last + `":`}
+	}
+	flag := func(k Key, name string) { def(k, name, boolean|null, "true or false") }
+	count := func(k Key, name string) { def(k, name, number|null, "an integer or null"); m[k].count = true }
+	text := func(k Key, name string) { def(k, name, str|null, "a string or null") }
+	anyOf := func(k Key, name string) { def(k, name, anyKind, "a JSON value") }
+
+	def(KeyModel, "model", str, "a string, the model's name")
+	flag(KeyStream, "stream")
+	def(KeyStreamOptions, "stream_options", object|null, "an object or null")
+	count(KeyN, "n")
+	count(KeyMaxTokens, "max_tokens")
+	count(KeyMaxCompletionTokens, "max_completion_tokens")
+	count(KeyMaxOutputTokens, "max_output_tokens")
+	count(KeyMinTokens, "min_tokens")
+	count(KeyMinCompletionTokens, "min_completion_tokens")
+	def(KeyPrompt, "prompt", str|array|null, "a string, an array of strings, of token ids or of arrays of them, or null")
+	def(KeyMessages, "messages", array, "an array of messages")
+	def(KeyInput, "input", str|array|object|null, "a string or an array")
+	def(KeySystem, "system", str|array|null, "a string or an array of content blocks")
+	def(KeyInstructions, "instructions", str|array|null, "a string or null")
+	def(KeyTools, "tools", array|null, "an array of tools or null")
+	anyOf(KeyToolChoice, "tool_choice")
+	def(KeyTokenIDs, "token_ids", array, "an array of token ids")
+	def(KeySamplingParams, "sampling_params", object|null, "an object or null")
+	text(KeyCacheSalt, "cache_salt")
+	text(KeyRequestID, "request_id")
+	flag(KeyReturnTokenIDs, "return_token_ids")
+	text(KeyChatTemplate, "chat_template")
+	def(KeyChatTemplateKwargs, "chat_template_kwargs", object|null, "an object or null")
+	flag(KeyAddGenerationPrompt, "add_generation_prompt")
+	flag(KeyContinueFinalMessage, "continue_final_message")
+	flag(KeyAddSpecialTokens, "add_special_tokens")
+	anyOf(KeyKVTransferParams, "kv_transfer_params")
+	anyOf(KeyDisaggPrefillResp, "disagg_prefill_resp")
+	anyOf(KeyBootstrapHost, "bootstrap_host")
+	anyOf(KeyBootstrapPort, "bootstrap_port")
+	anyOf(KeyBootstrapRoom, "bootstrap_room")
+	anyOf(KeyDisaggregatedParams, "disaggregated_params")
+	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
+	count(KeySamplingMinTokens, "sampling_params.min_tokens")
+	count(KeySamplingN, "sampling_params.n")
+	return m
+}
+
+// maxNameLen bounds the unescaped length of a known name.
+const maxNameLen = 24
+
+// topKey is the known top-level member called name, or noKey. A switch on a
+// converted slice is compiled to comparisons, without a copy.
+func topKey(name []byte) Key {
+	switch string(name) {
+	case "model":
+		return KeyModel
+	case "stream":
+		return KeyStream
+	case "stream_options":
+		return KeyStreamOptions
+	case "n":
+		return KeyN
+	case "max_tokens":
+		return KeyMaxTokens
+	case "max_completion_tokens":
+		return KeyMaxCompletionTokens
+	case "max_output_tokens":
+		return KeyMaxOutputTokens
+	case "min_tokens":
+		return KeyMinTokens
+	case "min_completion_tokens":
+		return KeyMinCompletionTokens
+	case "prompt":
+		return KeyPrompt
+	case "messages":
+		return KeyMessages
+	case "input":
+		return KeyInput
+	case "system":
+		return KeySystem
+	case "instructions":
+		return KeyInstructions
+	case "tools":
+		return KeyTools
+	case "tool_choice":
+		return KeyToolChoice
+	case "token_ids":
+		return KeyTokenIDs
+	case "sampling_params":
+		return KeySamplingParams
+	case "cache_salt":
+		return KeyCacheSalt
+	case "request_id":
+		return KeyRequestID
+	case "return_token_ids":
+		return KeyReturnTokenIDs
+	case "chat_template":
+		return KeyChatTemplate
+	case "chat_template_kwargs":
+		return KeyChatTemplateKwargs
+	case "add_generation_prompt":
+		return KeyAddGenerationPrompt
+	case "continue_final_message":
+		return KeyContinueFinalMessage
+	case "add_special_tokens":
+		return KeyAddSpecialTokens
+	case "kv_transfer_params":
+		return KeyKVTransferParams
+	case "disagg_prefill_resp":
+		return KeyDisaggPrefillResp
+	case "bootstrap_host":
+		return KeyBootstrapHost
+	case "bootstrap_port":
+		return KeyBootstrapPort
+	case "bootstrap_room":
+		return KeyBootstrapRoom
+	case "disaggregated_params":
+		return KeyDisaggregatedParams
+	}
+	return noKey
+}
+
+// samplingKey is the known member of sampling_params called name, or noKey.
+func samplingKey(name []byte) Key {
+	switch string(name) {
+	case "max_tokens":
+		return KeySamplingMaxTokens
+	case "min_tokens":
+		return KeySamplingMinTokens
+	case "n":
+		return KeySamplingN
+	}
+	return noKey
+}

@@ -1,0 +1,449 @@
+package jsonscan
+
+import (
+	"bytes"
+	"strconv"
+	"unicode/utf8"
+)
+
+// Value is where a member lies in the body: Body[KeyStart] is the opening quote
+// of its key, Body[Start:End] the value without surrounding space. All three
+// are byte offsets.
+type Value struct {
+	KeyStart, Start, End int
+	Kind                 Kind
+}
+
+// Limits bound what a scan accepts.
+type Limits struct {
+	MaxDepth int // nesting of objects and arrays; 0 means 64, at most 1024
+}
+
+// Doc is one scanned body. It borrows the body; both are the caller's. A Doc is
+// not safe for concurrent use while Scan runs, and read-only afterwards.
+type Doc struct {
+	Body   []byte
+	Values [NumKeys]Value
+	// Open and Close are the offsets of the outer object's braces; Members is
+	// how many members it has.
+	Open, Close, Members int
+
+	samplingMembers int // members of sampling_params, where that is an object
+}
+
+const (
+	defaultDepth = 64
+	hardDepth    = 1024 // the scan recurses: bounded whatever a config says
+)
+
+func (l Limits) depth() int {
+	if l.MaxDepth <= 0 {
+		return defaultDepth
+	}
+	return min(l.MaxDepth, hardDepth)
+}
+
+// Scan reads body into d, forgetting what d held. It fails with *SyntaxError,
+// and then d is empty. The body must be one object, well-formed by RFC 8259 and
+// valid UTF-8; escaped lone surrogates pass, as they do in the engines. A known
+// member may stand only once, however its key is written ("mod\u0065l" is
+// model), and must have its type: model string, stream bool or null, counts
+// integers or null (1.0 too, as engines take it), messages and token_ids
+// arrays, and so on. Members the router does not know are only checked for form.
+func (d *Doc) Scan(body []byte, lim Limits) error {
+	*d = Doc{}
+	s := scanner{b: body, maxDepth: lim.depth(), doc: d}
+	d.Open = s.document(scopeTop)
+	if s.err != nil {
+		*d = Doc{}
+		return s.err
+	}
+	d.Body = body
+	d.Close = s.last
+	return nil
+}
+
+// Has says whether k is present and not null.
+func (d *Doc) Has(k Key) bool { return d.Values[k].Kind > Null }
+
+// Raw is the value's bytes as they stand in the body, nil when absent.
+func (d *Doc) Raw(k Key) []byte {
+	v := &d.Values[k]
+	if v.Kind == Absent {
+		return nil
+	}
+	return d.Body[v.Start:v.End]
+}
+
+// Int reads an integer member; ok is false when absent, null or no int64.
+func (d *Doc) Int(k Key) (n int64, ok bool) {
+	if d.Values[k].Kind != Number {
+		return 0, false
+	}
+	return parseInt(d.Raw(k))
+}
+
+// Bool reads a boolean member; absent and null are false.
+func (d *Doc) Bool(k Key) bool {
+	return d.Values[k].Kind == Bool && d.Body[d.Values[k].Start] == 't'
+}
+
+// Find locates a top-level member of any object, for engine responses
+// (kv_transfer_params, usage, tokens). ok is false when it is absent; of a name
+// that stands twice the last counts, as with the parsers of the engines. It
+// fails with *SyntaxError when body is no well-formed object. Whole-document
+// checks are the same as Scan's with default limits, known-member rules do not
+// apply.
+func Find(body []byte, name string) (v Value, ok bool, err error) {
+	s := scanner{b: body, maxDepth: defaultDepth, name: name}
+	s.document(scopeFind)
+	if s.err != nil {
+		return Value{}, false, s.err
+	}
+	return s.found, s.found.Kind != Absent, nil
+}
+
+// scope says what the members of an object under the scan mean to us.
+type scope uint8
+
+const (
+	scopeNone     scope = iota // only their form
+	scopeTop                   // known members of a request
+	scopeSampling              // known members of sampling_params
+	scopeFind                  // one member by name
+)
+
+// scanner is one pass over b. Its methods take the offset they begin at and
+// give the one they end before, or -1 with err set.
+type scanner struct {
+	b        []byte
+	maxDepth int
+	doc      *Doc   // for scopeTop and scopeSampling
+	name     string // for scopeFind
+	found    Value
+	last     int // offset of the closing brace of the last object read
+	err      error
+}
+
+func (s *scanner) fail(offset int, field, got, want string) int {
+	s.err = &SyntaxError{Offset: offset, Field: field, Got: got, Want: want}
+	return -1
+}
+
+func (s *scanner) unexpected(i int, want string) int {
+	return s.fail(min(i, len(s.b)), "", unexpected(s.b, i), want)
+}
+
+// document reads the outer object and gives the offset of its opening brace.
+func (s *scanner) document(in scope) int {
+	open := skipSpace(s.b, 0)
+	if open >= len(s.b) {
+		return s.fail(open, "", "an empty body", "a JSON object")
+	}
+	if s.b[open] != '{' {
+		return s.unexpected(open, "a JSON object")
+	}
+	i := s.object(open, 1, in)
+	if i < 0 {
+		return -1
+	}
+	s.last = i - 1
+	if i = skipSpace(s.b, i); i < len(s.b) {
+		return s.unexpected(i, "nothing after the object")
+	}
+	return open
+}
+
+func skipSpace(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\r' || b[i] == '\t') {
+		i++
+	}
+	return i
+}
+
+// value reads the value at i, whose own nesting, if it nests, is depth.
+func (s *scanner) value(i, depth int) (end int, kind Kind) {
+	b := s.b
+	if i >= len(b) {
+		return s.unexpected(i, "a value"), Absent
+	}
+	switch c := b[i]; {
+	case c == '"':
+		return s.str(i), String
+	case c == '-' || '0' <= c && c <= '9':
+		return s.number(i), Number
+	case c == '{':
+		return s.object(i, depth, scopeNone), Object
+	case c == '[':
+		return s.array(i, depth), Array
+	case c == 't' && hasLiteral(b, i, "true"):
+		return i + 4, Bool
+	case c == 'f' && hasLiteral(b, i, "false"):
+		return i + 5, Bool
+	case c == 'n' && hasLiteral(b, i, "null"):
+		return i + 4, Null
+	}
+	return s.unexpected(i, "a value"), Absent
+}
+
+func hasLiteral(b []byte, i int, lit string) bool {
+	return len(b)-i >= len(lit) && string(b[i:i+len(lit)]) == lit
+}
+
+func (s *scanner) tooDeep(i int) int {
+	n := strconv.Itoa(s.maxDepth)
+	return s.fail(i, "", "nesting deeper than "+n, "at most "+n+" levels of objects and arrays")
+}
+
+// object reads the object whose brace is at i.
+func (s *scanner) object(i, depth int, in scope) int {
+	if depth > s.maxDepth {
+		return s.tooDeep(i)
+	}
+	b, n := s.b, 0
+	i = skipSpace(b, i+1)
+	if i < len(b) && b[i] == '}' {
+		return i + 1
+	}
+	for {
+		if i >= len(b) || b[i] != '"' {
+			return s.unexpected(i, "a member's name in quotes")
+		}
+		key := i
+		if i = s.str(i); i < 0 {
+			return -1
+		}
+		keyEnd := i
+		if i < len(b) && b[i] != ':' {
+			i = skipSpace(b, i)
+		}
+		if i >= len(b) || b[i] != ':' {
+			return s.unexpected(i, `":" after a member's name`)
+		}
+		if i++; i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		if in == scopeNone {
+			i, _ = s.value(i, depth+1)
+		} else {
+			i = s.knownMember(key, keyEnd, i, depth, in)
+		}
+		if i < 0 {
+			return -1
+		}
+		n++
+		if i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		if i >= len(b) {
+			return s.unexpected(i, `"," or "}"`)
+		}
+		switch b[i] {
+		case ',':
+			if i++; i < len(b) && b[i] <= ' ' {
+				i = skipSpace(b, i)
+			}
+		case '}':
+			if in == scopeTop {
+				s.doc.Members = n
+			} else if in == scopeSampling {
+				s.doc.samplingMembers = n
+			}
+			return i + 1
+		default:
+			return s.unexpected(i, `"," or "}"`)
+		}
+	}
+}
+
+// knownMember reads the value at i of the member whose key is b[key:keyEnd] and
+// keeps it where in knows the name.
+func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
+	var buf [maxNameLen]byte
+	name := plainName(s.b[key+1:keyEnd-1], buf[:0], s.name)
+	if in == scopeFind {
+		end, kind := s.value(i, depth+1)
+		if end >= 0 && string(name) == s.name {
+			s.found = Value{KeyStart: key, Start: i, End: end, Kind: kind}
+		}
+		return end
+	}
+	k := noKey
+	if in == scopeTop {
+		k = topKey(name)
+	} else {
+		k = samplingKey(name)
+	}
+	if k == noKey {
+		end, _ := s.value(i, depth+1)
+		return end
+	}
+	v := &s.doc.Values[k]
+	if v.Kind != Absent {
+		return s.fail(key, k.Name(), "a second "+strconv.Quote(members[k].name), "it only once")
+	}
+	var end int
+	var kind Kind
+	if k == KeySamplingParams && i < len(s.b) && s.b[i] == '{' {
+		end, kind = s.object(i, depth+1, scopeSampling), Object
+	} else {
+		end, kind = s.value(i, depth+1)
+	}
+	if end < 0 {
+		return -1
+	}
+	*v = Value{KeyStart: key, Start: i, End: end, Kind: kind}
+	return s.checkType(k, v)
+}
+
+// checkType holds the type rule of k and gives the value's end.
+func (s *scanner) checkType(k Key, v *Value) int {
+	m := &members[k]
+	raw := s.b[v.Start:v.End]
+	if m.allowed&(1<<v.Kind) == 0 {
+		return s.fail(v.Start, m.name, show(raw)+" ("+v.Kind.String()+")", m.want)
+	}
+	if m.count && v.Kind == Number {
+		if _, ok := parseInt(raw); !ok {
+			return s.fail(v.Start, m.name, show(raw)+" (number)", m.want+", within 64 bits")
+		}
+	}
+	return v.End
+}
+
+// plainName is the key's text without escapes, which it writes to buf; a name
+// longer than all that are looked for (and than want) comes back as it stands.
+func plainName(raw, buf []byte, want string) []byte {
+	if len(raw) > 6*max(maxNameLen, len(want)) || bytes.IndexByte(raw, '\\') < 0 {
+		return raw
+	}
+	return appendUnescaped(buf, raw)
+}
+
+// array reads the array whose bracket is at i.
+func (s *scanner) array(i, depth int) int {
+	if depth > s.maxDepth {
+		return s.tooDeep(i)
+	}
+	b := s.b
+	i = skipSpace(b, i+1)
+	if i < len(b) && b[i] == ']' {
+		return i + 1
+	}
+	for {
+		i = skipIDs(b, i)
+		if i, _ = s.value(i, depth+1); i < 0 {
+			return -1
+		}
+		if i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+		if i >= len(b) {
+			return s.unexpected(i, `"," or "]"`)
+		}
+		switch b[i] {
+		case ',':
+			if i++; i < len(b) && b[i] <= ' ' {
+				i = skipSpace(b, i)
+			}
+		case ']':
+			return i + 1
+		default:
+			return s.unexpected(i, `"," or "]"`)
+		}
+	}
+}
+
+// skipIDs passes elements that are plain integers followed by a comma and at
+// most one space, which is what long arrays of token ids consist of. It stops
+// at the first element that is anything else.
+func skipIDs(b []byte, i int) int {
+	for {
+		j := i
+		for j < len(b) && b[j]-'0' <= 9 {
+			j++
+		}
+		if j == i || j >= len(b) || b[j] != ',' || b[i] == '0' && j > i+1 {
+			return i
+		}
+		if j++; j < len(b) && b[j] == ' ' {
+			j++
+		}
+		i = j
+	}
+}
+
+// number reads the number at i, by the grammar of RFC 8259, section 6.
+func (s *scanner) number(i int) int {
+	b := s.b
+	if b[i] == '-' {
+		i++
+	}
+	switch {
+	case i < len(b) && b[i] == '0':
+		if i++; i < len(b) && b[i]-'0' <= 9 {
+			return s.unexpected(i, "no digit after a leading zero")
+		}
+	case i < len(b) && b[i]-'0' <= 9:
+		i = skipDigits(b, i)
+	default:
+		return s.unexpected(i, "a digit")
+	}
+	if i < len(b) && b[i] == '.' {
+		start := i + 1
+		if i = skipDigits(b, start); i == start {
+			return s.unexpected(i, "a digit after the point")
+		}
+	}
+	if i < len(b) && b[i]|0x20 == 'e' {
+		if i++; i < len(b) && (b[i] == '+' || b[i] == '-') {
+			i++
+		}
+		start := i
+		if i = skipDigits(b, start); i == start {
+			return s.unexpected(i, "a digit in the exponent")
+		}
+	}
+	return i
+}
+
+func skipDigits(b []byte, i int) int {
+	for i < len(b) && b[i]-'0' <= 9 {
+		i++
+	}
+	return i
+}
+
+// str reads the string whose opening quote is at i.
+func (s *scanner) str(i int) int {
+	end, high := stringEnd(s.b, i+1)
+	if end < 0 {
+		return s.badString(^end)
+	}
+	if high && !utf8.Valid(s.b[i:end]) {
+		return s.badUTF8(i, end)
+	}
+	return end
+}
+
+func (s *scanner) badString(i int) int {
+	switch {
+	case i >= len(s.b):
+		return s.unexpected(i, "a closing quote")
+	case s.b[i] == '\\':
+		end := min(i+6, len(s.b))
+		return s.fail(i, "", `the escape "`+show(s.b[i:end])+`"`, `one of \" \\ \/ \b \f \n \r \t or \u and four hex digits`)
+	}
+	return s.fail(i, "", "the control character "+unexpected(s.b, i)+" in a string", `it escaped, as in \n`)
+}
+
+func (s *scanner) badUTF8(i, end int) int {
+	for i < end {
+		r, n := utf8.DecodeRune(s.b[i:end])
+		if r == utf8.RuneError && n == 1 {
+			break
+		}
+		i += n
+	}
+	return s.fail(i, "", "invalid UTF-8 "+unexpected(s.b[:i+1], i), "a body in UTF-8")
+}
