@@ -1,0 +1,70 @@
+package blockhash
+
+import (
+	"math/bits"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Seq identifies a block and all that came before it. It is the index key.
+type Seq uint64
+
+// Salt separates prompts that share tokens but not KV: see NewSalt.
+type Salt uint64
+
+// NewSalt makes the salt of a model, a LoRA adapter name and a cache salt; the
+// empty string means none. Different triples give different salts: each name
+// seeds the hash of the next, so a character moved from one to its neighbour
+// changes the result.
+func NewSalt(model, lora, cacheSalt string) Salt {
+	s := xxh3.HashStringSeed(model, 1)
+	s = xxh3.HashStringSeed(lora, mix(s))
+	return Salt(xxh3.HashStringSeed(cacheSalt, mix(s)))
+}
+
+// Next is the sequence hash of a block after parent; First that of the first
+// block of a prompt.
+func Next(parent Seq, l Local) Seq {
+	return Seq(mix(uint64(parent) ^ bits.RotateLeft64(uint64(l), 31)))
+}
+
+// First is the sequence hash of a prompt's first block.
+func First(salt Salt, l Local) Seq { return Next(Seq(salt), l) }
+
+// Seqs appends the sequence hash of every full block of tokens to dst, in one
+// pass: what Locals, First and Next give together. It allocates only to grow dst.
+func Seqs(dst []Seq, salt Salt, tokens []uint32, blockSize int) []Seq {
+	if blockSize <= 0 {
+		return dst
+	}
+	h := Seq(salt)
+	for len(tokens) >= blockSize {
+		h = Next(h, localOf(tokens[:blockSize]))
+		dst = append(dst, h)
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// TextSeqs is Seqs over raw bytes for text mode: blocks of blockBytes bytes.
+// Text and tokens never share a hash.
+func TextSeqs(dst []Seq, salt Salt, text []byte, blockBytes int) []Seq {
+	if blockBytes <= 0 {
+		return dst
+	}
+	h := Seq(salt)
+	for len(text) >= blockBytes {
+		h = Next(h, Local(xxh3.HashSeed(text[:blockBytes], textSeed)))
+		dst = append(dst, h)
+		text = text[blockBytes:]
+	}
+	return dst
+}
+
+// mix is the finaliser of splitmix64: a bijection, so a chain loses nothing.
+func mix(z uint64) uint64 {
+	z += 0x9E3779B97F4A7C15
+	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+	z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+	return z ^ (z >> 31)
+}
