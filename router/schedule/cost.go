@@ -1,0 +1,176 @@
+package schedule
+
+import (
+	"math"
+
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// The rates of the cost formula; doc.go says where they come from.
+const (
+	prefillMS     = 0.1   // per prompt token computed
+	transferMS    = 0.005 // per prompt token pulled
+	blockMS       = 0.15  // per block resident in the batch
+	waitingTokens = 1024  // assumed prompt of a request somebody else placed
+	pressureFrom  = 0.9   // share of blocks in use from which room is doubted
+)
+
+// term is one candidate as it was seen: the inputs of its cost. The cost's
+// parts follow from them (see parts), so only these are kept in a record.
+type term struct {
+	rank     *worker.Rank
+	cost     float64
+	reserved int64 // prompt tokens to prefill, ours
+	blocks   int32 // decode blocks, ours
+	requests int32 // ours
+	waiting  int32 // as the engine said, -1 never
+	cached   int32 // tokens predicted
+	depth    int32 // blocks of overlap
+	unfit    int32 // tokens of this request's blocks that do not fit
+	feed     worker.FeedState
+	approx   bool // the overlap is the text mode's
+	excluded bool
+}
+
+// frame is what is constant over the candidates of one choice.
+type frame struct {
+	w            *weights
+	leg          Leg
+	prompt       int
+	output       int
+	exact        *kvindex.Overlap // nil when nobody holds anything
+	approx       *kvindex.Overlap
+	approxTokens int
+	textOnly     bool // no tokens were found: Approx is for every rank
+}
+
+// weights are the Options with the rates multiplied in, in ms.
+type weights struct {
+	overlap                  float64
+	prefill, transfer, queue float64 // per token
+	decode, waiting, unfit   float64 // per block, request, token
+}
+
+func newWeights(o *Options) weights {
+	return weights{
+		overlap:  o.OverlapWeight,
+		prefill:  o.PrefillWeight * prefillMS,
+		transfer: o.PrefillWeight * transferMS,
+		queue:    o.QueueWeight * prefillMS,
+		decode:   o.DecodeWeight * blockMS,
+		waiting:  o.QueueWeight * waitingTokens * prefillMS,
+		unfit:    o.DecodeWeight * prefillMS,
+	}
+}
+
+func newFrame(w *weights, q *Query) frame {
+	f := frame{w: w, leg: q.Leg, prompt: q.PromptTokens, output: outputTokens(q.MaxTokens), textOnly: q.Overlap == nil}
+	if f.prompt <= 0 {
+		f.prompt = assumedPrompt
+	}
+	// An overlap nobody shares is dropped here rather than asked per rank.
+	if q.Overlap != nil && q.Overlap.Max() > 0 {
+		f.exact = q.Overlap
+	}
+	if q.Approx != nil && q.ApproxBlockTokens > 0 && q.Approx.Max() > 0 {
+		f.approx, f.approxTokens = q.Approx, q.ApproxBlockTokens
+	}
+	return f
+}
+
+// look reads a candidate's inputs and sets its cost. Each load is one atomic;
+// together they are an estimate, not a snapshot.
+func (f *frame) look(r *worker.Rank, t *term) {
+	t.rank = r
+	t.reserved = r.PrefillTokens.Load()
+	t.blocks = int32(r.DecodeBlocks.Load())
+	t.requests = int32(r.Requests.Load())
+	t.waiting = int32(r.Waiting.Load())
+	t.cached, t.depth, t.unfit = 0, 0, 0
+	t.approx, t.excluded = false, false
+	t.feed = worker.FeedState(r.Feed.Load())
+	if f.exact != nil || f.approx != nil {
+		f.overlap(r, t)
+	}
+	if f.leg != PrefillLeg {
+		if u := r.KVUsage(); u >= pressureFrom {
+			t.unfit = f.unfitTokens(r, u)
+		}
+	}
+	w := f.w
+	todo := max(0, float64(f.prompt)-w.overlap*float64(t.cached))
+	cost := w.waiting * float64(max(0, t.waiting-t.requests))
+	if f.leg == DecodeLeg {
+		cost += w.transfer * todo
+	} else {
+		cost += w.prefill*todo + w.queue*float64(t.reserved)
+	}
+	if f.leg != PrefillLeg {
+		cost += w.decode*float64(t.blocks) + w.unfit*float64(t.unfit)
+	}
+	t.cost = cost
+}
+
+// overlap trusts the index for ranks whose feed is contiguous. While a feed is
+// syncing what it brought so far is true but not all: the better of both
+// counts. Elsewhere only the text mode's guess remains.
+func (f *frame) overlap(r *worker.Rank, t *term) {
+	if f.exact != nil && (t.feed == worker.FeedLive || t.feed == worker.FeedSyncing) {
+		if d := f.exact.Depth(r.Slot); d > 0 {
+			size := r.BlockSize()
+			if size <= 0 {
+				size = assumedBlockSize
+			}
+			t.depth = int32(d)
+			t.cached = int32(min(d*size, f.prompt))
+		}
+	}
+	if f.approx != nil && (t.feed != worker.FeedLive || f.textOnly) {
+		if d := f.approx.Depth(r.Slot); d > 0 {
+			if c := int32(min(d*f.approxTokens, f.prompt)); c > t.cached {
+				t.depth, t.cached, t.approx = int32(d), c, true
+			}
+		}
+	}
+}
+
+func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {
+	total := r.Worker.Info().TotalBlocks
+	if total <= 0 {
+		return 0
+	}
+	size := r.BlockSize()
+	if size <= 0 {
+		size = assumedBlockSize
+	}
+	free := int((1 - min(usage, 1)) * float64(total))
+	return int32(min(max(0, blocksFor(r, f.prompt, f.output)-free)*size, math.MaxInt32))
+}
+
+// parts are a cost's summands in ms, for the record.
+type parts struct {
+	Prefill  float64 `json:"prefill,omitempty"`
+	Transfer float64 `json:"transfer,omitempty"`
+	Queue    float64 `json:"queue,omitempty"`
+	Waiting  float64 `json:"waiting,omitempty"`
+	Decode   float64 `json:"decode,omitempty"`
+	Pressure float64 `json:"pressure,omitempty"`
+}
+
+// partsOf splits the cost that look summed.
+func (w *weights) partsOf(leg Leg, prompt int, t *term) parts {
+	todo := max(0, float64(prompt)-w.overlap*float64(t.cached))
+	p := parts{Waiting: w.waiting * float64(max(0, t.waiting-t.requests))}
+	if leg == DecodeLeg {
+		p.Transfer = w.transfer * todo
+	} else {
+		p.Prefill = w.prefill * todo
+		p.Queue = w.queue * float64(t.reserved)
+	}
+	if leg != PrefillLeg {
+		p.Decode = w.decode * float64(t.blocks)
+		p.Pressure = w.unfit * float64(t.unfit)
+	}
+	return p
+}

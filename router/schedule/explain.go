@@ -1,0 +1,172 @@
+package schedule
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Record is one request's account as Explain and Recent give it.
+type Record struct {
+	RequestID string          `json:"request_id"`
+	Begun     time.Time       `json:"begun"`
+	Policy    string          `json:"policy"`
+	Decisions []Decision      `json:"decisions"`
+	Dropped   int             `json:"decisions_not_kept,omitempty"`
+	Notes     []Note          `json:"notes,omitempty"`
+	LostNotes int             `json:"notes_not_kept,omitempty"`
+	Outcome   *OutcomeAccount `json:"outcome"` // null while the request runs
+	// Earlier are older requests that had the same id, newest first.
+	Earlier []Record `json:"earlier,omitempty"`
+}
+
+// Decision is one choice of a rank for a leg.
+type Decision struct {
+	AtMS         float64     `json:"at_ms"` // since the record was begun
+	Leg          string      `json:"leg"`
+	Attempt      int         `json:"attempt"`
+	Chosen       string      `json:"chosen"` // worker/rank, "" when there was none
+	PromptTokens int         `json:"prompt_tokens"`
+	OutputTokens int         `json:"output_tokens_assumed"`
+	Candidates   int         `json:"candidates"` // all there were
+	Excluded     int         `json:"excluded"`
+	LostRaces    int         `json:"lost_races,omitempty"`
+	Shown        []Candidate `json:"shown"` // all, or of many the best
+}
+
+// Candidate is one rank as it was seen, and the terms of its cost.
+type Candidate struct {
+	Rank     string  `json:"rank"`
+	Chosen   bool    `json:"chosen,omitempty"`
+	Excluded bool    `json:"excluded,omitempty"`
+	Cost     float64 `json:"cost_ms"`
+	Terms    parts   `json:"terms_ms"`
+	Cached   int     `json:"cached_tokens"`
+	Overlap  int     `json:"overlap_blocks"`
+	Approx   bool    `json:"overlap_guessed,omitempty"` // by text mode
+	Reserved int64   `json:"prefill_tokens_reserved"`
+	Blocks   int     `json:"decode_blocks_reserved"`
+	Requests int     `json:"requests"`
+	Waiting  int     `json:"engine_waiting"` // -1 never said
+	Feed     string  `json:"feed"`
+}
+
+// Note is a line of a record.
+type Note struct {
+	AtMS float64 `json:"at_ms"`
+	Text string  `json:"text"`
+}
+
+// OutcomeAccount is an Outcome as it is shown.
+type OutcomeAccount struct {
+	Status       int     `json:"status"`
+	Reason       string  `json:"reason,omitempty"`
+	CachedTokens int     `json:"cached_tokens"` // -1 unknown
+	PromptTokens int     `json:"prompt_tokens"`
+	OutputTokens int     `json:"output_tokens"`
+	TTFTMS       float64 `json:"ttft_ms,omitempty"`
+	TotalMS      float64 `json:"total_ms"`
+}
+
+// Explain gives the record of a request as JSON (a Record); ok is false when it
+// is not among the last N.
+func (s *Scheduler) Explain(requestID string) (body []byte, ok bool) {
+	if s.book == nil {
+		return nil, false
+	}
+	recs := s.book.all(s, clipID(requestID))
+	if len(recs) == 0 {
+		return nil, false
+	}
+	recs[0].Earlier = recs[1:]
+	body, err := json.Marshal(&recs[0])
+	return body, err == nil
+}
+
+// Kept is how many requests' records are kept at most; 0: none.
+func (s *Scheduler) Kept() int {
+	if s.book == nil {
+		return 0
+	}
+	return len(s.book.slots)
+}
+
+// Policy is the name of the policy in use.
+func (s *Scheduler) Policy() string { return policyNames[s.policy] }
+
+// Recent gives the newest records, newest first, at most limit.
+func (s *Scheduler) Recent(limit int) []Record {
+	b := s.book
+	if b == nil || limit <= 0 {
+		return nil
+	}
+	limit = min(limit, len(b.slots))
+	recs := make([]Record, 0, limit)
+	newest := b.next.Load()
+	for seq := newest; seq > 0 && newest-seq < uint64(limit); seq-- {
+		r := &b.slots[(seq-1)%uint64(len(b.slots))]
+		r.mu.Lock()
+		if r.used && r.seq == seq {
+			recs = append(recs, r.account(s))
+		}
+		r.mu.Unlock()
+	}
+	return recs
+}
+
+// all finds every kept record of an id, newest first. It walks the ring only
+// when the id is known.
+func (b *book) all(s *Scheduler, id string) []Record {
+	h := hashID(id)
+	if _, ok := b.find(h); !ok {
+		return nil
+	}
+	var recs []Record
+	newest := b.next.Load()
+	for seq := newest; seq > 0 && newest-seq < uint64(len(b.slots)); seq-- {
+		r := &b.slots[(seq-1)%uint64(len(b.slots))]
+		r.mu.Lock()
+		if r.used && r.hash == h && string(r.id) == id {
+			recs = append(recs, r.account(s))
+		}
+		r.mu.Unlock()
+	}
+	return recs
+}
+
+// account copies the record out; its mutex is held by the caller.
+func (r *record) account(s *Scheduler) Record {
+	rec := Record{RequestID: string(r.id), Begun: r.begun, Policy: s.Policy(), Dropped: r.lost, LostNotes: r.lostNotes,
+		Decisions: make([]Decision, 0, len(r.decisions))}
+	for i := range r.decisions {
+		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
+	}
+	for _, n := range r.notes {
+		rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})
+	}
+	if r.ended {
+		o := &r.outcome
+		rec.Outcome = &OutcomeAccount{Status: o.Status, Reason: o.Reason, CachedTokens: o.CachedTokens,
+			PromptTokens: o.PromptTokens, OutputTokens: o.OutputTokens, TTFTMS: ms(o.TTFT), TotalMS: ms(o.Total)}
+	}
+	return rec
+}
+
+func (r *record) decision(s *Scheduler, d *decision) Decision {
+	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: d.attempt, PromptTokens: d.prompt, OutputTokens: d.output,
+		Candidates: d.candidates, Excluded: d.excluded, LostRaces: d.races, Shown: make([]Candidate, 0, d.to-d.from)}
+	for i := d.from; i < d.to; i++ {
+		t := &r.terms[i]
+		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
+			Terms: s.weights.partsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Feed: t.feed.String()}
+		if c.Chosen {
+			out.Chosen = c.Rank
+		}
+		out.Shown = append(out.Shown, c)
+	}
+	return out
+}
+
+func ms(d time.Duration) float64 { return round3(float64(d) / float64(time.Millisecond)) }
+
+func round3(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }

@@ -1,0 +1,142 @@
+package schedule
+
+import (
+	"math"
+	"slices"
+)
+
+// pickLeast finds the least cost, or with byLoad the fewest requests, in one
+// pass; equals are drawn by reservoir.
+func pickLeast(f *frame, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
+	all := len(q.Candidates) <= keepAll
+	best, ties := math.Inf(1), 0
+	worst := math.Inf(1)
+	var t term
+	for _, r := range q.Candidates {
+		f.look(r, &t)
+		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
+			t.excluded = true
+			if all {
+				sc.kept = append(sc.kept, t)
+			}
+			continue
+		}
+		sc.usable++
+		cost := t.cost
+		if byLoad {
+			cost = float64(t.requests)
+		}
+		if all {
+			sc.kept = append(sc.kept, t)
+		} else if cost < worst {
+			worst = sc.keep(&t, byLoad)
+		}
+		if cost < best {
+			best, ties = cost, 1
+			sc.best = t
+		} else if cost == best {
+			ties++
+			if below(rng, ties) == 0 {
+				sc.best = t
+			}
+		}
+	}
+	return sc.usable > 0
+}
+
+// keep holds the keepBest cheapest and returns the cost a rival must beat.
+func (sc *scratch) keep(t *term, byLoad bool) float64 {
+	if len(sc.kept) < keepBest {
+		sc.kept = append(sc.kept, *t)
+		if len(sc.kept) < keepBest {
+			return math.Inf(1)
+		}
+	} else {
+		sc.kept[sc.dearest(byLoad)] = *t
+	}
+	d := &sc.kept[sc.dearest(byLoad)]
+	if byLoad {
+		return float64(d.requests)
+	}
+	return d.cost
+}
+
+func (sc *scratch) dearest(byLoad bool) int {
+	at := 0
+	for i := range sc.kept {
+		if byLoad && sc.kept[i].requests > sc.kept[at].requests || !byLoad && sc.kept[i].cost > sc.kept[at].cost {
+			at = i
+		}
+	}
+	return at
+}
+
+// pickWarm draws by a softmax over the costs, scaled by their range.
+func (s *Scheduler) pickWarm(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	// The least-cost pass fills the record and says where the range starts.
+	if !pickLeast(f, q, sc, rng, false) {
+		return false
+	}
+	least, most := sc.best.cost, sc.best.cost
+	sc.costs = sc.costs[:0]
+	var t term
+	for _, r := range q.Candidates {
+		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
+			sc.costs = append(sc.costs, math.Inf(1))
+			continue
+		}
+		f.look(r, &t)
+		sc.costs = append(sc.costs, t.cost)
+		least, most = min(least, t.cost), max(most, t.cost)
+	}
+	if most == least {
+		return true
+	}
+	scale := 1 / (s.temperature * (most - least))
+	sum := 0.0
+	for i, c := range sc.costs {
+		sum += math.Exp((least - c) * scale)
+		sc.costs[i] = sum
+	}
+	draw := float64(below(rng, math.MaxInt32)) / math.MaxInt32 * sum
+	i := min(sort64(sc.costs, draw), len(q.Candidates)-1)
+	f.look(q.Candidates[i], &sc.best)
+	return true
+}
+
+// sort64 is the first index whose running sum exceeds draw.
+func sort64(sums []float64, draw float64) int {
+	i, _ := slices.BinarySearchFunc(sums, draw, func(e, t float64) int {
+		if e > t {
+			return 1
+		}
+		return -1
+	})
+	return i
+}
+
+// pickBlind takes the next or any candidate, whatever its cost.
+func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	n := len(q.Candidates)
+	if n == 0 {
+		return false
+	}
+	start := 0
+	if s.policy == roundRobin {
+		start = int((s.turn.Add(1) - 1) % uint64(n))
+	} else {
+		start = below(rng, n)
+	}
+	for i := range n {
+		r := q.Candidates[(start+i)%n]
+		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
+			continue
+		}
+		sc.usable++
+		if sc.usable == 1 {
+			f.look(r, &sc.best)
+			sc.kept = append(sc.kept, sc.best)
+		}
+	}
+	return sc.usable > 0
+}

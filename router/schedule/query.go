@@ -1,0 +1,86 @@
+package schedule
+
+import (
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// Leg says what a choice is for.
+type Leg uint8
+
+// The legs. Whole is an aggregated worker's prefill and decode in one.
+const (
+	Whole Leg = iota
+	PrefillLeg
+	DecodeLeg
+)
+
+var legNames = [...]string{Whole: "whole", PrefillLeg: "prefill", DecodeLeg: "decode"}
+
+// String gives the leg's name as it stands in metrics, logs and explain records.
+func (l Leg) String() string {
+	if int(l) < len(legNames) {
+		return legNames[l]
+	}
+	return "unknown"
+}
+
+// Query is what a choice is made from. The caller owns and reuses it; Choose
+// keeps nothing of it but pointers to ranks.
+type Query struct {
+	Leg        Leg
+	Candidates []*worker.Rank
+	// Overlap by slot, for ranks whose feed is live; nil when no tokens were
+	// found. Its blocks are of each rank's own BlockSize.
+	Overlap *kvindex.Overlap
+	// Approx is the text-mode overlap, used for ranks whose feed is not live
+	// and for all ranks when Overlap is nil.
+	Approx *kvindex.Overlap
+	// PromptTokens is exact or estimated; 0 unknown.
+	PromptTokens int
+	// ApproxBlockTokens is how many tokens one block of Approx stands for.
+	ApproxBlockTokens int
+	// MaxTokens the client asked for; 0 unknown.
+	MaxTokens int
+	// Excluded ranks have failed for this request already.
+	Excluded []*worker.Rank
+	// RequestID, for the explain record; "" keeps none.
+	RequestID string
+	// Attempt counts from 1.
+	Attempt int
+}
+
+// Choice is the rank chosen and what it was expected to hold.
+type Choice struct {
+	Rank          *worker.Rank
+	OverlapBlocks int
+	CachedTokens  int // predicted
+	Cost          float64
+	// Reservation holds the load of this choice until Release.
+	Reservation *Reservation
+}
+
+// What is assumed where the client or the engine said nothing.
+const (
+	assumedPrompt    = 256  // tokens
+	assumedOutput    = 256  // tokens, when max_tokens is not given
+	maxOutput        = 2048 // tokens; max_tokens is a limit, often set far above what comes
+	assumedBlockSize = 16   // tokens
+)
+
+// outputTokens estimates what will be generated for a max_tokens of n.
+func outputTokens(n int) int {
+	if n <= 0 {
+		return assumedOutput
+	}
+	return min(n, maxOutput)
+}
+
+// blocksFor is the KV blocks a request takes on r when it is decoded there.
+func blocksFor(r *worker.Rank, prompt, output int) int {
+	size := r.BlockSize()
+	if size <= 0 {
+		size = assumedBlockSize
+	}
+	return max(1, (prompt+output+size-1)/size)
+}

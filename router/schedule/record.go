@@ -1,0 +1,257 @@
+package schedule
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Bounds of one record; what comes beyond is counted, not kept.
+const (
+	maxDecisions = 8
+	maxNotes     = 16
+	maxNoteBytes = 256
+	maxIDBytes   = 128
+	mapShards    = 64
+)
+
+// Outcome is how a request ended, added to its explain record.
+type Outcome struct {
+	Status       int
+	Reason       string // front.Reason or relay.Cause, "" when well
+	CachedTokens int    // as the engine reported; -1 unknown
+	PromptTokens int
+	OutputTokens int
+	TTFT         time.Duration // 0: no token came
+	Total        time.Duration
+}
+
+// book keeps the records of the last N requests: a ring of slots, taken in the
+// order requests first choose, and a map from id to slot in shards. A slot's
+// buffers stay with it, so that a full ring allocates no more.
+//
+// A slot's mutex and a shard's are never held together.
+type book struct {
+	slots  []record
+	next   atomic.Uint64
+	shards [mapShards]shard
+}
+
+type shard struct {
+	mu   sync.Mutex
+	slot map[uint64]uint32 // by hash of the id
+	_    [48]byte          // keeps two shards off one cache line
+}
+
+type record struct {
+	mu        sync.Mutex
+	used      bool
+	ended     bool
+	hash      uint64
+	id        []byte // copied: ids may be borrowed from the connection's buffers
+	seq       uint64
+	begun     time.Time
+	decisions []decision
+	terms     []term // of all decisions, one after the other
+	lost      int    // decisions beyond the bound
+	notes     []note
+	lostNotes int
+	outcome   Outcome
+}
+
+type decision struct {
+	at         time.Duration // since begun
+	leg        Leg
+	attempt    int
+	prompt     int
+	output     int
+	candidates int
+	excluded   int
+	from, to   int // of record.terms
+	chosen     int // index in terms, -1: none
+	races      int
+}
+
+type note struct {
+	at   time.Duration
+	text string
+}
+
+func newBook(n int) *book {
+	b := &book{slots: make([]record, n)}
+	for i := range b.shards {
+		b.shards[i].slot = make(map[uint64]uint32, n/mapShards)
+	}
+	return b
+}
+
+func hashID(id string) uint64 { return xxh3.HashString(id) }
+
+func clipID(id string) string {
+	if len(id) > maxIDBytes {
+		return id[:maxIDBytes]
+	}
+	return id
+}
+
+func (b *book) find(h uint64) (uint32, bool) {
+	sh := &b.shards[h%mapShards]
+	sh.mu.Lock()
+	i, ok := sh.slot[h]
+	sh.mu.Unlock()
+	return i, ok
+}
+
+// open gives the live record of id with its mutex held, or nil.
+func (b *book) open(id string, h uint64) *record {
+	i, ok := b.find(h)
+	if !ok {
+		return nil
+	}
+	r := &b.slots[i]
+	r.mu.Lock()
+	if r.used && r.hash == h && string(r.id) == id {
+		return r
+	}
+	r.mu.Unlock()
+	return nil
+}
+
+// take gives the oldest slot to id, with its mutex held.
+func (b *book) take(id string, h uint64) *record {
+	seq := b.next.Add(1)
+	i := uint32((seq - 1) % uint64(len(b.slots)))
+	r := &b.slots[i]
+	r.mu.Lock()
+	old, was := r.hash, r.used
+	r.used, r.ended, r.hash, r.seq = true, false, h, seq
+	r.id = append(r.id[:0], id...)
+	r.begun = time.Now()
+	r.decisions = r.decisions[:0]
+	clear(r.terms) // lets go of ranks that have left
+	r.terms = r.terms[:0]
+	clear(r.notes)
+	r.notes = r.notes[:0]
+	r.lost, r.lostNotes = 0, 0
+	r.outcome = Outcome{}
+	r.mu.Unlock()
+	if was {
+		sh := &b.shards[old%mapShards]
+		sh.mu.Lock()
+		if sh.slot[old] == i {
+			delete(sh.slot, old)
+		}
+		sh.mu.Unlock()
+	}
+	sh := &b.shards[h%mapShards]
+	sh.mu.Lock()
+	sh.slot[h] = i
+	sh.mu.Unlock()
+	r.mu.Lock()
+	if r.seq != seq {
+		// The whole ring went round meanwhile; the record is lost.
+		r.mu.Unlock()
+		return nil
+	}
+	return r
+}
+
+// decide adds one choice. A first attempt for a leg that the live record has
+// already begun, or any choice after its end, is another request of the same
+// id: it gets a record of its own, and the newest answers to the id.
+func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
+	id := clipID(q.RequestID)
+	h := hashID(id)
+	r := b.open(id, h)
+	if r != nil && (r.ended || q.Attempt <= 1 && r.has(q.Leg)) {
+		r.mu.Unlock()
+		r = nil
+	}
+	if r == nil {
+		if r = b.take(id, h); r == nil {
+			return
+		}
+	}
+	defer r.mu.Unlock()
+	if len(r.decisions) == maxDecisions {
+		r.lost++
+		return
+	}
+	d := decision{at: time.Since(r.begun), leg: q.Leg, attempt: q.Attempt, prompt: f.prompt, output: f.output,
+		candidates: len(q.Candidates), excluded: len(q.Candidates) - sc.usable, from: len(r.terms), chosen: -1, races: races}
+	r.terms = append(r.terms, sc.kept...)
+	if ok {
+		for i := d.from; i < len(r.terms); i++ {
+			if r.terms[i].rank == sc.best.rank {
+				d.chosen = i
+			}
+		}
+		if d.chosen < 0 {
+			d.chosen = len(r.terms)
+			r.terms = append(r.terms, sc.best)
+		}
+	}
+	d.to = len(r.terms)
+	r.decisions = append(r.decisions, d)
+}
+
+// has says whether the record holds a first attempt of a leg.
+func (r *record) has(l Leg) bool {
+	for i := range r.decisions {
+		if r.decisions[i].leg == l && r.decisions[i].attempt <= 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// Note adds a free line to a request's record (a retry and why, a fall-back).
+// A request that has made no choice yet gets its record here.
+func (s *Scheduler) Note(requestID, text string) {
+	if s.book == nil || requestID == "" {
+		return
+	}
+	r := s.book.current(requestID)
+	if r == nil {
+		return
+	}
+	defer r.mu.Unlock()
+	if len(r.notes) == maxNotes {
+		r.lostNotes++
+		return
+	}
+	if len(text) > maxNoteBytes {
+		text = strings.ToValidUTF8(text[:maxNoteBytes], "") + "…"
+	}
+	r.notes = append(r.notes, note{at: time.Since(r.begun), text: strings.Clone(text)})
+}
+
+// current is the record under way of a request, made where there is none.
+func (b *book) current(requestID string) *record {
+	id := clipID(requestID)
+	h := hashID(id)
+	if r := b.open(id, h); r != nil {
+		if !r.ended {
+			return r
+		}
+		r.mu.Unlock()
+	}
+	return b.take(id, h)
+}
+
+// End completes a request's record.
+func (s *Scheduler) End(requestID string, out Outcome) {
+	if s.book != nil && requestID != "" {
+		if r := s.book.current(requestID); r != nil {
+			out.Reason = strings.Clone(out.Reason)
+			r.outcome, r.ended = out, true
+			r.mu.Unlock()
+		}
+	}
+	if w := s.watch.Load(); w != nil {
+		(*w)(&Event{Kind: "ended", At: time.Now(), RequestID: requestID, Outcome: out})
+	}
+}
