@@ -1,0 +1,65 @@
+package membudget
+
+// Lease is a buffer together with the bytes it takes of a budget; Release
+// gives both back. The zero Lease holds nothing. It belongs to one goroutine
+// at a time and must not be copied while it holds something.
+type Lease struct {
+	budget *Budget
+	pool   *Pool
+	buf    *Buffer
+	taken  int64
+}
+
+// Lease lends a buffer of n bytes counted against b, by the size of its level;
+// false, and nothing lent, when b is spent.
+func (p *Pool) Lease(b *Budget, n int) (Lease, bool) {
+	size := int64(SizeOf(n))
+	if !b.Acquire(size) {
+		return Lease{}, false
+	}
+	return Lease{budget: b, pool: p, buf: p.Get(n), taken: size}, true
+}
+
+// Bytes is the lent memory; nil when nothing is held. Grow and Release make
+// earlier results void.
+func (l *Lease) Bytes() []byte {
+	if l.buf == nil {
+		return nil
+	}
+	return l.buf.B
+}
+
+// Grow makes the buffer n bytes long, keeping what it holds; false, and
+// nothing changed, when the budget is spent.
+func (l *Lease) Grow(n int) bool {
+	if l.buf == nil {
+		return false
+	}
+	if n <= cap(l.buf.B) {
+		l.buf.B = l.buf.B[:max(n, len(l.buf.B))]
+		return true
+	}
+	size := int64(SizeOf(n))
+	if !l.budget.Acquire(size) {
+		return false
+	}
+	bigger := l.pool.Get(n)
+	copy(bigger.B, l.buf.B)
+	l.pool.Put(l.buf)
+	l.budget.Release(l.taken)
+	l.buf, l.taken = bigger, size
+	return true
+}
+
+// Held is what the lease takes of its budget, in bytes.
+func (l *Lease) Held() int64 { return l.taken }
+
+// Release gives the buffer and its bytes back; again, it does nothing.
+func (l *Lease) Release() {
+	if l.buf == nil {
+		return
+	}
+	l.pool.Put(l.buf)
+	l.budget.Release(l.taken)
+	*l = Lease{}
+}

@@ -1,0 +1,66 @@
+package upstream
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+)
+
+// Call is the handle by which another goroutine ends a leg. The zero value is
+// ready; one Call serves one Do.
+//
+// Memory order. The call holds one atomic pointer: nil (nothing to close), the
+// leg it owns, or the mark of a cut. Ownership of a connection moves by
+// compare-and-swap on it: Do attaches (nil -> leg), Release and every failure
+// detach (leg -> nil), Cut swaps the mark in. Whoever takes the leg out of the
+// pointer owns its fate: a Cut that got it closes it and its owner, whose
+// detach then fails, never pools or reuses it; a detach that succeeded leaves
+// nothing for a later Cut to find. So a late Cut cannot reach a connection
+// that already serves another request.
+type Call struct {
+	at atomic.Pointer[leg]
+}
+
+// leg is what a Cut closes. Its fields are set before it is attached and never
+// changed afterwards, so the cutter may read them without a lock.
+type leg struct {
+	nc     net.Conn           // nil while dialling
+	cancel context.CancelFunc // set while dialling
+}
+
+var cutMark = new(leg)
+
+// Cut closes the leg's connection; a Do or read under way returns ErrCut. It
+// may be called at any time, before Do as well, more than once, from anywhere.
+func (c *Call) Cut() {
+	l := c.at.Swap(cutMark)
+	if l == nil || l == cutMark {
+		return
+	}
+	if l.cancel != nil {
+		l.cancel()
+		return
+	}
+	abort(l.nc)
+}
+
+// WasCut says whether Cut was called.
+func (c *Call) WasCut() bool { return c != nil && c.at.Load() == cutMark }
+
+// attach makes l the thing to close; false when the call was cut before.
+func (c *Call) attach(l *leg) bool { return c == nil || c.at.CompareAndSwap(nil, l) }
+
+// swap replaces the dialling leg by the dialled one; false when cut.
+func (c *Call) swap(from, to *leg) bool { return c == nil || c.at.CompareAndSwap(from, to) }
+
+// detach takes l back; false when a Cut has it.
+func (c *Call) detach(l *leg) bool { return c == nil || c.at.CompareAndSwap(l, nil) }
+
+// abort closes nc without waiting: a TLS close would first try to write its
+// close_notify, up to five seconds long.
+func abort(nc net.Conn) {
+	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
+		nc = t.NetConn()
+	}
+	_ = nc.Close()
+}

@@ -1,0 +1,202 @@
+package upstream
+
+// Bounds on what chunk framing may cost beside the payload.
+const (
+	maxChunkLine    = 256     // extension bytes in one chunk-size line
+	maxTrailerBytes = 8 << 10 // all trailer lines together
+	maxChunkDigits  = 16
+	maxChunkSize    = 1 << 62
+)
+
+// Chunks finds the payload and the end in a body of transfer coding chunked,
+// fed in pieces cut anywhere. It is strict: CRLF only, at most 16 hex digits
+// of size, extensions and trailers bounded and skipped. The zero value is at
+// the beginning of a body.
+type Chunks struct {
+	left  int64 // payload bytes to come in this chunk
+	line  int   // bytes in the present line, or of the trailers
+	state chunkState
+}
+
+type chunkState uint8
+
+const (
+	chunkSize      chunkState = iota // at or in the hex digits
+	chunkExt                         // behind the digits
+	chunkSizeLF                      // CR of the size line seen
+	chunkData                        // left bytes of payload
+	chunkDataCR                      // payload over
+	chunkDataLF                      // its CR seen
+	trailerStart                     // at the beginning of a trailer line
+	trailerLine                      // in one
+	trailerLF                        // its CR seen
+	chunkEndLF                       // CR of the last, empty line seen
+	chunkDone                        // nothing more belongs to the body
+	chunkNoDigits  = "chunk size %q: want hex digits"
+	chunkNotCRLF   = "byte %q where a chunk line must end with CRLF"
+	chunkTooLong   = "a chunk line or trailer over its bound"
+	chunkTooBig    = "a chunk size beyond 2^62"
+	chunkBadByte   = "control byte %q in a chunk line"
+	chunkBadFolded = "a trailer line that begins with %q"
+)
+
+// Next consumes from p up to and including the next piece of payload. It
+// returns how many bytes were consumed, and the payload piece in them (a part
+// of p, nil when p held only framing). Call it until p is used up or Done. On
+// an error, n is the count of good bytes before the bad one, and the state
+// stands before it.
+func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
+	for n < len(p) {
+		b := p[n]
+		switch c.state {
+		case chunkData:
+			take := int64(len(p) - n)
+			if take > c.left {
+				take = c.left
+			}
+			payload = p[n : n+int(take)]
+			c.left -= take
+			n += int(take)
+			if c.left == 0 {
+				c.state = chunkDataCR
+			}
+			return n, payload, nil
+		case chunkSize:
+			d := hexValue(b)
+			switch {
+			case d < 16:
+				if c.line++; c.line > maxChunkDigits || c.left >= maxChunkSize>>4 {
+					return n, nil, protocolError(chunkTooBig)
+				}
+				c.left = c.left<<4 | int64(d)
+			case c.line == 0:
+				return n, nil, protocolError(chunkNoDigits, b)
+			case b == '\r':
+				c.state = chunkSizeLF
+			case b == ';', b == ' ', b == '\t':
+				c.state, c.line = chunkExt, 1
+			default:
+				return n, nil, protocolError(chunkNoDigits, b)
+			}
+		case chunkExt:
+			switch {
+			case b == '\r':
+				c.state = chunkSizeLF
+			case byteClass[b]&valueByte == 0:
+				return n, nil, protocolError(chunkBadByte, b)
+			default:
+				if c.line++; c.line > maxChunkLine {
+					return n, nil, protocolError(chunkTooLong)
+				}
+			}
+		case chunkSizeLF:
+			if b != '\n' {
+				return n, nil, protocolError(chunkNotCRLF, b)
+			}
+			c.line = 0
+			c.state = chunkData
+			if c.left == 0 {
+				c.state = trailerStart
+			}
+		case chunkDataCR:
+			if b != '\r' {
+				return n, nil, protocolError(chunkNotCRLF, b)
+			}
+			c.state = chunkDataLF
+		case chunkDataLF:
+			if b != '\n' {
+				return n, nil, protocolError(chunkNotCRLF, b)
+			}
+			c.state = chunkSize
+		case trailerStart:
+			switch {
+			case b == '\r':
+				c.state = chunkEndLF
+			case byteClass[b]&tokenByte == 0:
+				return n, nil, protocolError(chunkBadFolded, b)
+			default:
+				c.line++
+				c.state = trailerLine
+			}
+		case trailerLine:
+			switch {
+			case b == '\r':
+				c.state = trailerLF
+			case byteClass[b]&valueByte == 0:
+				return n, nil, protocolError(chunkBadByte, b)
+			}
+			if c.line++; c.line > maxTrailerBytes {
+				return n, nil, protocolError(chunkTooLong)
+			}
+		case trailerLF, chunkEndLF:
+			if b != '\n' {
+				return n, nil, protocolError(chunkNotCRLF, b)
+			}
+			if c.state == chunkEndLF {
+				c.state = chunkDone
+				return n + 1, nil, nil
+			}
+			c.state = trailerStart
+		case chunkDone:
+			return n, nil, nil
+		}
+		n++
+	}
+	return n, nil, nil
+}
+
+// Done says whether the body's last byte has been consumed.
+func (c *Chunks) Done() bool { return c.state == chunkDone }
+
+// Boundary says whether a new chunk may be begun here, and what must be
+// written before it: the rest of the CRLF behind the last payload.
+func (c *Chunks) Boundary() (missing string, ok bool) {
+	switch c.state {
+	case chunkSize:
+		return "", c.line == 0
+	case chunkDataCR:
+		return "\r\n", true
+	case chunkDataLF:
+		return "\n", true
+	}
+	return "", false
+}
+
+// Ending says whether the last, empty chunk's size line is complete and only
+// trailers and the final CRLF are missing; and what would end the body.
+func (c *Chunks) Ending() (missing string, ok bool) {
+	switch c.state {
+	case trailerStart:
+		return "\r\n", true
+	case chunkEndLF:
+		return "\n", true
+	}
+	return "", false
+}
+
+// ahead is the payload that comes next for sure, before any framing.
+func (c *Chunks) ahead() int64 {
+	if c.state == chunkData {
+		return c.left
+	}
+	return 0
+}
+
+// skip tells that n bytes of what is ahead were read around Next.
+func (c *Chunks) skip(n int) {
+	if c.left -= int64(n); c.left == 0 {
+		c.state = chunkDataCR
+	}
+}
+
+func hexValue(b byte) byte {
+	switch {
+	case '0' <= b && b <= '9':
+		return b - '0'
+	case 'a' <= b && b <= 'f':
+		return b - 'a' + 10
+	case 'A' <= b && b <= 'F':
+		return b - 'A' + 10
+	}
+	return 0xff
+}

@@ -1,0 +1,268 @@
+package upstream
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// blockSize holds a request head with a small body, then the response head
+// with a small body: nearly every JSON leg is one write and one read.
+const blockSize = 16 << 10
+
+type block [blockSize]byte
+
+// blocks are lent to a connection for one exchange; an idle connection, and a
+// stream once its head was passed on, hold none.
+var blocks = sync.Pool{New: func() any { return new(block) }}
+
+// smallHead is what a streaming connection keeps of its response head.
+type smallHead [1 << 10]byte
+
+var smallHeads = sync.Pool{New: func() any { return new(smallHead) }}
+
+// conn is one connection to an engine. It belongs to one goroutine at a time:
+// the idle list hands it over under its lock. Only leg is seen by others.
+type conn struct {
+	leg
+	ep           *Endpoint
+	raw          syscall.RawConn // nil for TLS
+	stepFunc     func(fd uintptr) bool
+	peekFunc     func(fd uintptr)
+	newer, older *conn // idle list
+	idleSince    time.Duration
+
+	dead bool // peek's answer
+	one  [1]byte
+
+	// buf is the exchange's buffer: request out, then response in. In it,
+	// [0:w) has been received, [r:w) not yet consumed.
+	buf   []byte
+	blk   *block
+	small *smallHead
+	r, w  int
+
+	// step's state: what to send, how it went.
+	out      []byte
+	sent     bool
+	wrote    int
+	writeErr error
+	readErr  error
+	vec      net.Buffers
+	vecSpare [][]byte
+
+	// armed is the read deadline set on the socket; it may be earlier than
+	// the wanted one (see read).
+	armed time.Duration
+
+	head headParser
+	resp Response
+}
+
+func newConn(e *Endpoint, nc net.Conn) *conn {
+	c := &conn{ep: e}
+	c.nc = nc
+	if t, ok := nc.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			c.raw = raw
+		}
+	}
+	c.stepFunc, c.peekFunc = c.step, c.peek
+	c.resp.c = c
+	return c
+}
+
+// close ends the connection for good; only the owner calls it, once.
+func (c *conn) close() {
+	c.giveBuffers()
+	abort(c.nc)
+	c.ep.open.Add(-1)
+}
+
+func (c *conn) takeBlock() {
+	if c.blk == nil {
+		c.blk = blocks.Get().(*block)
+	}
+	c.buf = c.blk[:]
+	c.r, c.w = 0, 0
+}
+
+func (c *conn) giveBuffers() {
+	if c.blk != nil {
+		blocks.Put(c.blk)
+		c.blk = nil
+	}
+	if c.small != nil {
+		smallHeads.Put(c.small)
+		c.small = nil
+	}
+	c.buf, c.out = nil, nil
+	c.r, c.w = 0, 0
+}
+
+// shrink leaves only the head, in a small buffer, where it fits; called when
+// everything behind the head was consumed and the rest goes around buf.
+func (c *conn) shrink() {
+	n := c.head.pos
+	if c.blk == nil || n > len(smallHead{}) {
+		return
+	}
+	c.small = smallHeads.Get().(*smallHead)
+	copy(c.small[:], c.buf[:n])
+	blocks.Put(c.blk)
+	c.blk = nil
+	c.buf = c.small[:]
+	c.r, c.w = n, n
+}
+
+// grow makes room behind w, for a head beyond the block.
+func (c *conn) grow() {
+	bigger := make([]byte, 2*len(c.buf))
+	copy(bigger, c.buf[:c.w])
+	if c.blk != nil {
+		blocks.Put(c.blk)
+		c.blk = nil
+	}
+	c.buf = bigger
+}
+
+// until arms the socket's read deadline so that it fires no later than t
+// (0: never). A socket already armed for an earlier time is left alone: when
+// that fires, rearm tells a real time-out from a leftover one. Thus requests
+// with the same long bound cost one timer update per bound, not per request.
+func (c *conn) until(t time.Duration) {
+	if t != 0 && (c.armed == 0 || c.armed > t) {
+		c.setReadDeadline(t)
+	}
+}
+
+// rearm is called after the socket's deadline fired; false when t has come.
+func (c *conn) rearm(t time.Duration) bool {
+	if t != 0 && now() >= t {
+		return false
+	}
+	c.setReadDeadline(t)
+	return true
+}
+
+func (c *conn) setReadDeadline(t time.Duration) {
+	var at time.Time
+	if t != 0 {
+		at = epoch.Add(t)
+	}
+	c.armed = t
+	_ = c.nc.SetReadDeadline(at) // fails on a closed connection only: the read will say so
+}
+
+// read reads some bytes into p, until t.
+func (c *conn) read(p []byte, t time.Duration) (int, error) {
+	c.until(t)
+	for {
+		n, err := c.nc.Read(p)
+		if n > 0 {
+			return n, nil // TLS may add the error that follows; it will come again
+		}
+		if err == nil || !isTimeout(err) {
+			return 0, err
+		}
+		if !c.rearm(t) {
+			return 0, ErrTimeout
+		}
+	}
+}
+
+// exchange writes out and waits for the first bytes of the answer in one stay
+// in the network poller: write(2), wait, read(2). The net package would try
+// read(2) before it waits, a system call that always comes too early here.
+//
+// RawConn.Read forgets readiness signalled before it begins, then runs step
+// until it says true, waiting for readiness in between. step's first run
+// writes, so an answer can only be signalled after the forgetting; after a
+// time-out and a second RawConn.Read, step tries to read first.
+func (c *conn) exchange(out []byte, t time.Duration) {
+	c.out, c.sent, c.wrote, c.writeErr, c.readErr = out, false, 0, nil, nil
+	c.until(t)
+	for {
+		err := c.raw.Read(c.stepFunc)
+		if err == nil {
+			return
+		}
+		if !isTimeout(err) {
+			c.readErr = err
+			return
+		}
+		if !c.rearm(t) {
+			c.readErr = ErrTimeout
+			return
+		}
+	}
+}
+
+func (c *conn) step(fd uintptr) bool {
+	if !c.sent {
+		c.sent = true
+		for c.wrote < len(c.out) {
+			n, err := syscall.Write(int(fd), c.out[c.wrote:])
+			if n > 0 {
+				c.wrote += n
+			}
+			if err != nil && err != syscall.EINTR {
+				if err != syscall.EAGAIN {
+					c.writeErr = os.NewSyscallError("write", err)
+				}
+				return true
+			}
+		}
+		return false
+	}
+	for {
+		n, err := syscall.Read(int(fd), c.buf[c.w:])
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err == syscall.EAGAIN:
+			return false
+		case err != nil:
+			c.readErr = os.NewSyscallError("read", err)
+		case n == 0:
+			c.readErr = io.EOF
+		default:
+			c.w += n
+		}
+		return true
+	}
+}
+
+// write sends what is left of an exchange, or a whole vector.
+func (c *conn) write(head []byte, body [][]byte, size int, t time.Duration) error {
+	limit := now() + c.ep.opt.WriteTimeout + time.Duration(size/(256<<10))*time.Second
+	if t != 0 {
+		limit = min(limit, t)
+	}
+	_ = c.nc.SetWriteDeadline(epoch.Add(limit))
+	var err error
+	if len(body) == 0 {
+		_, err = c.nc.Write(head)
+	} else {
+		c.vecSpare = append(append(c.vecSpare[:0], head), body...)
+		c.vec = c.vecSpare
+		_, err = c.vec.WriteTo(c.nc)
+		clear(c.vecSpare) // borrowed until Do returns, and no longer
+	}
+	_ = c.nc.SetWriteDeadline(time.Time{})
+	if err != nil && isTimeout(err) {
+		err = ErrTimeout
+	}
+	return err
+}
+
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// isClosed says whether err is what a connection closed by its peer gives.
+func isClosed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

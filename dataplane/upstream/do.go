@@ -1,0 +1,252 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+const (
+	// maxInformational bounds the 1xx responses before the real one.
+	maxInformational = 8
+	// staleWindow is how soon a failure must come for "the engine had closed
+	// this idle connection" to be the likely reason: about a round trip. Later
+	// the engine may have worked on the request, and only the caller knows
+	// whether to run it twice.
+	staleWindow = time.Second
+)
+
+var errClosed = errors.New("the endpoint was closed")
+
+// Do sends req and reads the response head. A request that fails on a reused
+// connection before any response byte came, because the engine had closed that
+// idle connection, is sent once more on a fresh one. call may be nil.
+func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
+	if err := req.check(); err != nil {
+		return nil, e.fail(PhaseDial, err, call)
+	}
+	if call.WasCut() {
+		return nil, e.fail(PhaseDial, ErrCut, call)
+	}
+	c := e.take()
+	if c != nil {
+		if !call.attach(&c.leg) {
+			e.park(c)
+			return nil, e.fail(PhaseDial, ErrCut, call)
+		}
+		e.reused.Add(1)
+		start := now()
+		phase, err := c.roundTrip(req, call)
+		if err == nil {
+			return &c.resp, nil
+		}
+		stale := c.w == 0 && isClosed(err) && now()-start < staleWindow
+		detached := call.detach(&c.leg)
+		c.close()
+		if !stale || !detached {
+			return nil, e.fail(phase, err, call)
+		}
+		e.retried.Add(1)
+		if c, _ = e.dial(req, call); c == nil {
+			// What is known of the request is what its first sending told.
+			return nil, e.fail(phase, err, call)
+		}
+	} else {
+		var err error
+		if c, err = e.dial(req, call); err != nil {
+			return nil, e.fail(PhaseDial, err, call)
+		}
+	}
+	phase, err := c.roundTrip(req, call)
+	if err != nil {
+		call.detach(&c.leg)
+		c.close()
+		return nil, e.fail(phase, err, call)
+	}
+	return &c.resp, nil
+}
+
+// fail wraps err; whatever a cut call failed with, the cut is the reason.
+func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
+	switch {
+	case call.WasCut():
+		err = ErrCut
+		e.cut.Add(1)
+	case errors.Is(err, ErrTimeout):
+		e.timedOut.Add(1)
+	}
+	return &Error{Endpoint: e.url, Phase: phase, Err: err}
+}
+
+// dial makes a connection, attached to call.
+func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
+	if e.isClosed() {
+		return nil, errClosed
+	}
+	if e.open.Add(1) > int64(e.opt.MaxConns) {
+		e.open.Add(-1)
+		return nil, ErrTooManyConns
+	}
+	c, err := e.connect(req, call)
+	if err != nil {
+		e.open.Add(-1)
+		return nil, err
+	}
+	e.dialed.Add(1)
+	return c, nil
+}
+
+func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
+	by := time.Now().Add(e.opt.ConnectTimeout)
+	if !req.Deadline.IsZero() && req.Deadline.Before(by) {
+		by = req.Deadline
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), by)
+	defer cancel()
+	dialling := &leg{cancel: cancel}
+	if !call.attach(dialling) {
+		return nil, ErrCut
+	}
+	nc, err := e.dialContext(ctx)
+	if err != nil {
+		call.detach(dialling)
+		var ne net.Error
+		if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("%w: %w", ErrTimeout, err)
+		}
+		return nil, err
+	}
+	c := newConn(e, nc)
+	if !call.swap(dialling, &c.leg) {
+		abort(nc)
+		return nil, ErrCut
+	}
+	return c, nil
+}
+
+func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
+	nc, err := e.dialer.DialContext(ctx, "tcp", e.addr)
+	if err != nil {
+		return nil, err
+	}
+	if t, ok := nc.(*net.TCPConn); ok {
+		// Without it Nagle holds the tail of a request back for an ACK, 40 ms.
+		_ = t.SetNoDelay(true)
+	}
+	if e.tls == nil {
+		return nc, nil
+	}
+	t := tls.Client(nc, e.tls)
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// roundTrip sends req and reads the response head.
+func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
+	size := req.size()
+	deadline := req.deadline()
+	by := headBy(req, deadline)
+	if deadline != 0 && now() >= deadline {
+		return PhaseDial, ErrTimeout
+	}
+	c.takeBlock()
+	c.head.reset(0)
+	out := req.appendHead(c.buf[:0], c.ep, size)
+	body := req.Body
+	if len(out)+size <= blockSize {
+		for _, b := range body {
+			out = append(out, b...)
+		}
+		body = nil
+	}
+	if c.raw != nil && body == nil {
+		c.exchange(out, by)
+		switch {
+		case c.writeErr == nil && c.wrote < len(out) && c.readErr == nil:
+			c.writeErr = c.write(out[c.wrote:], nil, len(out), deadline)
+			by = headBy(req, deadline)
+		case !c.sent:
+			return PhaseDial, c.readErr
+		}
+	} else {
+		c.sent, c.readErr = true, nil
+		c.writeErr = c.write(out, body, len(out)+size, deadline)
+		by = headBy(req, deadline)
+	}
+	c.out = nil
+	if c.writeErr != nil {
+		// An engine may refuse early and close: its answer is then already here.
+		if !isClosed(c.writeErr) || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
+			return PhaseWrite, c.writeErr
+		}
+		c.resp.broken = true
+		return 0, nil
+	}
+	if c.readErr != nil {
+		return PhaseHead, c.readErr
+	}
+	if err := c.readHead(by, deadline, req, call); err != nil {
+		return PhaseHead, err
+	}
+	return 0, nil
+}
+
+// headBy is until when the response head must have come.
+func headBy(req *Request, deadline time.Duration) time.Duration {
+	if req.HeadTimeout <= 0 {
+		return deadline
+	}
+	by := now() + req.HeadTimeout
+	if deadline != 0 && deadline < by {
+		return deadline
+	}
+	return by
+}
+
+// readHead reads on until a final response head is complete.
+func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) error {
+	informational := 0
+	for {
+		done, err := c.head.parse(c.buf[:c.w])
+		if err != nil {
+			return err
+		}
+		over := c.w
+		if done {
+			over = c.head.pos
+		}
+		if over > c.ep.opt.MaxHeadBytes {
+			return protocolError("a response head over %d bytes", c.ep.opt.MaxHeadBytes)
+		}
+		if done {
+			if c.head.status >= 200 {
+				break
+			}
+			if c.head.status == 101 {
+				return protocolError("status 101 to a request without Upgrade")
+			}
+			if informational++; informational > maxInformational {
+				return protocolError("more than %d informational responses", maxInformational)
+			}
+			c.head.reset(c.head.pos)
+			continue
+		}
+		if c.w == len(c.buf) {
+			c.grow()
+		}
+		n, err := c.read(c.buf[c.w:], by)
+		c.w += n
+		if err != nil {
+			return err
+		}
+	}
+	c.r = c.head.pos
+	c.resp.begin(req, call, deadline)
+	return nil
+}

@@ -1,0 +1,156 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Options of an Endpoint; zero values mean the default in brackets.
+type Options struct {
+	TLS            *tls.Config   // for https; ServerName is always set
+	MaxConns       int           // open at once [4096]; beyond it Do fails with ErrTooManyConns
+	MaxIdle        int           // kept alive [256]
+	IdleTimeout    time.Duration // an idle connection older than this is not reused [4s, below uvicorn's 5s]
+	ConnectTimeout time.Duration // TLS handshake included [2s]
+	WriteTimeout   time.Duration // sending a request, plus its size / 256 KiB/s [30s]
+	MaxHeadBytes   int           // response head, 1xx before it included [64 KiB]
+}
+
+func (o *Options) defaults() {
+	if o.MaxConns <= 0 {
+		o.MaxConns = 4096
+	}
+	if o.MaxIdle <= 0 {
+		o.MaxIdle = 256
+	}
+	if o.IdleTimeout <= 0 {
+		o.IdleTimeout = 4 * time.Second
+	}
+	if o.ConnectTimeout <= 0 {
+		o.ConnectTimeout = 2 * time.Second
+	}
+	if o.WriteTimeout <= 0 {
+		o.WriteTimeout = 30 * time.Second
+	}
+	if o.MaxHeadBytes <= 0 {
+		o.MaxHeadBytes = 64 << 10
+	}
+}
+
+// Endpoint is one engine server ("http://host:port" with an optional path
+// prefix) and its pool of connections. Safe for concurrent use.
+type Endpoint struct {
+	url    string
+	host   string // Host header
+	addr   string // host:port to dial
+	prefix string // path before every Request.Path, "" or "/x"
+	tls    *tls.Config
+	opt    Options
+	dialer net.Dialer
+
+	// idle connections, newest first; mu guards the list and the fields below,
+	// and is held for a few pointer writes only.
+	mu        sync.Mutex
+	newest    *conn
+	oldest    *conn
+	idle      int
+	closed    bool
+	reaper    *time.Timer
+	reaperSet bool
+
+	open                                          atomic.Int64
+	dialed, reused, retried, stale, cut, timedOut atomic.Uint64
+}
+
+// NewEndpoint makes an Endpoint for rawURL; nothing is dialled yet.
+func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
+	refuse := func(why string) (*Endpoint, error) {
+		return nil, fmt.Errorf("upstream: cannot use engine url %q: %s; want http://host:port or https://host:port, with an optional path", rawURL, why)
+	}
+	u, err := url.Parse(rawURL)
+	switch {
+	case err != nil:
+		return refuse("it does not parse")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return refuse("its scheme is not http or https")
+	case u.Hostname() == "":
+		return refuse("it names no host")
+	case u.User != nil, u.RawQuery != "", u.Fragment != "":
+		return refuse("it holds a user, a query or a fragment")
+	}
+	opt.defaults()
+	e := &Endpoint{
+		url:    strings.TrimSuffix(u.Scheme+"://"+u.Host+u.EscapedPath(), "/"),
+		host:   u.Host,
+		prefix: strings.TrimRight(u.EscapedPath(), "/"),
+		opt:    opt,
+		dialer: net.Dialer{KeepAlive: 15 * time.Second},
+	}
+	if !validTarget(e.prefix) || !validValue(e.host) {
+		return refuse("it holds control characters or spaces")
+	}
+	port := u.Port()
+	if u.Scheme == "https" {
+		if port == "" {
+			port = "443"
+		}
+		cfg := opt.TLS.Clone()
+		if cfg == nil {
+			cfg = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		if cfg.ServerName == "" {
+			cfg.ServerName = u.Hostname()
+		}
+		cfg.NextProtos = []string{"http/1.1"}
+		e.tls = cfg
+	} else if port == "" {
+		port = "80"
+	}
+	e.addr = net.JoinHostPort(u.Hostname(), port)
+	return e, nil
+}
+
+// URL is the endpoint's base URL.
+func (e *Endpoint) URL() string { return e.url }
+
+// Stats are an endpoint's counters since it was made, and its connections now.
+type Stats struct {
+	Dialed   uint64 // connections made
+	Reused   uint64 // requests sent on a kept-alive connection
+	Retried  uint64 // requests sent once more because the idle connection was stale
+	Stale    uint64 // idle connections found closed before anything was sent
+	Cut      uint64 // calls ended by Call.Cut
+	TimedOut uint64 // calls ended by a deadline
+	Open     int    // connections open, idle ones included
+	Idle     int    // of which kept alive and free
+}
+
+// Stats reads the counters; cheap, from any goroutine.
+func (e *Endpoint) Stats() Stats {
+	e.mu.Lock()
+	idle := e.idle
+	e.mu.Unlock()
+	return Stats{
+		Dialed: e.dialed.Load(), Reused: e.reused.Load(), Retried: e.retried.Load(), Stale: e.stale.Load(),
+		Cut: e.cut.Load(), TimedOut: e.timedOut.Load(), Open: int(e.open.Load()), Idle: idle,
+	}
+}
+
+// Get fetches path with GET: for probes. The whole call is bounded by timeout,
+// the body by limit bytes. The body is the caller's.
+func (e *Endpoint) Get(path string, timeout time.Duration, limit int) (status int, body []byte, err error) {
+	req := Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout)}
+	resp, err := e.Do(&req, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Release()
+	body, err = resp.ReadAll(nil, limit)
+	return resp.Status, body, err
+}

@@ -1,0 +1,84 @@
+package upstream
+
+// hopByHop says whether a header belongs to one connection only. Content-Length
+// counts: it is written anew by whoever writes the body.
+func hopByHop[T string | []byte](name T) bool {
+	switch len(name) {
+	case 2:
+		return foldEqual(name, "te")
+	case 7:
+		return foldEqual(name, "upgrade") || foldEqual(name, "trailer")
+	case 10:
+		return foldEqual(name, "connection") || foldEqual(name, "keep-alive")
+	case 14:
+		return foldEqual(name, "content-length")
+	case 17:
+		return foldEqual(name, "transfer-encoding")
+	}
+	return len(name) > 6 && foldEqual(name[:6], "proxy-")
+}
+
+// foldEqual compares ASCII without case; lower is in lower case.
+func foldEqual[T string | []byte](s T, lower string) bool {
+	if len(s) != len(lower) {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		b := s[i]
+		if 'A' <= b && b <= 'Z' {
+			b |= 0x20
+		}
+		if b != lower[i] {
+			return false
+		}
+	}
+	return true
+}
+
+const (
+	tokenByte  = 1 << iota // RFC 9110 tchar
+	valueByte              // a field value: visible, space, tab, obs-text
+	targetByte             // a request target: visible ASCII
+)
+
+var byteClass = func() (t [256]uint8) {
+	for b := 0x21; b <= 0xff; b++ {
+		if b == 0x7f {
+			continue
+		}
+		t[b] |= valueByte
+		if b < 0x7f {
+			t[b] |= targetByte
+		}
+	}
+	t[' '] |= valueByte
+	t['\t'] |= valueByte
+	for _, b := range "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" {
+		t[b] |= tokenByte
+	}
+	return t
+}()
+
+func all[T string | []byte](s T, class uint8) bool {
+	for i := 0; i < len(s); i++ {
+		if byteClass[s[i]]&class == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func validToken[T string | []byte](s T) bool { return len(s) > 0 && all(s, tokenByte) }
+func validValue[T string | []byte](s T) bool { return all(s, valueByte) }
+func validTarget(s string) bool              { return all(s, targetByte) }
+
+// trimSpace drops optional white space around a field value.
+func trimSpace(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
+		b = b[:len(b)-1]
+	}
+	return b
+}

@@ -1,0 +1,215 @@
+package upstream
+
+import (
+	"bytes"
+)
+
+// maxHeadLines bounds the header lines of one response.
+const maxHeadLines = 256
+
+// span is a part of the head, by offset: the buffer may move while it grows.
+type span struct{ from, to int }
+
+type headField struct {
+	name, value span
+	hop         bool
+}
+
+// headParser reads a response head line by line as it arrives, strictly: CRLF
+// only, no folding, no control characters, one Content-Length or one
+// Transfer-Encoding which is exactly "chunked".
+type headParser struct {
+	pos     int // end of what has been parsed, the start of the next line
+	scanned int // up to here no line end was found
+	fields  []headField
+	status  int
+	minor   byte // HTTP/1.minor
+	started bool // the status line has been read
+
+	length    int64 // -1: none said
+	chunked   bool
+	keep      bool // Connection: keep-alive
+	closing   bool // Connection: close
+	nominated bool // Connection names other headers
+}
+
+// reset prepares for a head that begins at pos.
+func (h *headParser) reset(pos int) {
+	*h = headParser{pos: pos, scanned: pos, fields: h.fields[:0], length: -1}
+}
+
+// parse goes on in buf, which holds everything since the head's beginning.
+// done is true when the empty line has been read; pos is then the body's start.
+func (h *headParser) parse(buf []byte) (done bool, err error) {
+	for {
+		i := bytes.IndexByte(buf[h.scanned:], '\n')
+		if i < 0 {
+			h.scanned = len(buf)
+			return false, nil
+		}
+		end := h.scanned + i
+		if end == h.pos || buf[end-1] != '\r' {
+			return false, protocolError("a head line that ends with a bare LF")
+		}
+		line := span{h.pos, end - 1}
+		h.pos, h.scanned = end+1, end+1
+		switch {
+		case !h.started:
+			err = h.statusLine(buf[line.from:line.to])
+		case line.from == line.to:
+			return true, h.finish(buf)
+		default:
+			err = h.fieldLine(buf, line)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+func (h *headParser) statusLine(b []byte) error {
+	if len(b) < 12 || string(b[:7]) != "HTTP/1." || (b[7] != '0' && b[7] != '1') || b[8] != ' ' ||
+		(len(b) > 12 && b[12] != ' ') || !validValue(b) {
+		return protocolError("status line %q: want HTTP/1.1 and three digits", cutTo(b, 40))
+	}
+	for _, d := range b[9:12] {
+		if d < '0' || d > '9' {
+			return protocolError("status %q: want three digits", b[9:12])
+		}
+		h.status = h.status*10 + int(d-'0')
+	}
+	if h.status < 100 || h.status > 599 {
+		return protocolError("status %d: want 100 to 599", h.status)
+	}
+	h.minor = b[7] - '0'
+	h.started = true
+	return nil
+}
+
+func (h *headParser) fieldLine(buf []byte, line span) error {
+	b := buf[line.from:line.to]
+	if b[0] == ' ' || b[0] == '\t' {
+		return protocolError("a folded header line")
+	}
+	colon := bytes.IndexByte(b, ':')
+	if colon < 0 {
+		return protocolError("header line %q: want name: value", cutTo(b, 40))
+	}
+	name := b[:colon]
+	if !validToken(name) {
+		return protocolError("header name %q: want a token", cutTo(name, 40))
+	}
+	value := trimSpace(b[colon+1:])
+	if !validValue(value) {
+		return protocolError("a control character in header %q", name)
+	}
+	if len(h.fields) >= maxHeadLines {
+		return protocolError("more than %d header lines", maxHeadLines)
+	}
+	f := headField{name: span{line.from, line.from + colon}, hop: hopByHop(name)}
+	f.value.from = line.to - len(b) + colon + 1
+	for f.value.from < line.to && (buf[f.value.from] == ' ' || buf[f.value.from] == '\t') {
+		f.value.from++
+	}
+	f.value.to = f.value.from + len(value)
+	h.fields = append(h.fields, f)
+	if f.hop {
+		return h.hopField(name, value)
+	}
+	return nil
+}
+
+// hopField takes in the headers that decide framing and keep-alive.
+func (h *headParser) hopField(name, value []byte) error {
+	switch {
+	case foldEqual(name, "content-length"):
+		if h.length >= 0 {
+			return protocolError("two Content-Length headers")
+		}
+		if len(value) == 0 || len(value) > 18 {
+			return protocolError("Content-Length %q: want 1 to 18 digits", cutTo(value, 40))
+		}
+		n := int64(0)
+		for _, d := range value {
+			if d < '0' || d > '9' {
+				return protocolError("Content-Length %q: want 1 to 18 digits", cutTo(value, 40))
+			}
+			n = n*10 + int64(d-'0')
+		}
+		h.length = n
+	case foldEqual(name, "transfer-encoding"):
+		if h.chunked {
+			return protocolError("two Transfer-Encoding headers")
+		}
+		if !foldEqual(value, "chunked") {
+			return protocolError("Transfer-Encoding %q: want chunked", cutTo(value, 40))
+		}
+		h.chunked = true
+	case foldEqual(name, "connection"):
+		eachToken(value, func(token []byte) {
+			switch {
+			case foldEqual(token, "close"):
+				h.closing = true
+			case foldEqual(token, "keep-alive"):
+				h.keep = true
+			default:
+				h.nominated = true
+			}
+		})
+	}
+	return nil
+}
+
+// finish checks the head as a whole.
+func (h *headParser) finish(buf []byte) error {
+	if h.chunked && h.length >= 0 {
+		return protocolError("Content-Length and Transfer-Encoding together")
+	}
+	if h.chunked && h.minor == 0 {
+		return protocolError("Transfer-Encoding in an HTTP/1.0 response")
+	}
+	if !h.nominated {
+		return nil
+	}
+	for _, f := range h.fields {
+		if !f.hop || !foldEqual(buf[f.name.from:f.name.to], "connection") {
+			continue
+		}
+		eachToken(buf[f.value.from:f.value.to], func(token []byte) {
+			for i := range h.fields {
+				n := h.fields[i].name
+				if bytes.EqualFold(buf[n.from:n.to], token) {
+					h.fields[i].hop = true
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// persistent says whether the engine keeps the connection after this response.
+func (h *headParser) persistent() bool {
+	return !h.closing && (h.minor == 1 || h.keep)
+}
+
+// eachToken calls f for every element of a comma-separated list.
+func eachToken(list []byte, f func(token []byte)) {
+	for len(list) > 0 {
+		token := list
+		if i := bytes.IndexByte(list, ','); i >= 0 {
+			token, list = list[:i], list[i+1:]
+		} else {
+			list = nil
+		}
+		if token = trimSpace(token); len(token) > 0 {
+			f(token)
+		}
+	}
+}
+
+func cutTo(b []byte, n int) []byte {
+	if len(b) > n {
+		return b[:n]
+	}
+	return b
+}

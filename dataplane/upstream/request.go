@@ -1,0 +1,101 @@
+package upstream
+
+import (
+	"strconv"
+	"time"
+)
+
+// Field is one header line.
+type Field struct{ Name, Value string }
+
+// Request is one HTTP/1.1 request. Host, Content-Length and the hop-by-hop
+// headers are the endpoint's own to write; Fields that hold them are dropped.
+// A Path, name or value that could end its line is an error, in PhaseDial.
+type Request struct {
+	Method string
+	Path   string // with query, beginning with "/"
+	Fields []Field
+	Body   [][]byte // written by one writev with the head; borrowed until Do returns
+	// HeadTimeout bounds the wait from the request's last byte to the
+	// response head; 0 means no bound but Deadline.
+	HeadTimeout time.Duration
+	// Deadline bounds the whole call, body included; zero means none.
+	Deadline time.Time
+}
+
+// check refuses what would not be one well-formed request.
+func (r *Request) check() error {
+	if !validToken(r.Method) {
+		return badRequest("method %q: want letters only", r.Method)
+	}
+	if len(r.Path) == 0 || r.Path[0] != '/' || !validTarget(r.Path) {
+		return badRequest("path %q: want one that begins with / and holds no space or control character", r.Path)
+	}
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		if !validToken(f.Name) {
+			return badRequest("header name %q: want a token", f.Name)
+		}
+		if !validValue(f.Value) {
+			return badRequest("value of header %q: want no control character", f.Name)
+		}
+	}
+	return nil
+}
+
+// size is the body's length.
+func (r *Request) size() int {
+	n := 0
+	for _, b := range r.Body {
+		n += len(b)
+	}
+	return n
+}
+
+// deadline is Deadline on the package's clock, 0 for none.
+func (r *Request) deadline() time.Duration {
+	if r.Deadline.IsZero() {
+		return 0
+	}
+	return max(r.Deadline.Sub(epoch), 1)
+}
+
+// appendHead renders the request head.
+func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
+	dst = append(dst, r.Method...)
+	dst = append(dst, ' ')
+	dst = append(dst, e.prefix...)
+	dst = append(dst, r.Path...)
+	dst = append(dst, " HTTP/1.1\r\nHost: "...)
+	dst = append(dst, e.host...)
+	dst = append(dst, "\r\n"...)
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		if ownField(f.Name) {
+			continue
+		}
+		dst = append(dst, f.Name...)
+		dst = append(dst, ": "...)
+		dst = append(dst, f.Value...)
+		dst = append(dst, "\r\n"...)
+	}
+	if size > 0 || r.Method == "POST" || r.Method == "PUT" || r.Method == "PATCH" {
+		dst = append(dst, "Content-Length: "...)
+		dst = strconv.AppendInt(dst, int64(size), 10)
+		dst = append(dst, "\r\n"...)
+	}
+	return append(dst, "\r\n"...)
+}
+
+// ownField says whether a header is the connection's business, not the
+// request's: the endpoint writes it or leaves it out.
+func ownField(name string) bool {
+	switch len(name) {
+	case 4:
+		return foldEqual(name, "host")
+	case 6:
+		return foldEqual(name, "expect")
+	default:
+		return hopByHop(name)
+	}
+}

@@ -1,0 +1,292 @@
+package upstream
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// Lengths a Response has when the engine did not say one.
+const (
+	LengthChunked = -1 // chunk framing
+	LengthToClose = -2 // the body ends with the connection
+)
+
+// Response is a response whose head has been read. Exactly one of ReadAll,
+// relay's use of ReadRaw, or Discard consumes the body; then Release. It is
+// used by one goroutine at a time; only Call.Cut may come from another.
+type Response struct {
+	Status        int
+	ContentLength int64 // -1: chunked; -2: ends with the connection
+
+	c        *conn
+	call     *Call
+	deadline time.Duration // of the whole call, 0: none
+	readBy   time.Duration // SetReadDeadline's, 0: none
+	left     int64         // of ContentLength
+	direct   bool          // ReadRaw reads around the connection's buffer
+	finished bool          // the body was consumed to its end
+	broken   bool          // the connection must not be used again
+}
+
+// begin takes over from the parsed head.
+func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
+	h := &r.c.head
+	*r = Response{Status: h.status, c: r.c, call: call, deadline: deadline, broken: !h.persistent()}
+	switch {
+	case req.Method == "HEAD", h.status == 204, h.status == 304:
+		r.ContentLength = 0
+		// A body announced where none may be would be the next answer.
+		r.broken = r.broken || (req.Method != "HEAD" && (h.chunked || h.status == 204 && h.length > 0))
+	case h.chunked:
+		r.ContentLength = LengthChunked
+	case h.length >= 0:
+		r.ContentLength = h.length
+	default:
+		r.ContentLength = LengthToClose
+		r.broken = true
+	}
+	r.left = max(r.ContentLength, 0)
+	r.finished = r.ContentLength == 0
+}
+
+// Header gives the first value of a header, matched without case; nil when
+// absent. Borrowed until Release or the first ReadRaw.
+func (r *Response) Header(name string) []byte {
+	buf := r.c.buf
+	for i := range r.c.head.fields {
+		f := &r.c.head.fields[i]
+		if equalFold(buf[f.name.from:f.name.to], name) {
+			return buf[f.value.from:f.value.to:f.value.to]
+		}
+	}
+	return nil
+}
+
+// VisitHeaders calls f for every header line in order, hop-by-hop ones
+// (Connection and those it names, Keep-Alive, Transfer-Encoding, Content-Length,
+// Upgrade, Trailer, TE, Proxy-*) left out. Slices are borrowed until Release or
+// the first ReadRaw.
+func (r *Response) VisitHeaders(f func(name, value []byte)) {
+	buf := r.c.buf
+	for i := range r.c.head.fields {
+		if h := &r.c.head.fields[i]; !h.hop {
+			f(buf[h.name.from:h.name.to:h.name.to], buf[h.value.from:h.value.to:h.value.to])
+		}
+	}
+}
+
+// SetReadDeadline bounds the next reads, beside Request.Deadline; zero takes
+// the bound away. It is cheap: the socket's own timer is moved only when it
+// would fire too late. Only the goroutine that reads may call it.
+func (r *Response) SetReadDeadline(t time.Time) error {
+	r.readBy = 0
+	if !t.IsZero() {
+		r.readBy = max(t.Sub(epoch), 1)
+	}
+	return nil
+}
+
+func (r *Response) by() time.Duration {
+	if r.readBy != 0 && (r.deadline == 0 || r.readBy < r.deadline) {
+		return r.readBy
+	}
+	return r.deadline
+}
+
+func (r *Response) fail(err error) error {
+	r.broken = true
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return r.c.ep.fail(PhaseBody, err, r.call)
+}
+
+// ReadRaw reads the next bytes of the response as they came after the head,
+// chunk framing included (relay parses it). It gives io.EOF at the end of a
+// body with Content-Length, or of one that ends with the connection; for a
+// chunked body the caller finds the end, and calls Finish.
+func (r *Response) ReadRaw(p []byte) (int, error) {
+	if r.finished {
+		return 0, io.EOF
+	}
+	if r.ContentLength >= 0 && int64(len(p)) > r.left {
+		p = p[:r.left]
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	c := r.c
+	var n int
+	if c.r < c.w {
+		n = copy(p, c.buf[c.r:c.w])
+		c.r += n
+	} else {
+		if !r.direct {
+			r.direct = true
+			c.shrink()
+		}
+		var err error
+		if n, err = c.read(p, r.by()); err != nil {
+			if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+				r.finished = true
+				return n, io.EOF
+			}
+			return n, r.fail(err)
+		}
+	}
+	if r.ContentLength >= 0 {
+		r.left -= int64(n)
+		r.finished = r.left == 0
+	}
+	return n, nil
+}
+
+// Finish tells that the raw body was consumed to its very end and not beyond,
+// so that Release may keep the connection.
+func (r *Response) Finish() { r.finished = true }
+
+// Release gives the connection back to the pool when the body was consumed to
+// its end and the engine keeps it alive, else closes it. Call exactly once;
+// the Response and all that was borrowed from it are void afterwards.
+func (r *Response) Release() {
+	c, call := r.c, r.call
+	r.call = nil
+	keep := r.finished && !r.broken && c.r == c.w
+	if !call.detach(&c.leg) || !keep {
+		c.close()
+		return
+	}
+	c.giveBuffers()
+	c.ep.park(c)
+}
+
+// ReadAll appends the decoded body to dst; a body over limit bytes is an
+// ErrTooLarge.
+func (r *Response) ReadAll(dst []byte, limit int) ([]byte, error) {
+	if r.finished {
+		return dst, nil
+	}
+	if r.ContentLength > int64(limit) {
+		return dst, r.tooLarge(limit)
+	}
+	if r.ContentLength >= 0 {
+		return r.readSized(dst)
+	}
+	if r.ContentLength == LengthChunked {
+		return r.readChunked(dst, limit)
+	}
+	return r.readToClose(dst, limit)
+}
+
+func (r *Response) tooLarge(limit int) error {
+	return r.fail(fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit))
+}
+
+func (r *Response) readSized(dst []byte) ([]byte, error) {
+	for r.left > 0 {
+		dst = reserve(dst, r.left)
+		n, err := r.ReadRaw(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+r.left)])
+		dst = dst[:len(dst)+n]
+		if err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
+func (r *Response) readToClose(dst []byte, limit int) ([]byte, error) {
+	start := len(dst)
+	for {
+		dst = reserve(dst, 4<<10)
+		n, err := r.ReadRaw(dst[len(dst):cap(dst)])
+		dst = dst[:len(dst)+n]
+		switch {
+		case err == io.EOF:
+			return dst, nil
+		case err != nil:
+			return dst, err
+		case len(dst)-start > limit:
+			return dst, r.tooLarge(limit)
+		}
+	}
+}
+
+func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
+	c, start := r.c, len(dst)
+	r.direct = true // the buffer stays: framing is read through it
+	var chunks Chunks
+	for {
+		for c.r < c.w {
+			n, payload, err := chunks.Next(c.buf[c.r:c.w])
+			c.r += n
+			if err != nil {
+				return dst, r.fail(err)
+			}
+			if len(dst)-start+len(payload) > limit {
+				return dst, r.tooLarge(limit)
+			}
+			dst = append(dst, payload...)
+			if chunks.Done() {
+				r.finished = true
+				return dst, nil
+			}
+		}
+		// A long chunk goes straight to dst, around the buffer.
+		if ahead := chunks.ahead(); ahead > int64(len(c.buf)-c.head.pos) {
+			if int64(len(dst)-start)+ahead > int64(limit) {
+				return dst, r.tooLarge(limit)
+			}
+			dst = reserve(dst, ahead)
+			n, err := c.read(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
+			if err != nil {
+				return dst, r.fail(err)
+			}
+			dst = dst[:len(dst)+n]
+			chunks.skip(n)
+			continue
+		}
+		c.r, c.w = c.head.pos, c.head.pos // the head stays borrowed
+		if len(c.buf)-c.w < 2<<10 {
+			c.grow()
+		}
+		n, err := c.read(c.buf[c.w:], r.by())
+		c.w += n
+		if err != nil {
+			return dst, r.fail(err)
+		}
+	}
+}
+
+// Discard reads the rest of the body, up to limit bytes, so that the
+// connection can be kept; a longer or broken one is an error and Release will
+// close it.
+func (r *Response) Discard(limit int) error {
+	_, err := r.ReadAll(nil, limit)
+	return err
+}
+
+// reserve makes room for want more bytes, but never trusts a declared length
+// with more than twice what has come, from 1 MiB on.
+func reserve(dst []byte, want int64) []byte {
+	free := int64(cap(dst) - len(dst))
+	if free >= want || free >= 64<<10 {
+		return dst
+	}
+	grown := make([]byte, len(dst), int64(len(dst))+min(want, max(1<<20, int64(len(dst)))))
+	copy(grown, dst)
+	return grown
+}
+
+func equalFold(name []byte, want string) bool {
+	if len(name) != len(want) {
+		return false
+	}
+	for i, b := range name {
+		w := want[i]
+		if b != w && (b|0x20 != w|0x20 || b|0x20 < 'a' || b|0x20 > 'z') {
+			return false
+		}
+	}
+	return true
+}
