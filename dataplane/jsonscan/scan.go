@@ -2,6 +2,7 @@ package jsonscan
 
 import (
 	"bytes"
+	"encoding/binary"
 	"strconv"
 	"unicode/utf8"
 )
@@ -354,23 +355,20 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// skipIDs passes elements that are plain integers followed by a comma and at
-// most one space, which is what long arrays of token ids consist of. It stops
-// at the first element that is anything else.
+// skipIDs passes elements that are plain integers of up to seven digits followed
+// by a comma and at most one space, which is what long arrays of token ids
+// consist of. It stops at the first element that is anything else.
 func skipIDs(b []byte, i int) int {
-	for {
-		j := i
-		for j < len(b) && b[j]-'0' <= 9 {
-			j++
-		}
-		if j == i || j >= len(b) || b[j] != ',' || b[i] == '0' && j > i+1 {
+	for i+9 <= len(b) {
+		n := digits(binary.LittleEndian.Uint64(b[i:]))
+		if n == 0 || n == 8 || b[i+n] != ',' || b[i] == '0' && n > 1 {
 			return i
 		}
-		if j++; j < len(b) && b[j] == ' ' {
-			j++
+		if i += n + 1; b[i] == ' ' {
+			i++
 		}
-		i = j
 	}
+	return i
 }
 
 // number reads the number at i, by the grammar of RFC 8259, section 6.
@@ -420,7 +418,7 @@ func (s *scanner) str(i int) int {
 	if end < 0 {
 		return s.badString(^end)
 	}
-	if high && !utf8.Valid(s.b[i:end]) {
+	if high && !validUTF8(s.b[i:end]) {
 		return s.badUTF8(i, end)
 	}
 	return end

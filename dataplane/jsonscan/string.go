@@ -32,78 +32,90 @@ func Unquote(dst, quoted []byte) []byte {
 
 // Eight bytes are looked at together. For a byte c < 0x80 the top bit of
 // (c^2)-0x21 is set only where c is '"' (0x22^2 = 0x20) or below 0x20, and that
-// of (c^'\\')-1 only where c is '\\'. A borrow runs upwards from such a byte
-// alone, so the lowest marked byte is always a true one.
+// of (c^'\\')-1 only where c is '\\'. A borrow can mark the byte above such a
+// one as well, so a mark is looked at before it is believed; none is missed.
 const (
 	ones = 0x0101010101010101
 	tops = 0x8080808080808080
 )
 
 func specials(w uint64) uint64 {
-	return ((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)
+	return (((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)) &^ w
+}
+
+// packTops gathers the top bits of m's eight bytes into the low eight bits.
+func packTops(m uint64) uint32 {
+	return uint32((m & tops) * 0x0002040810204081 >> 56)
 }
 
 // stringEnd gives the offset after the closing quote of the string whose first
-// character is at i, and whether it holds bytes from 0x80 on (not yet checked).
-// A malformed string gives ^offset of what is wrong: len(b), a control
-// character, or the backslash of a bad escape.
+// character is at i, and whether it may hold bytes from 0x80 on: some behind
+// the quote count too, which costs a check of the string, never an answer. A
+// malformed string gives ^offset of what is wrong: len(b), a control character,
+// or the backslash of a bad escape.
 func stringEnd(b []byte, i int) (end int, high bool) {
 	var acc uint64
-	for {
-		for i+32 <= len(b) {
-			p := b[i : i+32 : i+32]
-			w0 := binary.LittleEndian.Uint64(p)
-			w1 := binary.LittleEndian.Uint64(p[8:])
-			w2 := binary.LittleEndian.Uint64(p[16:])
-			w3 := binary.LittleEndian.Uint64(p[24:])
-			m0, m1 := specials(w0)&^w0, specials(w1)&^w1
-			m2, m3 := specials(w2)&^w2, specials(w3)&^w3
-			if (m0|m1|m2|m3)&tops == 0 {
-				acc |= w0 | w1 | w2 | w3
-				i += 32
-				continue
-			}
-			// Bytes behind the closing quote may be counted as high here; that
-			// costs a check of the string, never an answer.
-			acc |= w0
-			if m0 &= tops; m0 != 0 {
-				i += bits.TrailingZeros64(m0) / 8
-				break
-			}
-			acc |= w1
-			if m1 &= tops; m1 != 0 {
-				i += 8 + bits.TrailingZeros64(m1)/8
-				break
-			}
-			acc |= w2
-			if m2 &= tops; m2 != 0 {
-				i += 16 + bits.TrailingZeros64(m2)/8
-				break
-			}
-			acc |= w3
-			i += 24 + bits.TrailingZeros64(m3&tops)/8
-			break
+blocks:
+	for i+32 <= len(b) {
+		p := b[i : i+32 : i+32]
+		w0 := binary.LittleEndian.Uint64(p)
+		w1 := binary.LittleEndian.Uint64(p[8:])
+		w2 := binary.LittleEndian.Uint64(p[16:])
+		w3 := binary.LittleEndian.Uint64(p[24:])
+		m0, m1, m2, m3 := specials(w0), specials(w1), specials(w2), specials(w3)
+		acc |= w0 | w1 | w2 | w3
+		if (m0|m1|m2|m3)&tops == 0 {
+			i += 32
+			continue
 		}
-		for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= ' ' {
-			acc |= uint64(b[i])
-			i++
+		// Escapes stand close together in code and prose: all marks of the
+		// block are used before the next one is loaded.
+		marks := packTops(m0) | packTops(m1)<<8 | packTops(m2)<<16 | packTops(m3)<<24
+		for marks != 0 {
+			at := bits.TrailingZeros32(marks) & 31
+			marks &= marks - 1
+			switch c := p[at]; {
+			case c == '\\':
+				n := escapeLen(b[i+at:])
+				if n == 0 {
+					return ^(i + at), false
+				}
+				if at+n >= 32 {
+					i += at + n
+					continue blocks
+				}
+				marks = marks >> (at + n) << (at + n)
+			case c == '"':
+				return i + at + 1, acc&tops != 0
+			case c < ' ':
+				return ^(i + at), false
+			}
 		}
-		if i >= len(b) {
-			return ^len(b), false
-		}
-		switch b[i] {
-		case '"':
-			return i + 1, acc&tops != 0
-		case '\\':
+		i += 32
+	}
+	return stringTail(b, i, acc)
+}
+
+// stringTail is stringEnd for the last bytes of b.
+func stringTail(b []byte, i int, acc uint64) (end int, high bool) {
+	for i < len(b) {
+		switch c := b[i]; {
+		case c == '\\':
 			n := escapeLen(b[i:])
 			if n == 0 {
 				return ^i, false
 			}
 			i += n
-		default:
+		case c == '"':
+			return i + 1, acc&tops != 0
+		case c < ' ':
 			return ^i, false
+		default:
+			acc |= uint64(c)
+			i++
 		}
 	}
+	return ^len(b), false
 }
 
 // escapeLen is the length of the escape that b begins with, 0 when it is none.
@@ -111,16 +123,17 @@ func escapeLen(b []byte) int {
 	if len(b) < 2 {
 		return 0
 	}
-	switch b[1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		return 2
-	case 'u':
-		if len(b) >= 6 && hex(b[2]) < 16 && hex(b[3]) < 16 && hex(b[4]) < 16 && hex(b[5]) < 16 {
-			return 6
-		}
+	if n := escapeLens[b[1]]; n != 6 {
+		return int(n)
+	}
+	if len(b) >= 6 && hex(b[2]) < 16 && hex(b[3]) < 16 && hex(b[4]) < 16 && hex(b[5]) < 16 {
+		return 6
 	}
 	return 0
 }
+
+// escapeLens has the length of an escape by the byte after its backslash.
+var escapeLens = [256]uint8{'"': 2, '\\': 2, '/': 2, 'b': 2, 'f': 2, 'n': 2, 'r': 2, 't': 2, 'u': 6}
 
 // hex is the value of a hex digit, 255 when c is none.
 func hex(c byte) byte {

@@ -1,7 +1,9 @@
 package jsonscan
 
 import (
+	"encoding/binary"
 	"math"
+	"math/bits"
 	"strconv"
 )
 
@@ -39,6 +41,22 @@ func parseInt(raw []byte) (int64, bool) {
 	return int64(n), true
 }
 
+// digits is how many of w's bytes, the lowest first, are decimal digits before
+// the first that is none. A digit xor '0' is at most 9; a carry of the addition
+// runs upwards from a byte that is no digit.
+func digits(w uint64) int {
+	t := w ^ '0'*ones
+	return bits.TrailingZeros64((t+0x76*ones|t)&tops) / 8
+}
+
+// decimal is the number that the lowest n bytes of w spell, 0 < n < 8: shifted
+// to the top they have zeros before them, then neighbours are joined pairwise.
+func decimal(w uint64, n int) uint64 {
+	w = (w ^ '0'*ones) << (64 - 8*n)
+	w = w*10 + w>>8
+	return ((w&0x000000ff000000ff)*0x000f424000000064 + (w>>16&0x000000ff000000ff)*0x0000271000000001) >> 32
+}
+
 // TokenIDs appends the token ids of a raw JSON array of non-negative integers.
 // It fails with *SyntaxError when raw is something else (also for an array of
 // arrays, or an id over 2^32-1); offsets count from the start of raw. On an
@@ -55,6 +73,13 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	}
 	for {
 		start, id := i, uint64(0)
+		if i+8 <= len(raw) {
+			w := binary.LittleEndian.Uint64(raw[i:])
+			if n := digits(w); n > 0 && n < 8 {
+				id = decimal(w, n)
+				i += n
+			}
+		}
 		for ; i < len(raw) && raw[i]-'0' <= 9; i++ {
 			if id = id*10 + uint64(raw[i]-'0'); id > math.MaxUint32 {
 				return dst, badIDs(raw, start, "a token id below 4294967296")

@@ -1,0 +1,96 @@
+package jsonscan
+
+import "encoding/binary"
+
+// validUTF8 is utf8.Valid at an even pace: text that mixes scripts costs a
+// branch per rune there, and here one shift per byte. The state is a bit offset
+// into the byte's row, which holds the next state for each state; what lies above
+// its low six bits is the rest of the row.
+func validUTF8(b []byte) bool {
+	var state uint64
+	for len(b) >= 8 {
+		w := binary.LittleEndian.Uint64(b)
+		if w&tops|state&63 == 0 {
+			b = b[8:]
+			continue
+		}
+		p := b[:8:8]
+		for _, c := range p {
+			state = utf8Rows[c] >> (state & 63)
+		}
+		b = b[8:]
+	}
+	for _, c := range b {
+		state = utf8Rows[c] >> (state & 63)
+	}
+	return state&63 == 0
+}
+
+// The states of the automaton of RFC 3629, section 4; the first is also the
+// accepting one. Each takes six bits of a row.
+const (
+	runeStart = iota * 6
+	oneMore   // any continuation byte, then done
+	twoMore
+	threeMore
+	afterE0 // 0xa0 to 0xbf: nothing overlong
+	afterED // 0x80 to 0x9f: no surrogates
+	afterF0 // 0x90 to 0xbf
+	afterF4 // 0x80 to 0x8f: not above U+10FFFF
+	invalid
+)
+
+var utf8Rows = func() (rows [256]uint64) {
+	for c := range rows {
+		for from := runeStart; from <= invalid; from += 6 {
+			rows[c] |= uint64(nextState(from, byte(c))) << from
+		}
+	}
+	return rows
+}()
+
+func nextState(from int, c byte) int {
+	within := func(lo, hi byte, to int) int {
+		if lo <= c && c <= hi {
+			return to
+		}
+		return invalid
+	}
+	switch from {
+	case oneMore:
+		return within(0x80, 0xbf, runeStart)
+	case twoMore:
+		return within(0x80, 0xbf, oneMore)
+	case threeMore:
+		return within(0x80, 0xbf, twoMore)
+	case afterE0:
+		return within(0xa0, 0xbf, oneMore)
+	case afterED:
+		return within(0x80, 0x9f, oneMore)
+	case afterF0:
+		return within(0x90, 0xbf, twoMore)
+	case afterF4:
+		return within(0x80, 0x8f, twoMore)
+	case invalid:
+		return invalid
+	}
+	switch {
+	case c < 0x80:
+		return runeStart
+	case c >= 0xc2 && c <= 0xdf:
+		return oneMore
+	case c == 0xe0:
+		return afterE0
+	case c == 0xed:
+		return afterED
+	case c >= 0xe1 && c <= 0xef:
+		return twoMore
+	case c == 0xf0:
+		return afterF0
+	case c >= 0xf1 && c <= 0xf3:
+		return threeMore
+	case c == 0xf4:
+		return afterF4
+	}
+	return invalid
+}
