@@ -17,7 +17,7 @@ const (
 )
 
 // term is one candidate as it was seen: the inputs of its cost. The cost's
-// parts follow from them (see parts), so only these are kept in a record.
+// terms follow from them (see termsOf), so only these are kept in a record.
 type term struct {
 	rank     *worker.Rank
 	cost     float64
@@ -148,8 +148,8 @@ func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {
 	return int32(min(max(0, blocksFor(r, f.prompt, f.output)-free)*size, math.MaxInt32))
 }
 
-// parts are a cost's summands in ms, for the record.
-type parts struct {
+// Terms are the summands of a cost, in ms.
+type Terms struct {
 	Prefill  float64 `json:"prefill,omitempty"`
 	Transfer float64 `json:"transfer,omitempty"`
 	Queue    float64 `json:"queue,omitempty"`
@@ -158,10 +158,10 @@ type parts struct {
 	Pressure float64 `json:"pressure,omitempty"`
 }
 
-// partsOf splits the cost that look summed.
-func (w *weights) partsOf(leg Leg, prompt int, t *term) parts {
+// termsOf splits the cost that look summed.
+func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
 	todo := max(0, float64(prompt)-w.overlap*float64(t.cached))
-	p := parts{Waiting: w.waiting * float64(max(0, t.waiting-t.requests))}
+	p := Terms{Waiting: w.waiting * float64(max(0, t.waiting-t.requests))}
 	if leg == DecodeLeg {
 		p.Transfer = w.transfer * todo
 	} else {

@@ -39,7 +39,7 @@ type Candidate struct {
 	Chosen   bool    `json:"chosen,omitempty"`
 	Excluded bool    `json:"excluded,omitempty"`
 	Cost     float64 `json:"cost_ms"`
-	Terms    parts   `json:"terms_ms"`
+	Terms    Terms   `json:"terms_ms"`
 	Cached   int     `json:"cached_tokens"`
 	Overlap  int     `json:"overlap_blocks"`
 	Approx   bool    `json:"overlap_guessed,omitempty"` // by text mode
@@ -157,7 +157,7 @@ func (r *record) decision(s *Scheduler, d *decision) Decision {
 	for i := d.from; i < d.to; i++ {
 		t := &r.terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
-			Terms: s.weights.partsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Terms: s.weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank

@@ -1,0 +1,466 @@
+package schedule
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/router/worker"
+)
+
+var plain = Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1}
+
+func ranks(n int) []*worker.Rank {
+	rs := make([]*worker.Rank, n)
+	for i := range rs {
+		w := worker.New(worker.Spec{ID: fmt.Sprintf("w%d", i), BlockSize: 16})
+		w.Ranks[0].Slot = worker.Slot(i)
+		rs[i] = w.Ranks[0]
+	}
+	return rs
+}
+
+func mustZero(t *testing.T, rs []*worker.Rank) {
+	t.Helper()
+	for _, r := range rs {
+		if p, d, n := r.PrefillTokens.Load(), r.DecodeBlocks.Load(), r.Requests.Load(); p != 0 || d != 0 || n != 0 {
+			t.Errorf("%v: load left over: %d tokens, %d blocks, %d requests", r.ID, p, d, n)
+		}
+	}
+}
+
+func TestChooseTakesTheLeastLoad(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		leg  Leg
+		load func(r *worker.Rank)
+	}{
+		{"prefill queue", PrefillLeg, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
+		{"decode blocks", DecodeLeg, func(r *worker.Rank) { r.DecodeBlocks.Store(100) }},
+		{"whole: queue", Whole, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
+		{"whole: blocks", Whole, func(r *worker.Rank) { r.DecodeBlocks.Store(100) }},
+		{"waiting", PrefillLeg, func(r *worker.Rank) { r.Waiting.Store(3) }},
+		{"no room", DecodeLeg, func(r *worker.Rank) {
+			r.Worker.SetInfo(&worker.Info{TotalBlocks: 100})
+			r.SetKVUsage(0.99)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rs := ranks(3)
+			c.load(rs[0])
+			c.load(rs[2])
+			s := New(plain)
+			for range 20 {
+				ch, ok := s.Choose(&Query{Leg: c.leg, Candidates: rs, PromptTokens: 1000, MaxTokens: 10})
+				if !ok || ch.Rank != rs[1] {
+					t.Fatalf("chose %v, want the unloaded %v", ch.Rank.ID, rs[1].ID)
+				}
+				ch.Reservation.Release()
+			}
+		})
+	}
+}
+
+func TestWaitingOfOurOwnIsNotCountedTwice(t *testing.T) {
+	rs := ranks(2)
+	rs[0].Requests.Store(4)
+	rs[0].Waiting.Store(4)
+	s := New(plain)
+	seen := map[*worker.Rank]bool{}
+	for range 200 {
+		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 100})
+		seen[c.Rank] = true
+		c.Reservation.Release()
+	}
+	if len(seen) != 2 {
+		t.Errorf("a rank whose waiting requests are all ours was avoided")
+	}
+}
+
+func TestTiesAreDrawn(t *testing.T) {
+	rs := ranks(5)
+	s := New(plain)
+	count := map[*worker.Rank]int{}
+	const n = 5000
+	for range n {
+		c, _ := s.Choose(&Query{Candidates: rs, PromptTokens: 100})
+		count[c.Rank]++
+		c.Reservation.Release()
+	}
+	for _, r := range rs {
+		if count[r] < n/5*8/10 || count[r] > n/5*12/10 {
+			t.Errorf("%v drawn %d times of %d, want about %d", r.ID, count[r], n, n/5)
+		}
+	}
+}
+
+func TestBurstSpreads(t *testing.T) {
+	for _, leg := range []Leg{Whole, PrefillLeg, DecodeLeg} {
+		for _, pol := range []string{"kv", "least_loaded", "round_robin"} {
+			rs := ranks(8)
+			opt := plain
+			opt.Policy = pol
+			s := New(opt)
+			start := make(chan struct{})
+			var wg sync.WaitGroup
+			res := make([][]*Reservation, 50)
+			for g := range 50 {
+				wg.Go(func() {
+					<-start
+					for i := range 20 {
+						c, ok := s.Choose(&Query{Leg: leg, Candidates: rs, PromptTokens: 1000, MaxTokens: 100, RequestID: fmt.Sprint(g, "-", i), Attempt: 1})
+						if !ok {
+							t.Error("nothing chosen")
+							return
+						}
+						res[g] = append(res[g], c.Reservation)
+					}
+				})
+			}
+			close(start)
+			wg.Wait()
+			for _, r := range rs {
+				if n := r.Requests.Load(); n < 113 || n > 137 {
+					t.Errorf("%s, %v: %v got %d of 1000, want 125 ± 10 %%", pol, leg, r.ID, n)
+				}
+			}
+			for _, rr := range res {
+				for _, r := range rr {
+					r.Release()
+				}
+			}
+			mustZero(t, rs)
+		}
+	}
+}
+
+// Any sequence of choices, prefill ends and releases, each repeated and from
+// several goroutines, leaves nothing behind.
+func TestLoadReturnsToZero(t *testing.T) {
+	for seed := range uint64(20) {
+		rs := ranks(4)
+		opt := plain
+		opt.Seed = seed + 1
+		opt.Temperature = float64(seed%2) * 0.5
+		s := New(opt)
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(g)))
+				var held []*Reservation
+				for range 300 {
+					switch rng.IntN(3) {
+					case 0:
+						c, _ := s.Choose(&Query{Leg: Leg(rng.IntN(3)), Candidates: rs, PromptTokens: rng.IntN(5000), MaxTokens: rng.IntN(500)})
+						held = append(held, c.Reservation)
+					case 1:
+						if len(held) > 0 {
+							held[rng.IntN(len(held))].PrefillDone()
+						}
+					case 2:
+						if len(held) > 0 {
+							r := held[rng.IntN(len(held))]
+							var two sync.WaitGroup
+							two.Go(r.Release)
+							two.Go(r.PrefillDone)
+							two.Wait()
+						}
+					}
+				}
+				for _, r := range held {
+					r.Release()
+					r.Release()
+					r.PrefillDone()
+				}
+			})
+		}
+		wg.Wait()
+		mustZero(t, rs)
+	}
+	var none *Reservation
+	none.PrefillDone()
+	none.Release()
+}
+
+func TestBooking(t *testing.T) {
+	rs := ranks(1)
+	s := New(plain)
+	c, _ := s.Choose(&Query{Leg: Whole, Candidates: rs, PromptTokens: 1000, MaxTokens: 25})
+	if got := rs[0].DecodeBlocks.Load(); got != 65 {
+		t.Errorf("blocks of 1000+25 tokens: %d, want 65", got)
+	}
+	if got := rs[0].PrefillTokens.Load(); got != 1000 {
+		t.Errorf("prefill tokens %d, want 1000", got)
+	}
+	c.Reservation.PrefillDone()
+	if p, n := rs[0].PrefillTokens.Load(), rs[0].Requests.Load(); p != 0 || n != 1 {
+		t.Errorf("after prefill: %d tokens, %d requests", p, n)
+	}
+	c.Reservation.Release()
+	mustZero(t, rs)
+}
+
+func TestExcluded(t *testing.T) {
+	rs := ranks(3)
+	for _, pol := range policyNames {
+		opt := plain
+		opt.Policy = pol
+		s := New(opt)
+		for range 30 {
+			c, ok := s.Choose(&Query{Candidates: rs, Excluded: []*worker.Rank{rs[0], rs[2]}})
+			if !ok || c.Rank != rs[1] {
+				t.Fatalf("%s: chose %v", pol, c.Rank)
+			}
+			c.Reservation.Release()
+		}
+		if c, ok := s.Choose(&Query{Candidates: rs, Excluded: rs}); ok || c.Reservation != nil || c.Rank != nil {
+			t.Errorf("%s: chose although all are excluded", pol)
+		}
+		if _, ok := s.Choose(&Query{}); ok {
+			t.Errorf("%s: chose from nothing", pol)
+		}
+	}
+	mustZero(t, rs)
+}
+
+func TestRoundRobinTakesTurns(t *testing.T) {
+	rs := ranks(3)
+	opt := plain
+	opt.Policy = "round_robin"
+	s := New(opt)
+	for i := range 9 {
+		c, _ := s.Choose(&Query{Candidates: rs})
+		if c.Rank != rs[i%3] {
+			t.Fatalf("turn %d went to %v", i, c.Rank.ID)
+		}
+	}
+}
+
+func TestTemperatureLoosens(t *testing.T) {
+	rs := ranks(3)
+	rs[1].PrefillTokens.Store(1000)
+	rs[2].PrefillTokens.Store(2000)
+	share := func(temp float64) [3]int {
+		opt := plain
+		opt.Temperature = temp
+		s := New(opt)
+		var n [3]int
+		for range 3000 {
+			c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10})
+			n[c.Rank.Slot]++
+			c.Reservation.Release()
+		}
+		return n
+	}
+	if n := share(0); n[0] != 3000 {
+		t.Errorf("temperature 0: %v", n)
+	}
+	n := share(0.5) // weights 1, e^-1, e^-2
+	for i, want := range []int{1996, 734, 270} {
+		if n[i] < want*85/100 || n[i] > want*115/100 {
+			t.Errorf("temperature 0.5: %v, want about 1996, 734, 270", n)
+		}
+	}
+}
+
+func decode(t *testing.T, s *Scheduler, id string) Record {
+	t.Helper()
+	b, ok := s.Explain(id)
+	if !ok {
+		t.Fatalf("%q is not known", id)
+	}
+	var r Record
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestExplain(t *testing.T) {
+	rs := ranks(4)
+	rs[3].PrefillTokens.Store(700)
+	s := New(plain)
+	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, Excluded: rs[:1], PromptTokens: 1000, RequestID: "a", Attempt: 1})
+	s.Note("a", "prefill failed: connection refused")
+	s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, Excluded: []*worker.Rank{rs[0], c.Rank}, PromptTokens: 1000, RequestID: "a", Attempt: 2})
+	s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, PromptTokens: 1000, RequestID: "a", Attempt: 1})
+	if r := decode(t, s, "a"); r.Outcome != nil {
+		t.Error("a running request has an outcome")
+	}
+	s.End("a", Outcome{Status: 200, CachedTokens: 32, PromptTokens: 1000, OutputTokens: 7, TTFT: 80 * time.Millisecond, Total: time.Second})
+	r := decode(t, s, "a")
+	if len(r.Decisions) != 3 || len(r.Notes) != 1 || r.Outcome == nil || r.Outcome.TTFTMS != 80 || r.Outcome.CachedTokens != 32 {
+		t.Fatalf("record: %+v", r)
+	}
+	d := r.Decisions[0]
+	if d.Chosen != c.Rank.ID.String() || d.Candidates != 4 || d.Excluded != 1 || len(d.Shown) != 4 {
+		t.Errorf("first decision: %+v", d)
+	}
+	for _, x := range d.Shown {
+		sum := x.Terms.Prefill + x.Terms.Queue + x.Terms.Waiting + x.Terms.Decode + x.Terms.Transfer + x.Terms.Pressure
+		if diff := sum - x.Cost; diff > 0.001 || diff < -0.001 {
+			t.Errorf("%s: terms sum to %v, cost is %v", x.Rank, sum, x.Cost)
+		}
+		if x.Rank == "w3/0" && x.Terms.Queue != 70 {
+			t.Errorf("700 tokens reserved cost %v ms", x.Terms.Queue)
+		}
+		if x.Rank == "w0/0" && !x.Excluded {
+			t.Error("w0 is not shown as excluded")
+		}
+	}
+	if _, ok := s.Explain("b"); ok {
+		t.Error("an unknown id has a record")
+	}
+}
+
+func TestExplainManyCandidatesKeepsTheBestAndTheChosen(t *testing.T) {
+	rs := ranks(500)
+	for i, r := range rs {
+		r.PrefillTokens.Store(int64((i*7919)%500) * 10)
+	}
+	s := New(plain)
+	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10, RequestID: "a", Attempt: 1})
+	d := decode(t, s, "a").Decisions[0]
+	if d.Candidates != 500 || len(d.Shown) != keepBest || d.Chosen != c.Rank.ID.String() {
+		t.Fatalf("%d shown of %d, chosen %q", len(d.Shown), d.Candidates, d.Chosen)
+	}
+	for _, x := range d.Shown {
+		if x.Reserved >= keepBest*10 {
+			t.Errorf("%s with %d tokens is not among the best", x.Rank, x.Reserved)
+		}
+	}
+}
+
+func TestDuplicateIDsNewestFirst(t *testing.T) {
+	rs := ranks(2)
+	s := New(plain)
+	for i := range 3 {
+		s.Choose(&Query{Candidates: rs, PromptTokens: 100 + i, RequestID: "same", Attempt: 1})
+		if i == 0 {
+			s.End("same", Outcome{Status: 200}) // ended, then again; the third overlaps the second
+		}
+	}
+	r := decode(t, s, "same")
+	if len(r.Earlier) != 2 || r.Decisions[0].PromptTokens != 102 || r.Earlier[1].Decisions[0].PromptTokens != 100 || r.Earlier[1].Outcome == nil {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestRecordsAreTheLastN(t *testing.T) {
+	rs := ranks(2)
+	opt := plain
+	opt.Explain = 100
+	s := New(opt)
+	for i := range 1000 {
+		id := fmt.Sprint("r", i)
+		s.Choose(&Query{Candidates: rs, RequestID: id, Attempt: 1})
+		for range 40 {
+			s.Note(id, strings.Repeat("é", 400))
+		}
+		s.End(id, Outcome{Status: 200})
+	}
+	for i := range 1000 {
+		if _, ok := s.Explain(fmt.Sprint("r", i)); ok != (i >= 900) {
+			t.Fatalf("r%d known: %v", i, ok)
+		}
+	}
+	held := 0
+	for i := range s.book.shards {
+		held += len(s.book.shards[i].slot)
+	}
+	if held != 100 {
+		t.Errorf("the map holds %d ids", held)
+	}
+	r := decode(t, s, "r999")
+	if len(r.Notes) != maxNotes || r.LostNotes != 40-maxNotes || len(r.Notes[0].Text) > maxNoteBytes+3 {
+		t.Errorf("notes are not bounded: %d kept, %d lost", len(r.Notes), r.LostNotes)
+	}
+	rec := s.Recent(5)
+	if len(rec) != 5 || rec[0].RequestID != "r999" || rec[4].RequestID != "r995" {
+		t.Errorf("recent: %+v", rec)
+	}
+	if len(s.Recent(1000)) != 100 {
+		t.Error("recent is not bounded by the ring")
+	}
+	opt.Explain = -1
+	off := New(opt)
+	off.Choose(&Query{Candidates: rs, RequestID: "x"})
+	off.Note("x", "y")
+	off.End("x", Outcome{})
+	if _, ok := off.Explain("x"); ok || off.Recent(1) != nil || off.Kept() != 0 {
+		t.Error("records were kept although they are off")
+	}
+}
+
+func TestRecordsUnderConcurrency(t *testing.T) {
+	rs := ranks(8)
+	opt := plain
+	opt.Explain = 16 // the ring turns over all the time
+	s := New(opt)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 500 {
+				id := fmt.Sprint(i % 40)
+				c, _ := s.Choose(&Query{Candidates: rs, RequestID: id, Attempt: 1 + i%2})
+				s.Note(id, "n")
+				if b, ok := s.Explain(id); ok && !json.Valid(b) {
+					t.Error("not JSON")
+				}
+				s.End(id, Outcome{Status: 200})
+				if g == 0 {
+					s.Recent(20)
+				}
+				c.Reservation.Release()
+			}
+		})
+	}
+	wg.Wait()
+	mustZero(t, rs)
+}
+
+func TestWatch(t *testing.T) {
+	rs := ranks(1)
+	s := New(plain)
+	var got []string
+	s.Watch(func(e *Event) { got = append(got, e.Kind+" "+e.RequestID) })
+	s.Choose(&Query{Candidates: rs, RequestID: "a", Attempt: 1})
+	s.Choose(&Query{RequestID: "a", Attempt: 2})
+	s.End("a", Outcome{})
+	s.Watch(nil)
+	s.Choose(&Query{Candidates: rs, RequestID: "b", Attempt: 1})
+	if want := "[chosen a refused a ended a]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+func TestChooseAllocates(t *testing.T) {
+	rs := ranks(1000)
+	opt := plain
+	opt.Explain = 64
+	s := New(opt)
+	q := &Query{Candidates: rs, PromptTokens: 1000, Attempt: 1}
+	ids := make([]string, 512)
+	for i := range ids {
+		ids[i] = fmt.Sprint("id-", i)
+	}
+	i := 0
+	one := func() {
+		q.RequestID = ids[i%len(ids)]
+		i++
+		c, _ := s.Choose(q)
+		s.End(q.RequestID, Outcome{Status: 200})
+		c.Reservation.Release()
+	}
+	for range 2000 {
+		one()
+	}
+	// The Reservation, and now and then the pool or a map's growth.
+	if n := testing.AllocsPerRun(2000, one); n > 1 {
+		t.Errorf("%v allocations a choice, want 1", n)
+	}
+}
