@@ -1,0 +1,50 @@
+package relay
+
+import "time"
+
+// Cause says why a stream ended.
+type Cause uint8
+
+// The causes, from the client's and the engine's side.
+const (
+	Completed     Cause = iota // the body came to its end
+	ClientGone                 // the client closed or reset
+	ClientStalled              // a flush took longer than WriteTimeout
+	EngineClosed               // reset, EOF or bad framing before the end
+	EngineStalled              // IdleTimeout, or the request's own deadline
+	Cut                        // the call was cut by the router
+)
+
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut"}
+
+// String gives the cause's name as it stands in metrics and logs.
+func (c Cause) String() string {
+	if int(c) < len(causeNames) {
+		return causeNames[c]
+	}
+	return "unknown"
+}
+
+// Usage is the token accounting an engine reported; -1 where it said nothing.
+type Usage struct {
+	Prompt, Completion, Cached int
+}
+
+// noUsage is a Usage in which nothing was said.
+var noUsage = Usage{-1, -1, -1}
+
+// Result is what was seen of one stream.
+type Result struct {
+	Cause      Cause
+	Err        error     // the cause's detail; nil when Completed
+	Bytes      int64     // body bytes sent to the client, framing included
+	Events     int64     // events with data, "[DONE]" included, comments not
+	Unscanned  int64     // events over the scan's bound: passed on, not looked into
+	FirstByte  time.Time // zero: none came
+	FirstToken time.Time
+	LastByte   time.Time
+	Finish     string // finish_reason of the last choice that had one
+	Usage      Usage
+	EngineErr  bool // the engine sent an error event
+	Reusable   bool // the client's connection stands at a message boundary
+}

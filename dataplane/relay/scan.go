@@ -1,0 +1,331 @@
+package relay
+
+import "bytes"
+
+// scanner looks into a stream's events for what the router wants to know.
+type scanner struct {
+	framer
+	protocol Protocol
+	events   int64
+	tooBig   int64
+	token    bool // content was seen
+	failed   bool // an error event was seen
+	ended    bool // the protocol's own last event was seen
+	finish   string
+	usage    Usage
+}
+
+// feed takes the next payload bytes, chunk framing already off.
+func (s *scanner) feed(p []byte) {
+	for len(p) > 0 {
+		n, event, tooBig := s.next(p)
+		p = p[n:]
+		if tooBig {
+			s.events++
+			s.tooBig++
+		}
+		if event != nil {
+			s.event(event)
+			s.drop()
+		}
+	}
+}
+
+var (
+	dataPrefix  = []byte("data:")
+	eventPrefix = []byte("event:")
+	done        = []byte("[DONE]")
+)
+
+// event looks at one event: its lines, of which "event:" and "data:" count.
+func (s *scanner) event(ev []byte) {
+	var name, data []byte
+	var more bool // data is spread over several lines
+	for len(ev) > 0 {
+		line := ev
+		if i := bytes.IndexByte(ev, '\n'); i >= 0 {
+			line, ev = ev[:i], ev[i+1:]
+		} else {
+			ev = nil
+		}
+		if n := len(line); n > 0 && line[n-1] == '\r' {
+			line = line[:n-1]
+		}
+		switch {
+		case bytes.HasPrefix(line, dataPrefix):
+			if data != nil {
+				more = true
+				break
+			}
+			data = fieldValue(line[len(dataPrefix):])
+		case bytes.HasPrefix(line, eventPrefix):
+			name = fieldValue(line[len(eventPrefix):])
+		}
+	}
+	if data == nil {
+		return // a comment, or nothing
+	}
+	s.events++
+	if more {
+		// No engine does it; joining the lines is not worth a buffer.
+		s.tooBig++
+		return
+	}
+	switch s.protocol {
+	case OpenAI:
+		s.openAI(data)
+	case Anthropic:
+		s.anthropic(name, data)
+	case Responses:
+		s.responses(name, data)
+	}
+}
+
+// fieldValue drops the one space the format allows behind the colon. It never
+// gives nil.
+func fieldValue(b []byte) []byte {
+	if len(b) > 0 && b[0] == ' ' {
+		return b[1:]
+	}
+	return b
+}
+
+// openAI looks at one chunk of chat completions, completions or
+// /inference/v1/generate.
+func (s *scanner) openAI(data []byte) {
+	if bytes.Equal(data, done) {
+		s.ended = true
+		return
+	}
+	w := walker{b: data}
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "choices":
+			if !w.enter('[') {
+				continue
+			}
+			for w.element() {
+				s.choice(&w)
+			}
+		case "usage":
+			w.usage(&s.usage)
+		case "error":
+			s.failed = s.failed || !w.null()
+			w.skip()
+		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
+			if string(w.text()) == "error" {
+				s.failed = true
+			}
+		default:
+			w.skip()
+		}
+	}
+}
+
+func (s *scanner) choice(w *walker) {
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "finish_reason":
+			if reason := w.text(); len(reason) > 0 {
+				s.finish = reasonName(reason)
+			}
+		case "delta":
+			if s.token {
+				w.skip()
+			} else {
+				s.delta(w)
+			}
+		case "text":
+			if len(w.text()) > 0 {
+				s.token = true
+			}
+		case "token_ids":
+			if s.token {
+				w.skip()
+			} else {
+				s.token = w.hasElements()
+			}
+		default:
+			w.skip()
+		}
+	}
+}
+
+// delta looks for content; a role alone is none, and neither are "" and null.
+func (s *scanner) delta(w *walker) {
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "content", "reasoning", "reasoning_content", "refusal":
+			if len(w.text()) > 0 {
+				s.token = true
+			}
+		case "tool_calls":
+			if w.hasElements() {
+				s.token = true
+			}
+		case "function_call":
+			s.token = s.token || !w.null()
+			w.skip()
+		default:
+			w.skip()
+		}
+	}
+}
+
+// hasElements says whether the value is an array that is not empty, and moves
+// behind it.
+func (w *walker) hasElements() bool {
+	if w.peek() != '[' {
+		w.skip()
+		return false
+	}
+	probe := walker{b: w.b, i: w.i + 1}
+	c := probe.peek()
+	w.skip()
+	return c != ']' && c != 0
+}
+
+// anthropic looks at one event of /v1/messages.
+func (s *scanner) anthropic(name, data []byte) {
+	if string(name) == "content_block_delta" && s.token {
+		return
+	}
+	w := walker{b: data}
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "type":
+			if t := w.text(); len(name) == 0 {
+				name = t
+			}
+		case "usage":
+			w.usage(&s.usage)
+		case "message", "delta":
+			s.messagePart(&w)
+		default:
+			w.skip()
+		}
+	}
+	switch string(name) {
+	case "content_block_delta":
+		s.token = true
+	case "error":
+		s.failed, s.ended = true, true
+	case "message_stop":
+		s.ended = true
+	}
+}
+
+// messagePart reads the message of message_start and the delta of
+// message_delta.
+func (s *scanner) messagePart(w *walker) {
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "usage":
+			w.usage(&s.usage)
+		case "stop_reason":
+			if reason := w.text(); len(reason) > 0 {
+				s.finish = reasonName(reason)
+			}
+		default:
+			w.skip()
+		}
+	}
+}
+
+var deltaSuffix = []byte(".delta")
+
+// responses looks at one event of /v1/responses.
+func (s *scanner) responses(name, data []byte) {
+	if s.token && bytes.HasSuffix(name, deltaSuffix) {
+		return
+	}
+	w := walker{b: data}
+	if !w.enter('{') {
+		return
+	}
+	var status []byte
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "type":
+			if t := w.text(); len(name) == 0 {
+				name = t
+			}
+		case "response":
+			if !w.enter('{') {
+				continue
+			}
+			for key, ok := w.member(); ok; key, ok = w.member() {
+				switch string(key) {
+				case "status":
+					status = w.text()
+				case "usage":
+					w.usage(&s.usage)
+				default:
+					w.skip()
+				}
+			}
+		default:
+			w.skip()
+		}
+	}
+	switch {
+	case bytes.HasSuffix(name, deltaSuffix):
+		s.token = true
+	case string(name) == "error":
+		s.failed, s.ended = true, true
+	case string(name) == "response.failed":
+		s.failed, s.ended = true, true
+		s.finish = "failed"
+	case string(name) == "response.completed", string(name) == "response.incomplete":
+		s.ended = true
+		if len(status) > 0 {
+			s.finish = reasonName(status)
+		}
+	}
+}
+
+// reasonName gives a finish reason as a string; the known ones cost nothing.
+func reasonName(b []byte) string {
+	switch string(b) {
+	case "stop":
+		return "stop"
+	case "length":
+		return "length"
+	case "tool_calls":
+		return "tool_calls"
+	case "abort":
+		return "abort"
+	case "error":
+		return "error"
+	case "repetition":
+		return "repetition"
+	case "content_filter":
+		return "content_filter"
+	case "end_turn":
+		return "end_turn"
+	case "max_tokens":
+		return "max_tokens"
+	case "tool_use":
+		return "tool_use"
+	case "completed":
+		return "completed"
+	case "incomplete":
+		return "incomplete"
+	}
+	return string(b[:min(len(b), 64)])
+}

@@ -1,0 +1,211 @@
+package relay
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/dataplane/upstream"
+)
+
+// load reads a capture and gives its decoded body.
+func load(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasSuffix(name, ".http") {
+		_, framed, ok := bytes.Cut(b, []byte("\r\n\r\n"))
+		if !ok {
+			t.Fatalf("%s has no head", name)
+		}
+		return dechunk(t, framed)
+	}
+	return b
+}
+
+func dechunk(t testing.TB, framed []byte) []byte {
+	t.Helper()
+	var c upstream.Chunks
+	var out []byte
+	for len(framed) > 0 && !c.Done() {
+		n, payload, err := c.Next(framed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, payload...)
+		framed = framed[n:]
+	}
+	if !c.Done() || len(framed) > 0 {
+		t.Fatalf("chunked body: done %v, %d bytes behind it", c.Done(), len(framed))
+	}
+	return out
+}
+
+// seen is what a scanner may be asked for.
+type seen struct {
+	Events, TooBig       int64
+	Token, Failed, Ended bool
+	Finish               string
+	Usage                Usage
+}
+
+func seenBy(s *scanner) seen {
+	return seen{s.events, s.tooBig, s.token, s.failed, s.ended, s.finish, s.usage}
+}
+
+func newScanner(p Protocol) *scanner { return &scanner{protocol: p, usage: noUsage} }
+
+func scanAll(p Protocol, pieces ...[]byte) seen {
+	s := newScanner(p)
+	for _, b := range pieces {
+		s.feed(b)
+	}
+	defer s.drop()
+	return seenBy(s)
+}
+
+var captures = []struct {
+	file     string
+	protocol Protocol
+	want     seen
+}{
+	{"vllm_chat.http", OpenAI, seen{8, 0, true, false, true, "length", Usage{13, 5, -1}}},
+	{"sglang_chat.http", OpenAI, seen{9, 0, true, false, true, "length", Usage{13, 5, -1}}},
+	{"vllm_completions.sse", OpenAI, seen{4, 0, true, false, true, "length", Usage{-1, -1, -1}}},
+	{"vllm_generate.sse", OpenAI, seen{2, 0, true, false, true, "length", Usage{-1, -1, -1}}},
+	{"anthropic.sse", Anthropic, seen{8, 0, true, false, true, "end_turn", Usage{25, 15, 16}}},
+	{"responses.sse", Responses, seen{6, 0, true, false, true, "completed", Usage{37, 11, 32}}},
+}
+
+// Every capture, cut at every byte, in LF and in CRLF, gives the same.
+func TestScanCapturesSplitAnywhere(t *testing.T) {
+	for _, c := range captures {
+		for _, crlf := range []bool{false, true} {
+			body := load(t, c.file)
+			if crlf {
+				body = bytes.ReplaceAll(body, []byte("\n"), []byte("\r\n"))
+			}
+			if got := scanAll(c.protocol, body); got != c.want {
+				t.Errorf("%s crlf=%v whole: %+v, want %+v", c.file, crlf, got, c.want)
+			}
+			for i := range body {
+				if got := scanAll(c.protocol, body[:i], body[i:]); got != c.want {
+					t.Fatalf("%s crlf=%v cut at %d: %+v, want %+v", c.file, crlf, i, got, c.want)
+				}
+			}
+			s := newScanner(c.protocol)
+			for i := range body {
+				s.feed(body[i : i+1])
+			}
+			if got := seenBy(s); got != c.want || !s.between() {
+				t.Errorf("%s crlf=%v byte by byte: %+v between=%v", c.file, crlf, got, s.between())
+			}
+		}
+	}
+}
+
+func TestScanEvents(t *testing.T) {
+	none := noUsage
+	for _, c := range []struct {
+		name     string
+		protocol Protocol
+		body     string
+		want     seen
+	}{
+		{"role only is no token", OpenAI, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"null content is no token", OpenAI, `data: {"choices":[{"delta":{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null}}]}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"empty tool_calls is no token", OpenAI, `data: {"choices":[{"delta":{"tool_calls":[ ]}}]}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"content", OpenAI, `data: {"choices":[{"delta":{"content":"x"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"reasoning", OpenAI, `data: {"choices":[{"delta":{"reasoning":"x"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"reasoning_content", OpenAI, `data: {"choices":[{"delta":{"reasoning_content":"x"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"tool call", OpenAI, `data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"second choice has the token", OpenAI, `data: {"choices":[{"delta":{"content":""}},{"delta":{"content":"y"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"prompt ids are no token", OpenAI, `data: {"choices":[{"text":"","prompt_token_ids":[1,2],"token_ids":[]}]}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"token ids", OpenAI, `data: {"choices":[{"token_ids":[7]}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"no space after the colon, spaces in JSON", OpenAI, `data:{ "choices" : [ { "finish_reason" : "stop" } ] , "usage" : { "prompt_tokens" : 3 , "completion_tokens" : 4 , "prompt_tokens_details" : { "cached_tokens" : 2 } } }` + "\n\n", seen{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
+		{"finish reason inside content", OpenAI, `data: {"choices":[{"delta":{"content":"\"finish_reason\":\"stop\",\\"},"finish_reason":null}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"usage and error inside content", OpenAI, `data: {"choices":[{"delta":{"content":"},\"usage\":{\"prompt_tokens\":9},\"error\":{}"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"finish reason deeper down is not the choice's", OpenAI, `data: {"metrics":{"finish_reason":"stop","usage":{"prompt_tokens":1},"error":{"a":1}},"choices":[]}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"null usage", OpenAI, `data: {"choices":[],"usage":null,"error":null}` + "\n\n", seen{1, 0, false, false, false, "", none}},
+		{"escaped backslash before the closing quote", OpenAI, `data: {"choices":[{"delta":{"content":"\\"},"finish_reason":"stop"}]}` + "\n\n", seen{1, 0, true, false, false, "stop", none}},
+		{"unknown finish reason", OpenAI, `data: {"choices":[{"finish_reason":"because"}]}` + "\n\n", seen{1, 0, false, false, false, "because", none}},
+		{"error event", OpenAI, `data: {"error": {"message": "boom", "type": "X", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n", seen{2, 0, false, true, true, "", none}},
+		{"flat error event", OpenAI, `data: {"object":"error","message":"boom"}` + "\n\n", seen{1, 0, false, true, false, "", none}},
+		{"comments and blank lines", OpenAI, ": keep-alive\n\n\n\n: x\r\n\r\ndata: [DONE]\n\n", seen{1, 0, false, false, true, "", none}},
+		{"DONE in content", OpenAI, `data: {"choices":[{"delta":{"content":"data: [DONE]\n\n"}}]}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"half an event does not count", OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}` + "\n", seen{0, 0, false, false, false, "", none}},
+		{"several data lines", OpenAI, "data: {\ndata: }\n\n", seen{1, 1, false, false, false, "", none}},
+		{"garbage", OpenAI, "data: {\"choices\":[{{{\"finish_reason\":\n\ndata: ]\n\ndata:\n\ndata: \"\n\n", seen{4, 0, false, false, false, "", none}},
+		{"anthropic without event lines", Anthropic, `data: {"type":"content_block_delta","delta":{"text":"x"}}` + "\n\n", seen{1, 0, true, false, false, "", none}},
+		{"anthropic error", Anthropic, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n", seen{1, 0, false, true, true, "", none}},
+		{"responses failed", Responses, "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\"}}\n\n", seen{1, 0, false, true, true, "failed", none}},
+		{"responses reasoning delta", Responses, "event: response.reasoning_text.delta\ndata: {\"delta\":\"x\"}\n\n", seen{1, 0, true, false, false, "", none}},
+		{"responses incomplete", Responses, `data: {"type":"response.incomplete","response":{"status":"incomplete"}}` + "\n\n", seen{1, 0, false, false, true, "incomplete", none}},
+	} {
+		if got := scanAll(c.protocol, []byte(c.body)); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+		for i := range c.body {
+			if got := scanAll(c.protocol, []byte(c.body[:i]), []byte(c.body[i:])); got != c.want {
+				t.Errorf("%s cut at %d: %+v, want %+v", c.name, i, got, c.want)
+				break
+			}
+		}
+	}
+}
+
+// An event over the bound goes by unscanned, and the next one is seen.
+func TestScanBigEvent(t *testing.T) {
+	big := []byte(`data: {"choices":[{"delta":{"content":"` + strings.Repeat("x", 2*maxCarry) + `"}}]}` + "\n\n")
+	tail := []byte("data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+	whole := append(append([]byte{}, big...), tail...)
+	want := seen{3, 0, true, false, true, "stop", noUsage}
+	if got := scanAll(OpenAI, whole); got != want {
+		t.Errorf("in one piece: %+v, want %+v", got, want)
+	}
+	want.TooBig, want.Token = 1, false
+	for _, at := range []int{1, 5000, maxCarry, maxCarry + 1, len(big) - 3, len(big) - 1} {
+		got := scanAll(OpenAI, whole[:at], whole[at:])
+		if at <= 5000 { // what is left is too long to be carried too
+			if got != want {
+				t.Errorf("cut at %d: %+v, want %+v", at, got, want)
+			}
+		} else if got.Events != 3 || got.TooBig != 1 || got.Finish != "stop" {
+			t.Errorf("cut at %d: %+v", at, got)
+		}
+	}
+	s := newScanner(OpenAI)
+	for i := 0; i < len(whole); i += 1000 {
+		s.feed(whole[i:min(i+1000, len(whole))])
+		if s.carry != nil && cap(s.carry.B) > maxCarry {
+			t.Fatalf("carry of %d bytes", cap(s.carry.B))
+		}
+	}
+	if got := seenBy(s); got != want {
+		t.Errorf("in pieces: %+v, want %+v", got, want)
+	}
+}
+
+func TestUsageOf(t *testing.T) {
+	for body, want := range map[string]Usage{
+		`{"id":"x","usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4,"prompt_tokens_details":null}}`:       {5, 4, -1},
+		`{"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":3}}}`: {5, 4, 3},
+		`{"usage":{"input_tokens":5,"output_tokens":4,"cache_read_input_tokens":2}}`:                                       {5, 4, 2},
+		`{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":1},"output_tokens":4}}`:                        {5, 4, 1},
+		`{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":7}"}}],"usage":{"prompt_tokens":1}}`:              {1, -1, -1},
+		`{"usage":{"prompt_tokens":-1,"completion_tokens":1.5,"prompt_tokens_details":{"cached_tokens":"3"}}}`:             noUsage,
+		`{"usage":{"prompt_tokens":99999999999999999999}}`:                                                                 noUsage,
+		`{"usage":null}`: noUsage,
+		`{"usage":`:      noUsage,
+		`[]`:             noUsage,
+		``:               noUsage,
+	} {
+		if got := UsageOf([]byte(body)); got != want {
+			t.Errorf("UsageOf(%s) = %+v, want %+v", body, got, want)
+		}
+	}
+}

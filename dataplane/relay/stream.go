@@ -1,0 +1,288 @@
+package relay
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/upstream"
+)
+
+// Protocol is the event protocol of a stream; it decides what an error event
+// looks like and what a good end is.
+type Protocol uint8
+
+// The protocols.
+const (
+	OpenAI    Protocol = iota // data: {…}, ends with data: [DONE]
+	Anthropic                 // event: …, no [DONE]
+	Responses                 // event: …, no [DONE]
+	Opaque                    // not an event stream: bytes pass, nothing is scanned
+)
+
+// Options of one stream.
+type Options struct {
+	// Protocol of the events. A response whose Content-Type is not
+	// text/event-stream is passed on as Opaque whatever stands here.
+	Protocol     Protocol
+	WriteTimeout time.Duration // one flush to the client [30s]
+	IdleTimeout  time.Duration // between two reads from the engine; 0: none
+	// OnFirstToken, when set, is called once, on the relaying goroutine, when
+	// the first event with content has been read.
+	OnFirstToken func()
+}
+
+// ClientConn is the client's connection as relay needs it.
+type ClientConn interface {
+	io.Writer
+	SetWriteDeadline(time.Time) error
+}
+
+const (
+	// A stream reads into a small buffer while events trickle, and into a
+	// large one while data flows.
+	smallRead = 4 << 10
+	largeRead = 32 << 10
+	// calmReads small reads in a row bring the small buffer back.
+	calmReads = 16
+	// maxSlack is how much shorter than WriteTimeout a flush's deadline may
+	// be: within it the timer set for an earlier flush is left as it is.
+	maxSlack = time.Second
+	// minProgress is what a client must take in WriteTimeout to count as slow,
+	// not as stalled.
+	minProgress = 1 << 10
+)
+
+// stream is one relay under way.
+type stream struct {
+	dst      ClientConn
+	resp     *upstream.Response
+	opt      Options
+	chunked  bool
+	scanning bool
+	chunks   upstream.Chunks
+	scan     scanner
+	armed    time.Time // when the write deadline was last set
+	slack    time.Duration
+	calm     int
+	res      Result
+}
+
+// Stream passes resp's body to dst until it ends, one way or the other. The
+// head has been written by the caller, with the framing of resp (chunked,
+// Content-Length or until close). When the engine dies inside a chunked event
+// stream at an event boundary, the client gets an error event in its Protocol
+// and a proper end; elsewhere Reusable is false and the caller must close.
+// Stream does not Release resp. It leaves dst without a write deadline.
+func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
+	if opt.WriteTimeout <= 0 {
+		opt.WriteTimeout = 30 * time.Second
+	}
+	s := &stream{
+		dst: dst, resp: resp, opt: opt,
+		chunked:  resp.ContentLength == upstream.LengthChunked,
+		scanning: opt.Protocol != Opaque && isEventStream(resp.Header("Content-Type")),
+		slack:    min(maxSlack, opt.WriteTimeout/4),
+	}
+	s.scan.protocol = opt.Protocol
+	s.scan.usage = noUsage
+	s.run()
+	s.scan.drop()
+	if s.res.Err != nil {
+		if end := s.goodEnd(); end != nil {
+			s.res.Reusable = s.write(end) == nil
+		}
+	}
+	if !s.armed.IsZero() {
+		_ = dst.SetWriteDeadline(time.Time{})
+	}
+	s.res.Events, s.res.Unscanned = s.scan.events, s.scan.tooBig
+	s.res.Finish, s.res.Usage, s.res.EngineErr = s.scan.finish, s.scan.usage, s.scan.failed
+	return s.res
+}
+
+var eventStreamType = []byte("text/event-stream")
+
+func isEventStream(contentType []byte) bool {
+	n := len(eventStreamType)
+	return len(contentType) >= n && bytes.EqualFold(contentType[:n], eventStreamType) &&
+		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
+}
+
+// run relays until the body's end or a failure.
+func (s *stream) run() {
+	buf := membudget.Default.Get(smallRead)
+	defer func() { membudget.Default.Put(buf) }()
+	t := time.Now()
+	for {
+		if s.opt.IdleTimeout > 0 {
+			_ = s.resp.SetReadDeadline(t.Add(s.opt.IdleTimeout))
+		}
+		n, err := s.resp.ReadRaw(buf.B)
+		if n > 0 {
+			t = time.Now()
+			if s.pass(buf.B[:n], t) {
+				return
+			}
+		}
+		if err != nil {
+			s.readEnded(err)
+			return
+		}
+		buf = s.fit(buf, n)
+	}
+}
+
+// fit changes the buffer's size to what comes.
+func (s *stream) fit(buf *membudget.Buffer, n int) *membudget.Buffer {
+	size := len(buf.B)
+	switch {
+	case size == smallRead && n == smallRead:
+		size = largeRead
+	case size == largeRead && n >= smallRead/2:
+		s.calm = 0
+		return buf
+	case size == largeRead:
+		if s.calm++; s.calm < calmReads {
+			return buf
+		}
+		size = smallRead
+	default:
+		return buf
+	}
+	s.calm = 0
+	membudget.Default.Put(buf)
+	return membudget.Default.Get(size)
+}
+
+// pass looks at what one read brought and writes it on; true when the stream
+// has ended.
+func (s *stream) pass(p []byte, t time.Time) (ended bool) {
+	if s.res.FirstByte.IsZero() {
+		s.res.FirstByte = t
+	}
+	s.res.LastByte = t
+	var broken error
+	if s.chunked {
+		p, broken = s.unchunk(p)
+	} else if s.scanning {
+		s.scan.feed(p)
+	}
+	if s.scan.token && s.res.FirstToken.IsZero() {
+		s.res.FirstToken = t
+		if s.opt.OnFirstToken != nil {
+			s.opt.OnFirstToken()
+		}
+	}
+	if len(p) > 0 && s.writeAt(p, t) != nil {
+		return true
+	}
+	if broken != nil {
+		s.end(EngineClosed, broken)
+		return true
+	}
+	if s.chunked && s.chunks.Done() {
+		s.res.Reusable = true
+		return true
+	}
+	return false
+}
+
+// unchunk follows the chunk framing and feeds the payload to the scan. It gives
+// the part of p that belongs to the body and is well framed.
+func (s *stream) unchunk(p []byte) (good []byte, err error) {
+	at := 0
+	for at < len(p) {
+		n, payload, err := s.chunks.Next(p[at:])
+		at += n
+		if s.scanning && len(payload) > 0 {
+			s.scan.feed(payload)
+		}
+		if err != nil {
+			return p[:at], err
+		}
+		if s.chunks.Done() {
+			if at == len(p) {
+				s.resp.Finish() // else bytes nobody asked for follow: not to be kept
+			}
+			return p[:at], nil
+		}
+	}
+	return p, nil
+}
+
+func (s *stream) end(cause Cause, err error) {
+	s.res.Cause, s.res.Err = cause, err
+}
+
+// readEnded takes in why nothing more comes from the engine.
+func (s *stream) readEnded(err error) {
+	switch {
+	case err == io.EOF:
+		s.res.Reusable = s.resp.ContentLength >= 0
+		if s.resp.ContentLength < 0 && s.scanning && s.scan.events > 0 && !s.scan.ended {
+			s.closedEarly()
+		}
+	case errors.Is(err, upstream.ErrCut):
+		s.end(Cut, err)
+	case errors.Is(err, upstream.ErrTimeout):
+		s.end(EngineStalled, err)
+	default:
+		s.end(EngineClosed, err)
+	}
+}
+
+// closedEarly is the end of an event stream without framing, before the
+// protocol's own last event: only that event would have told a good end.
+func (s *stream) closedEarly() {
+	s.end(EngineClosed, io.ErrUnexpectedEOF)
+	if s.scan.between() && !s.scan.failed {
+		_ = s.write(failures[EngineClosed].appendEvent(nil, s.opt.Protocol))
+	}
+}
+
+func (s *stream) write(p []byte) error { return s.writeAt(p, time.Now()) }
+
+// writeAt writes p, under a deadline. A client that takes something is slow,
+// and may be; one that takes next to nothing in WriteTimeout is stalled.
+func (s *stream) writeAt(p []byte, t time.Time) error {
+	if s.armed.IsZero() || t.Sub(s.armed) > s.slack {
+		s.arm(t)
+	}
+	for progress := 0; ; {
+		n, err := s.dst.Write(p)
+		s.res.Bytes += int64(n)
+		p = p[n:]
+		if err == nil && len(p) > 0 {
+			err = io.ErrShortWrite
+		}
+		if err == nil {
+			return nil
+		}
+		progress += n
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return s.clientFailed(ClientGone, err)
+		}
+		if progress < minProgress {
+			return s.clientFailed(ClientStalled, err)
+		}
+		progress = 0
+		s.arm(time.Now())
+	}
+}
+
+func (s *stream) arm(t time.Time) {
+	s.armed = t
+	_ = s.dst.SetWriteDeadline(t.Add(s.opt.WriteTimeout)) // fails on a closed connection only: the write will say so
+}
+
+// clientFailed notes the client's failure unless the engine failed before.
+func (s *stream) clientFailed(cause Cause, err error) error {
+	if s.res.Err == nil {
+		s.end(cause, err)
+	}
+	return err
+}

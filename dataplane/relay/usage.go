@@ -1,0 +1,56 @@
+package relay
+
+// UsageOf reads the usage member of a whole JSON response of any protocol
+// (usage.prompt_tokens / input_tokens, completion_tokens / output_tokens,
+// prompt_tokens_details.cached_tokens / cache_read_input_tokens).
+func UsageOf(body []byte) Usage {
+	u := noUsage
+	w := walker{b: body}
+	if !w.enter('{') {
+		return u
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		if string(key) == "usage" {
+			w.usage(&u)
+		} else {
+			w.skip()
+		}
+	}
+	return u
+}
+
+// usage reads a usage object into u; what it does not say stays.
+func (w *walker) usage(u *Usage) {
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "prompt_tokens", "input_tokens":
+			w.count(&u.Prompt)
+		case "completion_tokens", "output_tokens":
+			w.count(&u.Completion)
+		case "cache_read_input_tokens":
+			w.count(&u.Cached)
+		case "prompt_tokens_details", "input_tokens_details":
+			if !w.enter('{') {
+				continue
+			}
+			for key, ok := w.member(); ok; key, ok = w.member() {
+				if string(key) == "cached_tokens" {
+					w.count(&u.Cached)
+				} else {
+					w.skip()
+				}
+			}
+		default:
+			w.skip()
+		}
+	}
+}
+
+func (w *walker) count(n *int) {
+	if v := w.number(); v >= 0 {
+		*n = v
+	}
+}

@@ -1,0 +1,182 @@
+package relay
+
+import "bytes"
+
+// walker goes through one JSON text without decoding it. It looks for members
+// by name and skips the rest; it is no validator: on text it can't follow it
+// sets bad and every further step ends at once. Keys are compared as they are
+// written; the engines escape none.
+type walker struct {
+	b   []byte
+	i   int
+	bad bool
+}
+
+func (w *walker) peek() byte {
+	for w.i < len(w.b) {
+		switch c := w.b[w.i]; c {
+		case ' ', '\t', '\n', '\r':
+			w.i++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// enter steps into an object or array; false, and the value skipped, when the
+// value is something else.
+func (w *walker) enter(open byte) bool {
+	if w.peek() == open {
+		w.i++
+		return true
+	}
+	w.skip()
+	return false
+}
+
+// member gives the next key of the object entered, and stands at its value;
+// false behind the object's end.
+func (w *walker) member() (key []byte, ok bool) {
+	c := w.peek()
+	if c == ',' {
+		w.i++
+		c = w.peek()
+	}
+	if c == '}' {
+		w.i++
+		return nil, false
+	}
+	if c != '"' || w.bad {
+		return nil, w.fail()
+	}
+	key = w.str()
+	if w.peek() != ':' {
+		return nil, w.fail()
+	}
+	w.i++
+	return key, !w.bad
+}
+
+// element stands at the next element of the array entered; false behind its end.
+func (w *walker) element() bool {
+	c := w.peek()
+	if c == ',' {
+		w.i++
+		c = w.peek()
+	}
+	if c == ']' {
+		w.i++
+		return false
+	}
+	if c == 0 || c == '}' || w.bad {
+		return w.fail()
+	}
+	return true
+}
+
+func (w *walker) fail() bool {
+	w.bad = true
+	w.i = len(w.b)
+	return false
+}
+
+// str gives the inside of the string it stands at, escapes as they are.
+func (w *walker) str() []byte {
+	start := w.i + 1
+	for i := start; i < len(w.b); i++ {
+		switch w.b[i] {
+		case '"':
+			w.i = i + 1
+			return w.b[start:i]
+		case '\\':
+			i++
+		default:
+			if i-start == 32 { // long: let the vector unit look for the quote
+				if n := bytes.IndexByte(w.b[i:], '"'); n > 0 {
+					if bytes.IndexByte(w.b[i:i+n], '\\') < 0 {
+						w.i = i + n + 1
+						return w.b[start : i+n]
+					}
+				}
+			}
+		}
+	}
+	w.fail()
+	return nil
+}
+
+// text gives a string value; nil, and the value skipped, when it is no string.
+func (w *walker) text() []byte {
+	if w.peek() == '"' {
+		return w.str()
+	}
+	w.skip()
+	return nil
+}
+
+// number gives a non-negative integer value, -1 for anything else.
+func (w *walker) number() int {
+	n, digits := 0, 0
+	for w.peek(); w.i < len(w.b); w.i++ {
+		d := w.b[w.i] - '0'
+		if d > 9 || digits == 18 {
+			break
+		}
+		n = n*10 + int(d)
+		digits++
+	}
+	if digits > 0 && w.i < len(w.b) {
+		switch w.b[w.i] {
+		case ',', '}', ']', ' ', '\n', '\r', '\t':
+			return n
+		}
+	}
+	w.skip()
+	return -1
+}
+
+// null says whether the value is null or absent text; it does not move.
+func (w *walker) null() bool {
+	c := w.peek()
+	return c == 'n' || c == 0
+}
+
+// skip moves behind the value it stands at.
+func (w *walker) skip() {
+	switch w.peek() {
+	case 0:
+		w.fail()
+		return
+	case '"':
+		w.str()
+		return
+	case '{', '[':
+	default:
+		for w.i < len(w.b) {
+			switch w.b[w.i] {
+			case ',', '}', ']', ' ', '\n', '\r', '\t':
+				return
+			}
+			w.i++
+		}
+		return
+	}
+	depth := 0
+	for w.i < len(w.b) {
+		switch w.b[w.i] {
+		case '"':
+			w.str()
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				w.i++
+				return
+			}
+		}
+		w.i++
+	}
+	w.fail()
+}
