@@ -3,6 +3,7 @@
 //
 // Index is the interface the scheduler's side reads and kvevents writes; the
 // engines' own block hashes are opaque keys of a per-rank side table, so that
-// engines may differ in algorithm and seed. Approx is the index of text mode
-// and of engines without events. Naive is the plain model tests compare with.
+// engines may differ in algorithm and seed. New makes the index, Approx is the
+// one of text mode and of engines without events, and Naive is the plain model
+// that tests compare with. Nothing here knows tokens, sockets or workers' state.
 package kvindex

@@ -19,6 +19,16 @@ const (
 	NumTiers
 )
 
+var tierNames = [NumTiers]string{"device", "host", "disk"}
+
+// String gives the tier's name as it stands in metrics and logs.
+func (t Tier) String() string {
+	if t < NumTiers {
+		return tierNames[t]
+	}
+	return "unknown"
+}
+
 // Stored is one BlockStored event of a rank, ready to be placed. Engine and
 // Local have equal length. The slices are borrowed for the call.
 type Stored struct {
@@ -29,6 +39,11 @@ type Stored struct {
 	Parent    EngineHash
 	Engine    []EngineHash
 	Local     []blockhash.Local
+}
+
+// valid says whether the event can be placed at all.
+func (ev *Stored) valid() bool {
+	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && len(ev.Engine) == len(ev.Local)
 }
 
 // StoreResult counts what one Store did.
@@ -42,8 +57,16 @@ type StoreResult struct {
 // takes no lock in the implementation to come; the writing methods may be
 // called from any goroutine and are applied in an order consistent with each
 // caller's own.
+//
+// Blocks are kept as sets: storing an engine hash twice and removing it once
+// leaves it gone, though an engine may still hold a second copy. That forgets a
+// block early (a missed hit) and never remembers one that is gone.
 type Index interface {
-	// Store places the blocks of one event.
+	// Store places the blocks of one event. The parent is looked up in the
+	// event's tier first, then in the rank's other tiers. An engine hash that
+	// comes back with other content replaces the old: the newest wins. An event
+	// for a slot or tier out of range, or with Engine and Local of different
+	// lengths, stores nothing.
 	Store(ev *Stored) StoreResult
 	// Remove takes blocks from a rank's tier by the engine's hashes; unknown
 	// ones are counted in unknown and are harmless.
@@ -52,6 +75,7 @@ type Index interface {
 	Clear(slot worker.Slot) int
 	// Find fills o with how deep each rank holds the prompt: the number of
 	// leading blocks of seqs that the rank holds without a hole, in any tier.
+	// It resets o first.
 	Find(seqs []blockhash.Seq, o *Overlap)
 	// Held is how many blocks a rank holds (each tier counts).
 	Held(slot worker.Slot) int
@@ -60,26 +84,17 @@ type Index interface {
 	Bytes() int64
 }
 
-// Overlap is the result of Find, owned and reused by the caller.
-type Overlap struct {
-	impl overlap
+// Evictor is implemented by an index that drops entries to stay in its bounds.
+type Evictor interface {
+	// Evicted is how many (rank, tier, block) entries have been dropped to
+	// stay under Options.MaxBytes since the start.
+	Evicted() uint64
 }
 
-type overlap struct{}
-
-// Reset empties o for the next use.
-func (o *Overlap) Reset() { panic("contract") }
-
-// Depth is how many leading blocks the rank in slot holds, in any tier.
-func (o *Overlap) Depth(slot worker.Slot) int { panic("contract") }
-
-// Max is the greatest depth of any rank.
-func (o *Overlap) Max() int { panic("contract") }
-
-// New makes the index.
-func New(opt Options) Index { panic("contract") }
-
-// Options of an Index and of an Approx; zero values mean the default.
+// Options of an Index; zero values mean the default.
 type Options struct {
 	MaxBytes int64 // [1 GiB]; at the bound the oldest leaves go first, counted
 }
+
+// defaultMaxBytes bounds an index whose owner said nothing.
+const defaultMaxBytes = 1 << 30

@@ -1,0 +1,113 @@
+package kvindex
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+func TestApproxLearnsAndForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewApprox(ApproxOptions{TTL: time.Minute})
+		_, seqs := chain(0, 1, 10)
+		a.Observe(3, seqs[:6])
+		if got := depthOf(a, 3, seqs); got != 6 {
+			t.Fatalf("depth %d after Observe, want 6", got)
+		}
+		time.Sleep(40 * time.Second)
+		a.Observe(3, seqs[:4]) // keeps the first four
+		time.Sleep(40 * time.Second)
+		if got := depthOf(a, 3, seqs); got != 4 {
+			t.Errorf("depth %d after the time of the last two, want 4", got)
+		}
+		time.Sleep(time.Hour)
+		if got := depthOf(a, 3, seqs); got != 0 || a.Len() != 0 || a.Bytes() != 0 {
+			t.Errorf("depth %d, %d entries, %d bytes after all had passed", got, a.Len(), a.Bytes())
+		}
+	})
+}
+
+func TestApproxConfirm(t *testing.T) {
+	_, seqs := chain(0, 1, 10)
+	_, other := chain(0, 2, 10)
+	a := NewApprox(ApproxOptions{})
+	a.Observe(1, seqs[:6])
+	a.Confirm(1, seqs[:6], 0) // a first request finds nothing, and leaves its own blocks
+	if got := depthOf(a, 1, seqs); got != 6 {
+		t.Errorf("depth %d after the first request, want 6", got)
+	}
+	a.Observe(1, seqs)
+	a.Confirm(1, seqs, 2) // the second had counted on six, the engine had two
+	if got := depthOf(a, 1, seqs); got != 2 {
+		t.Errorf("depth %d after the engine reported 2, want 2", got)
+	}
+	a.Confirm(1, other, 5) // what the engine had is held, whoever brought it
+	if got := depthOf(a, 1, other); got != 5 {
+		t.Errorf("depth %d of a prompt the engine reported, want 5", got)
+	}
+	a.Confirm(1, other, -3)
+	a.Confirm(1, other[:2], 99)
+	if got := depthOf(a, 1, other); got != 2 {
+		t.Errorf("depth %d, want 2", got)
+	}
+	if a.Clear(1) == 0 || a.Len() != 0 || a.first != 0 || a.last != 0 {
+		t.Errorf("Clear left %d entries, list %d…%d", a.Len(), a.first, a.last)
+	}
+	if a.Clear(1) != 0 || a.Clear(4000) != 0 {
+		t.Error("Clear of an empty rank found something")
+	}
+	a.Observe(worker.MaxSlots, seqs)
+	a.Confirm(worker.MaxSlots, seqs, 3)
+	if a.Len() != 0 {
+		t.Error("a slot out of range was stored")
+	}
+}
+
+func TestApproxBound(t *testing.T) {
+	const bound = 100_000
+	a := NewApprox(ApproxOptions{MaxBytes: bound})
+	var last []blockhash.Seq
+	for sid := range 300 {
+		_, last = chain(0, sid, 20)
+		a.Observe(worker.Slot(sid%5), last)
+		if got := a.Bytes(); got > bound {
+			t.Fatalf("%d bytes after %d prompts, over the bound of %d", got, sid+1, bound)
+		}
+	}
+	if got := depthOf(a, worker.Slot(299%5), last); got != 20 {
+		t.Errorf("the newest prompt has depth %d, want 20", got)
+	}
+	if a.Evicted() == 0 || int(a.Evicted())+a.Len() != 300*20 {
+		t.Errorf("%d evicted, %d held of %d", a.Evicted(), a.Len(), 300*20)
+	}
+	if err := a.graph.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestApproxConcurrent(t *testing.T) {
+	a := NewApprox(ApproxOptions{MaxBytes: 50_000, TTL: time.Millisecond})
+	var wg sync.WaitGroup
+	for slot := range worker.Slot(4) {
+		wg.Go(func() {
+			var o Overlap
+			for sid := range 300 {
+				_, seqs := chain(slot, sid%20, 10)
+				a.Observe(slot, seqs)
+				a.Find(seqs, &o)
+				a.Confirm(slot, seqs, sid%11)
+				if sid%50 == 0 {
+					a.Clear(slot)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := a.graph.check(); err != nil {
+		t.Error(err)
+	}
+}

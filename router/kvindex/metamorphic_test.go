@@ -1,0 +1,265 @@
+package kvindex
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+// The slots exercise the inline word, its last bit, and chunks near and far.
+var testSlots = []worker.Slot{0, 3, 63, 64, 200, worker.MaxSlots - 1}
+
+var testSalts = []blockhash.Salt{1, 2, 3}
+
+// op is one step of a history. Everything it needs is in it, so that histories
+// can be cut down and printed.
+type op struct {
+	kind   string // store, remove, clear, find
+	ev     Stored
+	slot   worker.Slot
+	tier   Tier
+	engine []EngineHash
+	seqs   []blockhash.Seq
+}
+
+func (o op) String() string {
+	switch o.kind {
+	case "store":
+		return fmt.Sprintf("store slot=%d tier=%v salt=%d parent=%v/%d engine=%d local=%d",
+			o.ev.Slot, o.ev.Tier, o.ev.Salt, o.ev.HasParent, o.ev.Parent, o.ev.Engine, o.ev.Local)
+	case "remove":
+		return fmt.Sprintf("remove slot=%d tier=%v engine=%d", o.slot, o.tier, o.engine)
+	case "clear":
+		return fmt.Sprintf("clear slot=%d", o.slot)
+	}
+	return fmt.Sprintf("find %x", o.seqs)
+}
+
+// generate makes a history. Three local hashes and short chains make prompts
+// meet often; engine hashes come from a small range, so they are repeated,
+// reused for other content, unknown, and shared between ranks and tiers.
+func generate(rng *rand.Rand, n int) []op {
+	hash := func() EngineHash { return EngineHash(rng.IntN(40)) }
+	locals := func(n int) []blockhash.Local {
+		ls := make([]blockhash.Local, n)
+		for i := range ls {
+			ls[i] = blockhash.Local(1 + rng.IntN(3))
+		}
+		return ls
+	}
+	hashes := func(n int) []EngineHash {
+		hs := make([]EngineHash, n)
+		for i := range hs {
+			hs[i] = hash()
+		}
+		return hs
+	}
+	ops := make([]op, 0, n)
+	for len(ops) < n {
+		slot, tier := testSlots[rng.IntN(len(testSlots))], Tier(rng.IntN(int(NumTiers)))
+		if rng.IntN(3) > 0 {
+			tier = Device
+		}
+		switch p := rng.IntN(100); {
+		case p < 45:
+			blocks := 1 + rng.IntN(5)
+			ops = append(ops, op{kind: "store", ev: Stored{
+				Slot: slot, Tier: tier, Salt: testSalts[rng.IntN(len(testSalts))],
+				HasParent: rng.IntN(3) > 0, Parent: hash(), Engine: hashes(blocks), Local: locals(blocks),
+			}})
+		case p < 70:
+			ops = append(ops, op{kind: "remove", slot: slot, tier: tier, engine: hashes(1 + rng.IntN(4))})
+		case p < 71:
+			ops = append(ops, op{kind: "clear", slot: slot})
+		default:
+			var seqs []blockhash.Seq
+			seq := blockhash.Seq(testSalts[rng.IntN(len(testSalts))])
+			for _, l := range locals(rng.IntN(8)) {
+				seq = blockhash.Next(seq, l)
+				seqs = append(seqs, seq)
+			}
+			ops = append(ops, op{kind: "find", seqs: seqs})
+		}
+	}
+	return ops
+}
+
+// apply does one step and says what came of it, in words that can be compared.
+func apply(ix Index, o op) string {
+	switch o.kind {
+	case "store":
+		return fmt.Sprintf("%+v held=%d", ix.Store(&o.ev), ix.Held(o.ev.Slot))
+	case "remove":
+		removed, unknown := ix.Remove(o.slot, o.tier, o.engine)
+		return fmt.Sprintf("removed=%d unknown=%d held=%d len=%d", removed, unknown, ix.Held(o.slot), ix.Len())
+	case "clear":
+		return fmt.Sprintf("cleared=%d len=%d", ix.Clear(o.slot), ix.Len())
+	}
+	var got Overlap
+	ix.Find(o.seqs, &got)
+	return depths(&got)
+}
+
+func depths(o *Overlap) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "max=%d holders=%d", o.Max(), len(o.Holders()))
+	for _, s := range testSlots {
+		fmt.Fprintf(&b, " %d:%d", s, o.Depth(s))
+	}
+	return b.String()
+}
+
+// runHistory is run, but for the test of minimise.
+var runHistory = run
+
+// run plays a history on both and returns the first difference.
+func run(ops []op) error {
+	ix, model := New(Options{}), NewNaive()
+	for i, o := range ops {
+		got, want := apply(ix, o), apply(model, o)
+		if got != want {
+			return fmt.Errorf("step %d: %v:\n  got  %s\n  want %s", i, o, got, want)
+		}
+		if err := ix.(*locked).graph.check(); err != nil {
+			return fmt.Errorf("step %d: %v: %w", i, o, err)
+		}
+	}
+	for _, s := range testSlots {
+		ix.Clear(s)
+	}
+	if g := &ix.(*locked).graph; g.len != 0 || g.bytes() != 0 || len(g.copies) != 0 {
+		return fmt.Errorf("after clearing every rank: %d entries, %d bytes, %d copies", g.len, g.bytes(), len(g.copies))
+	}
+	return nil
+}
+
+// minimise cuts a failing history down: first large pieces, then single steps.
+func minimise(ops []op) []op {
+	for size := len(ops) / 2; size > 0; size /= 2 {
+		for i := 0; i+size <= len(ops); {
+			if shorter := slices.Concat(ops[:i], ops[i+size:]); runHistory(shorter) != nil {
+				ops = shorter
+			} else {
+				i += size
+			}
+		}
+	}
+	return ops
+}
+
+func envInt(name string, or int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return or
+}
+
+// KVINDEX_SEED is the first seed, KVINDEX_SEEDS how many, KVINDEX_OPS the
+// length of each history.
+func TestMetamorphic(t *testing.T) {
+	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 20), envInt("KVINDEX_OPS", 1500)
+	for seed := first; seed < first+seeds; seed++ {
+		ops := generate(rand.New(rand.NewPCG(uint64(seed), 0)), n)
+		err := run(ops)
+		if err == nil {
+			continue
+		}
+		small := minimise(ops)
+		var b strings.Builder
+		for i, o := range small {
+			fmt.Fprintf(&b, "%4d %v\n", i, o)
+		}
+		t.Fatalf("KVINDEX_SEED=%d: %v\nminimised to %d of %d steps: %v\n%s", seed, err, len(small), len(ops), run(small), b.String())
+	}
+}
+
+// The minimiser itself must work on the day it is needed.
+func TestMinimise(t *testing.T) {
+	defer func() { runHistory = run }()
+	culprits := func(ops []op) (n int) {
+		for _, o := range ops {
+			if o.kind == "clear" && o.slot == 999 {
+				n++
+			}
+		}
+		return n
+	}
+	runHistory = func(ops []op) error {
+		if culprits(ops) == 2 {
+			return fmt.Errorf("two clears of slot 999")
+		}
+		return nil
+	}
+	ops := generate(rand.New(rand.NewPCG(9, 9)), 200)
+	ops = slices.Insert(ops, 120, op{kind: "clear", slot: 999})
+	ops = slices.Insert(ops, 30, op{kind: "clear", slot: 999})
+	if got := minimise(ops); len(got) != 2 || culprits(got) != 2 {
+		t.Errorf("minimised to %v, want the two failing steps alone", got)
+	}
+}
+
+// check verifies what the graph believes of itself.
+func (g *graph) check() error {
+	kids, leaves, entries, held := map[uint32]uint32{}, 0, 0, 0
+	for _, c := range g.bySeq.cells {
+		if c.ref == 0 {
+			continue
+		}
+		n := g.nodes.at(c.ref)
+		if uint64(n.seq) != c.key || g.bySeq.get(c.key) != c.ref {
+			return fmt.Errorf("node %d is filed under %x, its hash is %x", c.ref, c.key, n.seq)
+		}
+		if n.parent != 0 {
+			kids[n.parent]++
+		}
+		if n.kids == 0 {
+			leaves++
+		}
+		if n.kids == 0 && n.entries == 0 {
+			return fmt.Errorf("node %d is kept by nothing", c.ref)
+		}
+		prev := uint32(0)
+		for e := n.entries; e != 0; e = g.entries.at(e).next {
+			x := g.entries.at(e)
+			if x.node != c.ref || x.prev != prev || g.entryOf(x.slot, x.tier, x.hash) != e || !n.holders.has(x.slot, x.tier) {
+				return fmt.Errorf("entry %d of node %d does not hang together: %+v", e, c.ref, *x)
+			}
+			prev = e
+			entries++
+		}
+	}
+	for ref, n := range kids {
+		if g.nodes.at(ref).kids != n {
+			return fmt.Errorf("node %d counts %d children, has %d", ref, g.nodes.at(ref).kids, n)
+		}
+	}
+	older := uint32(0)
+	for ref := g.oldest; ref != 0; ref = g.nodes.at(ref).newer {
+		if n := g.nodes.at(ref); n.older != older || n.kids != 0 {
+			return fmt.Errorf("leaf %d of the list: older %d (want %d), %d children", ref, n.older, older, n.kids)
+		}
+		older = ref
+		leaves--
+	}
+	for i := range g.ranks {
+		held += g.ranks[i].held
+	}
+	switch {
+	case leaves != 0 || older != g.newest:
+		return fmt.Errorf("the list of leaves misses %d, ends at %d (want %d)", leaves, older, g.newest)
+	case g.nodes.live() != g.bySeq.n:
+		return fmt.Errorf("%d nodes live, %d filed", g.nodes.live(), g.bySeq.n)
+	case entries != g.entries.live():
+		return fmt.Errorf("%d entries reachable, %d live", entries, g.entries.live())
+	case held != g.len:
+		return fmt.Errorf("ranks hold %d, the index counts %d", held, g.len)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package kvindex
+
+import (
+	"sync"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+// Naive is an Index so plain that it is right by reading: maps of what each
+// (slot, tier) holds. Tests compare the others with it. It has no bound and its
+// Find looks at every rank; it is not for use.
+type Naive struct {
+	mu   sync.Mutex
+	side map[place]map[EngineHash]blockhash.Seq
+}
+
+type place struct {
+	slot worker.Slot
+	tier Tier
+}
+
+// NewNaive makes an empty model.
+func NewNaive() *Naive { return &Naive{side: make(map[place]map[EngineHash]blockhash.Seq)} }
+
+// Store implements Index.
+func (n *Naive) Store(ev *Stored) (res StoreResult) {
+	if !ev.valid() {
+		return res
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	at := place{ev.Slot, ev.Tier}
+	seq, known := blockhash.Seq(0), false
+	if ev.HasParent {
+		for _, tier := range []Tier{ev.Tier, Device, Host, Disk} {
+			if seq, known = n.side[place{ev.Slot, tier}][ev.Parent]; known {
+				break
+			}
+		}
+		if !known {
+			return StoreResult{Orphan: true}
+		}
+	}
+	if n.side[at] == nil {
+		n.side[at] = make(map[EngineHash]blockhash.Seq)
+	}
+	for i, hash := range ev.Engine {
+		if i == 0 && !ev.HasParent {
+			seq = blockhash.First(ev.Salt, ev.Local[i])
+		} else {
+			seq = blockhash.Next(seq, ev.Local[i])
+		}
+		if n.holds(at, seq) {
+			res.Repeated++
+		} else {
+			res.Added++
+		}
+		n.side[at][hash] = seq
+	}
+	return res
+}
+
+func (n *Naive) holds(at place, seq blockhash.Seq) bool {
+	for _, s := range n.side[at] {
+		if s == seq {
+			return true
+		}
+	}
+	return false
+}
+
+// Remove implements Index.
+func (n *Naive) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (removed, unknown int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, hash := range engine {
+		if _, ok := n.side[place{slot, tier}][hash]; ok {
+			delete(n.side[place{slot, tier}], hash)
+			removed++
+		} else {
+			unknown++
+		}
+	}
+	return removed, unknown
+}
+
+// Clear implements Index.
+func (n *Naive) Clear(slot worker.Slot) int {
+	held := n.Held(slot)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for tier := range NumTiers {
+		delete(n.side, place{slot, tier})
+	}
+	return held
+}
+
+// Find implements Index.
+func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	o.Reset()
+	held := make(map[worker.Slot]map[blockhash.Seq]bool)
+	for at, blocks := range n.side {
+		if held[at.slot] == nil {
+			held[at.slot] = make(map[blockhash.Seq]bool)
+		}
+		for _, seq := range blocks {
+			held[at.slot][seq] = true
+		}
+	}
+	for slot, blocks := range held {
+		depth := 0
+		for depth < len(seqs) && blocks[seqs[depth]] {
+			depth++
+		}
+		if depth > 0 {
+			o.set(slot, depth)
+		}
+	}
+}
+
+// Held implements Index.
+func (n *Naive) Held(slot worker.Slot) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count(func(at place) bool { return at.slot == slot })
+}
+
+// Len implements Index.
+func (n *Naive) Len() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count(func(place) bool { return true })
+}
+
+// Bytes implements Index; the model does not account for memory.
+func (n *Naive) Bytes() int64 { return 0 }
+
+func (n *Naive) count(in func(place) bool) (total int) {
+	for at, blocks := range n.side {
+		if in(at) {
+			distinct := make(map[blockhash.Seq]bool)
+			for _, seq := range blocks {
+				distinct[seq] = true
+			}
+			total += len(distinct)
+		}
+	}
+	return total
+}
