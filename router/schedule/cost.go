@@ -35,14 +35,17 @@ type term struct {
 
 // frame is what is constant over the candidates of one choice.
 type frame struct {
-	w            *weights
-	leg          Leg
-	prompt       int
-	output       int
-	exact        *kvindex.Overlap // nil when nobody holds anything
-	approx       *kvindex.Overlap
-	approxTokens int
-	textOnly     bool // no tokens were found: Approx is for every rank
+	w             *weights
+	leg           Leg
+	prompt        int
+	output        int
+	exact         *kvindex.Overlap // nil when nobody holds anything
+	sized         []SizedOverlap   // instead of exact
+	approx        *kvindex.Overlap
+	approxTokens  int
+	queue, decode float64 // the weights, or 0 where the leg has no such term
+	uncached      float64 // own(0)
+	textOnly      bool    // no tokens were found: Approx is for every rank
 }
 
 // weights are the Options with the rates multiplied in, in ms.
@@ -65,17 +68,29 @@ func newWeights(o *Options) weights {
 }
 
 func newFrame(w *weights, q *Query) frame {
-	f := frame{w: w, leg: q.Leg, prompt: q.PromptTokens, output: outputTokens(q.MaxTokens), textOnly: q.Overlap == nil}
+	f := frame{w: w, leg: q.Leg, prompt: q.PromptTokens, output: outputTokens(q.MaxTokens), textOnly: q.Overlap == nil && len(q.Overlaps) == 0}
 	if f.prompt <= 0 {
 		f.prompt = assumedPrompt
 	}
 	// An overlap nobody shares is dropped here rather than asked per rank.
-	if q.Overlap != nil && q.Overlap.Max() > 0 {
+	for i := range q.Overlaps {
+		if q.Overlaps[i].Overlap.Max() > 0 {
+			f.sized = q.Overlaps
+		}
+	}
+	if len(q.Overlaps) == 0 && q.Overlap != nil && q.Overlap.Max() > 0 {
 		f.exact = q.Overlap
 	}
 	if q.Approx != nil && q.ApproxBlockTokens > 0 && q.Approx.Max() > 0 {
 		f.approx, f.approxTokens = q.Approx, q.ApproxBlockTokens
 	}
+	if f.leg != DecodeLeg {
+		f.queue = w.queue
+	}
+	if f.leg != PrefillLeg {
+		f.decode = w.decode
+	}
+	f.uncached = f.own(0)
 	return f
 }
 
@@ -90,7 +105,7 @@ func (f *frame) look(r *worker.Rank, t *term) {
 	t.cached, t.depth, t.unfit = 0, 0, 0
 	t.approx, t.excluded = false, false
 	t.feed = worker.FeedState(r.Feed.Load())
-	if f.exact != nil || f.approx != nil {
+	if f.exact != nil || f.sized != nil || f.approx != nil {
 		f.overlap(r, t)
 	}
 	if f.leg != PrefillLeg {
@@ -98,30 +113,41 @@ func (f *frame) look(r *worker.Rank, t *term) {
 			t.unfit = f.unfitTokens(r, u)
 		}
 	}
-	w := f.w
-	todo := max(0, float64(f.prompt)-w.overlap*float64(t.cached))
-	cost := w.waiting * float64(max(0, t.waiting-t.requests))
+	t.cost = f.sum(f.own(t.cached), t.reserved, int64(t.blocks), int64(t.waiting)-int64(t.requests)) + f.w.unfit*float64(t.unfit)
+}
+
+// own is the cost of this request's own prompt, of which cached tokens are held.
+func (f *frame) own(cached int32) float64 {
+	rate := f.w.prefill
 	if f.leg == DecodeLeg {
-		cost += w.transfer * todo
-	} else {
-		cost += w.prefill*todo + w.queue*float64(t.reserved)
+		rate = f.w.transfer
 	}
-	if f.leg != PrefillLeg {
-		cost += w.decode*float64(t.blocks) + w.unfit*float64(t.unfit)
+	return rate * max(0, float64(f.prompt)-f.w.overlap*float64(cached))
+}
+
+// sum adds the load of others. Factors of terms that the leg does not have are 0.
+func (f *frame) sum(own float64, reserved, blocks, foreign int64) float64 {
+	if foreign < 0 {
+		foreign = 0
 	}
-	t.cost = cost
+	return own + f.queue*float64(reserved) + f.decode*float64(blocks) + f.w.waiting*float64(foreign)
+}
+
+// glance is look's cost without the term, for passes over many ranks.
+func (f *frame) glance(r *worker.Rank, t *term) float64 {
+	if f.exact != nil && f.exact.Depth(r.Slot) > 0 || f.sized != nil || f.approx != nil || f.leg != PrefillLeg && r.KVUsage() >= pressureFrom {
+		f.look(r, t)
+		return t.cost
+	}
+	return f.sum(f.uncached, r.PrefillTokens.Load(), r.DecodeBlocks.Load(), r.Waiting.Load()-r.Requests.Load())
 }
 
 // overlap trusts the index for ranks whose feed is contiguous. While a feed is
 // syncing what it brought so far is true but not all: the better of both
 // counts. Elsewhere only the text mode's guess remains.
 func (f *frame) overlap(r *worker.Rank, t *term) {
-	if f.exact != nil && (t.feed == worker.FeedLive || t.feed == worker.FeedSyncing) {
-		if d := f.exact.Depth(r.Slot); d > 0 {
-			size := r.BlockSize()
-			if size <= 0 {
-				size = assumedBlockSize
-			}
+	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
+		if d, size := f.held(r); d > 0 {
 			t.depth = int32(d)
 			t.cached = int32(min(d*size, f.prompt))
 		}
@@ -135,15 +161,31 @@ func (f *frame) overlap(r *worker.Rank, t *term) {
 	}
 }
 
+// held is how many blocks, of how many tokens, the index has for r.
+func (f *frame) held(r *worker.Rank) (depth, size int) {
+	if f.exact != nil {
+		if depth = f.exact.Depth(r.Slot); depth > 0 {
+			size = sizeOf(r)
+		}
+		return depth, size
+	}
+	if len(f.sized) > 0 {
+		size = sizeOf(r)
+		for i := range f.sized {
+			if f.sized[i].BlockSize == size {
+				return f.sized[i].Overlap.Depth(r.Slot), size
+			}
+		}
+	}
+	return 0, 0
+}
+
 func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {
 	total := r.Worker.Info().TotalBlocks
 	if total <= 0 {
 		return 0
 	}
-	size := r.BlockSize()
-	if size <= 0 {
-		size = assumedBlockSize
-	}
+	size := sizeOf(r)
 	free := int((1 - min(usage, 1)) * float64(total))
 	return int32(min(max(0, blocksFor(r, f.prompt, f.output)-free)*size, math.MaxInt32))
 }

@@ -3,22 +3,23 @@ package schedule
 import (
 	"math"
 	"slices"
+
+	"sluice/router/worker"
 )
 
 // pickLeast finds the least cost, or with byLoad the fewest requests, in one
 // pass; equals are drawn by reservoir.
 func pickLeast(f *frame, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
-	all := len(q.Candidates) <= keepAll
+	if len(q.Candidates) > keepAll && !byLoad {
+		return pickLeastOfMany(f, q, sc, rng)
+	}
 	best, ties := math.Inf(1), 0
-	worst := math.Inf(1)
-	var t term
 	for _, r := range q.Candidates {
-		f.look(r, &t)
+		sc.kept = append(sc.kept, term{})
+		t := &sc.kept[len(sc.kept)-1]
+		f.look(r, t)
 		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
 			t.excluded = true
-			if all {
-				sc.kept = append(sc.kept, t)
-			}
 			continue
 		}
 		sc.usable++
@@ -26,45 +27,81 @@ func pickLeast(f *frame, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
 		if byLoad {
 			cost = float64(t.requests)
 		}
-		if all {
-			sc.kept = append(sc.kept, t)
-		} else if cost < worst {
-			worst = sc.keep(&t, byLoad)
-		}
 		if cost < best {
 			best, ties = cost, 1
-			sc.best = t
+			sc.best = *t
 		} else if cost == best {
 			ties++
 			if below(rng, ties) == 0 {
-				sc.best = t
+				sc.best = *t
 			}
 		}
+	}
+	if len(sc.kept) > keepAll {
+		sc.kept = sc.kept[:0] // a comparison policy over many: the chosen will do
 	}
 	return sc.usable > 0
 }
 
+// pickLeastOfMany is pickLeast for big pools: it keeps the terms of the best few
+// only, and reads of the others no more than the cost needs.
+func pickLeastOfMany(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	best, ties := math.Inf(1), 0
+	var chosen *worker.Rank
+	worst := math.Inf(1)
+	var t term
+	for _, r := range q.Candidates {
+		cost := f.glance(r, &t)
+		if cost >= worst && cost != best {
+			continue
+		}
+		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
+			continue
+		}
+		if cost < worst {
+			f.look(r, &t)
+			worst = sc.keep(&t)
+		}
+		if cost < best {
+			best, ties = cost, 1
+			chosen = r
+		} else if cost == best {
+			ties++
+			if below(rng, ties) == 0 {
+				chosen = r
+			}
+		}
+	}
+	if chosen == nil {
+		return false
+	}
+	sc.usable = len(q.Candidates) - len(q.Excluded)
+	f.look(chosen, &sc.best)
+	// Booked meanwhile by another: an impossible count makes reserve fail, and
+	// the choice is made anew.
+	if sc.best.cost > best+1e-6 {
+		sc.best.reserved, sc.best.blocks = -1, -1
+	}
+	return true
+}
+
 // keep holds the keepBest cheapest and returns the cost a rival must beat.
-func (sc *scratch) keep(t *term, byLoad bool) float64 {
+func (sc *scratch) keep(t *term) float64 {
 	if len(sc.kept) < keepBest {
 		sc.kept = append(sc.kept, *t)
 		if len(sc.kept) < keepBest {
 			return math.Inf(1)
 		}
 	} else {
-		sc.kept[sc.dearest(byLoad)] = *t
+		sc.kept[sc.dearest()] = *t
 	}
-	d := &sc.kept[sc.dearest(byLoad)]
-	if byLoad {
-		return float64(d.requests)
-	}
-	return d.cost
+	return sc.kept[sc.dearest()].cost
 }
 
-func (sc *scratch) dearest(byLoad bool) int {
+func (sc *scratch) dearest() int {
 	at := 0
 	for i := range sc.kept {
-		if byLoad && sc.kept[i].requests > sc.kept[at].requests || !byLoad && sc.kept[i].cost > sc.kept[at].cost {
+		if sc.kept[i].cost > sc.kept[at].cost {
 			at = i
 		}
 	}

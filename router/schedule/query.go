@@ -30,11 +30,14 @@ func (l Leg) String() string {
 type Query struct {
 	Leg        Leg
 	Candidates []*worker.Rank
-	// Overlap by slot, for ranks whose feed is live; nil when no tokens were
-	// found. Its blocks are of each rank's own BlockSize.
+	// Overlap by slot, for ranks whose feed is live, in blocks of each rank's
+	// own BlockSize; nil when no tokens were found.
 	Overlap *kvindex.Overlap
+	// Overlaps, where fleets mix block sizes: each holds for the ranks of its
+	// size only. When not empty, Overlap is not looked at.
+	Overlaps []SizedOverlap
 	// Approx is the text-mode overlap, used for ranks whose feed is not live
-	// and for all ranks when Overlap is nil.
+	// and for all ranks when there is no other.
 	Approx *kvindex.Overlap
 	// PromptTokens is exact or estimated; 0 unknown.
 	PromptTokens int
@@ -48,6 +51,12 @@ type Query struct {
 	RequestID string
 	// Attempt counts from 1.
 	Attempt int
+}
+
+// SizedOverlap is the overlap of the ranks of one block size, in tokens.
+type SizedOverlap struct {
+	BlockSize int
+	Overlap   kvindex.Overlap
 }
 
 // Choice is the rank chosen and what it was expected to hold.
@@ -76,11 +85,16 @@ func outputTokens(n int) int {
 	return min(n, maxOutput)
 }
 
+// sizeOf is the block size of a rank, in tokens.
+func sizeOf(r *worker.Rank) int {
+	if n := r.BlockSize(); n > 0 {
+		return n
+	}
+	return assumedBlockSize
+}
+
 // blocksFor is the KV blocks a request takes on r when it is decoded there.
 func blocksFor(r *worker.Rank, prompt, output int) int {
-	size := r.BlockSize()
-	if size <= 0 {
-		size = assumedBlockSize
-	}
+	size := sizeOf(r)
 	return max(1, (prompt+output+size-1)/size)
 }
