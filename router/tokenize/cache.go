@@ -1,0 +1,186 @@
+package tokenize
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"sluice/dataplane/upstream"
+)
+
+// hash names an engine's request. Whole requests are compared by it alone: a
+// wrong hit would cost a wrong guess of affinity, at odds of 2^-128, and the
+// seed, another in every process, keeps a client from making one.
+type hash = xxh3.Uint128
+
+var seed = rand.Uint64()
+
+var hashers = sync.Pool{New: func() any { return xxh3.NewSeed(seed) }}
+
+// key hashes the composed request.
+func (w *work) key() hash {
+	h := hashers.Get().(*xxh3.Hasher)
+	h.Reset()
+	for _, s := range w.segs {
+		_, _ = h.Write(s)
+	}
+	k := h.Sum128()
+	hashers.Put(h)
+	return k
+}
+
+// cache is an LRU of prompts' ids bounded in bytes, in shards so that requests
+// seldom meet at a lock, and holds the lookups under way. A lock is held for a
+// map access and a few pointer writes; ids are immutable once in.
+type cache struct {
+	shards [16]shard
+}
+
+type shard struct {
+	mu      sync.Mutex
+	entries map[hash]*entry
+	flights map[hash]*flight
+	newest  *entry
+	oldest  *entry
+	bytes   int64
+	limit   int64
+	_       [64]byte // keeps neighbours' locks off this cache line
+}
+
+type entry struct {
+	key          hash
+	ids          []uint32
+	newer, older *entry
+}
+
+// entryOverhead is about what an entry takes beside its ids: the struct, its
+// share of the map, the slice's rounding.
+const entryOverhead = 160
+
+func (e *entry) cost() int64 { return int64(4*cap(e.ids)) + entryOverhead }
+
+func newCache(bytes int64) *cache {
+	c := new(cache)
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.entries = make(map[hash]*entry)
+		s.flights = make(map[hash]*flight)
+		s.limit = max(0, bytes) / int64(len(c.shards))
+	}
+	return c
+}
+
+func (c *cache) shard(k hash) *shard { return &c.shards[k.Hi%uint64(len(c.shards))] }
+
+// get gives the ids of k, which must not be changed; or the lookup under way
+// for it; or, with begin, a new one that the caller leads and must land.
+func (c *cache) get(k hash, begin bool) (ids []uint32, f *flight, leads bool) {
+	s := c.shard(k)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[k]; e != nil {
+		s.unlink(e)
+		s.pushNewest(e)
+		return e.ids, nil, false
+	}
+	if f = s.flights[k]; f != nil || !begin {
+		return nil, f, false
+	}
+	f = &flight{done: make(chan struct{})}
+	s.flights[k] = f
+	return nil, f, true
+}
+
+// land ends a lookup: its ids, when it has any, go into the cache and to all
+// that wait.
+func (c *cache) land(k hash, f *flight) {
+	s := c.shard(k)
+	s.mu.Lock()
+	delete(s.flights, k)
+	if f.ids != nil {
+		s.put(&entry{key: k, ids: f.ids})
+	}
+	s.mu.Unlock()
+	close(f.done)
+}
+
+func (s *shard) put(e *entry) {
+	if e.cost() > s.limit || s.entries[e.key] != nil {
+		return
+	}
+	s.entries[e.key] = e
+	s.pushNewest(e)
+	s.bytes += e.cost()
+	for s.bytes > s.limit {
+		old := s.oldest
+		s.unlink(old)
+		delete(s.entries, old.key)
+		s.bytes -= old.cost()
+	}
+}
+
+func (s *shard) pushNewest(e *entry) {
+	e.older, e.newer = s.newest, nil
+	if s.newest != nil {
+		s.newest.newer = e
+	} else {
+		s.oldest = e
+	}
+	s.newest = e
+}
+
+func (s *shard) unlink(e *entry) {
+	if e.newer != nil {
+		e.newer.older = e.older
+	} else {
+		s.newest = e.older
+	}
+	if e.older != nil {
+		e.older.newer = e.newer
+	} else {
+		s.oldest = e.newer
+	}
+}
+
+func (c *cache) size() (entries int, bytes int64) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		entries += len(s.entries)
+		bytes += s.bytes
+		s.mu.Unlock()
+	}
+	return entries, bytes
+}
+
+// flight is one lookup under way. The leader sets the fields before done is
+// closed; the others read them after.
+type flight struct {
+	done chan struct{}
+	ids  []uint32 // nil: it failed
+	err  string
+	cut  bool // the leader's own call was cut: says nothing of the engine
+}
+
+// cutPoll is how often one who waits looks whether its own call was cut: a
+// Call can be asked but does not tell.
+const cutPoll = 20 * time.Millisecond
+
+// wait waits for f to end; false when the deadline came or call was cut first.
+func (f *flight) wait(call *upstream.Call, deadline time.Time) bool {
+	tick := time.NewTimer(cutPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.done:
+			return true
+		case now := <-tick.C:
+			if call.WasCut() || now.After(deadline) {
+				return false
+			}
+			tick.Reset(cutPoll)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package tokenize
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
+)
+
+// passedOn are the members that change what /tokenize answers (vLLM 0.33,
+// TokenizeChatRequest and TokenizeCompletionRequest).
+var passedOn = [...]struct {
+	key    jsonscan.Key
+	splice []byte
+	prompt bool // for a completion's prompt too
+}{
+	{jsonscan.KeyTools, []byte(`,"tools":`), false},
+	{jsonscan.KeyChatTemplate, []byte(`,"chat_template":`), false},
+	{jsonscan.KeyChatTemplateKwargs, []byte(`,"chat_template_kwargs":`), false},
+	{jsonscan.KeyAddGenerationPrompt, []byte(`,"add_generation_prompt":`), false},
+	{jsonscan.KeyContinueFinalMessage, []byte(`,"continue_final_message":`), false},
+	{jsonscan.KeyAddSpecialTokens, []byte(`,"add_special_tokens":`), true},
+}
+
+var (
+	openModel    = []byte(`{"model":`)
+	comma        = []byte(`,`)
+	openObject   = []byte(`{`)
+	closeObject  = []byte(`}`)
+	promptKey    = []byte(`"prompt":`)
+	messagesKey  = []byte(`"messages":`)
+	openMessages = []byte(`"messages":[`)
+	systemHead   = []byte(`{"role":"system","content":`)
+	userHead     = []byte(`{"role":"user","content":`)
+	closeArray   = []byte(`]`)
+)
+
+// compose lays the /tokenize request out of the body's own bytes.
+func (w *work) compose(doc *jsonscan.Doc) {
+	if doc.Has(jsonscan.KeyModel) {
+		w.add(openModel, doc.Raw(jsonscan.KeyModel), comma)
+	} else {
+		w.add(openObject)
+	}
+	switch {
+	case w.shape == shapePrompt:
+		w.add(promptKey, w.prompt)
+	case w.shape == shapeInput:
+		w.add(openMessages)
+		if w.system != nil {
+			w.add(systemHead, w.system, closeObject, comma)
+		}
+		w.add(userHead, w.prompt, closeObject, closeArray)
+	case w.system != nil:
+		w.add(openMessages, systemHead, w.system, closeObject)
+		if len(w.text) > 0 {
+			w.add(comma, w.text)
+		}
+		w.add(closeArray)
+	default:
+		w.add(messagesKey, doc.Raw(jsonscan.KeyMessages))
+	}
+	for i := range passedOn {
+		p := &passedOn[i]
+		if (w.shape != shapePrompt || p.prompt) && doc.Has(p.key) {
+			w.add(p.splice, doc.Raw(p.key))
+		}
+	}
+	w.add(closeObject)
+}
+
+func (w *work) add(pieces ...[]byte) {
+	for _, p := range pieces {
+		w.segs = append(w.segs, p)
+		w.size += len(p)
+	}
+}
+
+var tokenizeFields = []upstream.Field{{Name: "Content-Type", Value: "application/json"}}
+
+// Errors of ask, by what they say of the engine.
+var (
+	errUnsupported = errors.New("it does not offer /tokenize")
+	errRefused     = errors.New("it refuses this prompt")
+	errBusy        = errors.New("it fails")
+	errGarbage     = errors.New("its answer holds no token ids")
+)
+
+// engineError is a failed lookup.
+type engineError struct {
+	url    string
+	status int // 0: no whole answer came
+	cause  error
+}
+
+func (e *engineError) Error() string {
+	s := "tokenize: cannot ask " + strconv.Quote(e.url) + ": " + e.cause.Error()
+	if e.status != 0 {
+		s += " (status " + strconv.Itoa(e.status) + ")"
+	}
+	return s
+}
+
+func (e *engineError) Unwrap() error { return e.cause }
+
+// ask posts the composed request and appends the ids to dst. On an error dst's
+// length is unchanged.
+func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, deadline time.Time) ([]uint32, error) {
+	fail := func(status int, cause error) ([]uint32, error) {
+		return dst, &engineError{url: ep.URL(), status: status, cause: cause}
+	}
+	req := upstream.Request{Method: "POST", Path: "/tokenize", Fields: tokenizeFields, Body: w.segs, Deadline: deadline}
+	resp, err := ep.Do(&req, call)
+	if err != nil {
+		return fail(0, err)
+	}
+	defer resp.Release()
+	// An id is at most 10 digits and a comma for a byte or more of text; what a
+	// template adds is short.
+	w.answer, err = resp.ReadAll(w.answer[:0], 16*w.size+64<<10)
+	switch {
+	case err != nil:
+		return fail(resp.Status, err)
+	case resp.Status == 200:
+	case resp.Status == 404 || resp.Status == 405 || resp.Status == 501 || resp.Status == 401 || resp.Status == 403:
+		return fail(resp.Status, errUnsupported)
+	case resp.Status >= 400 && resp.Status < 500 && resp.Status != 408 && resp.Status != 429:
+		return fail(resp.Status, errRefused)
+	default:
+		return fail(resp.Status, errBusy)
+	}
+	v, ok, err := jsonscan.Find(w.answer, "tokens")
+	if err != nil || !ok {
+		return fail(resp.Status, errGarbage)
+	}
+	ids, err := jsonscan.TokenIDs(dst, w.answer[v.Start:v.End])
+	if err != nil {
+		return fail(resp.Status, errGarbage)
+	}
+	return ids, nil
+}
+
+func timedOut(err error) bool { return errors.Is(err, upstream.ErrTimeout) }
+
+// count sorts a failed lookup into the counters.
+func (t *Tokenizer) count(err error) {
+	switch {
+	case errors.Is(err, errRefused), errors.Is(err, errUnsupported):
+		t.refused.Add(1)
+	default:
+		t.failed.Add(1)
+		if timedOut(err) {
+			t.timeouts.Add(1)
+		}
+	}
+}

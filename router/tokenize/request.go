@@ -1,0 +1,234 @@
+package tokenize
+
+import (
+	"bytes"
+	"sync"
+
+	"sluice/dataplane/jsonscan"
+)
+
+// work is what one Prompt call needs: where the prompt lies in the body, and
+// room for the engine's call. It borrows the body and goes back to a pool.
+type work struct {
+	ids      []byte   // JSON array of the ids, where the request holds them
+	text     []byte   // the prompt's bytes; nil where there is no prompt
+	before   [][]byte // what precedes text in the rendered prompt
+	more     int      // estimated tokens of the prompts after the first
+	estimate int      // of all prompts
+	whyNot   string   // why no engine is asked
+
+	shape  shape
+	prompt []byte // of shapePrompt: the JSON string
+	system []byte // JSON string put before the messages, or nil
+
+	segs   [][]byte // the engine's request
+	size   int      // bytes in segs
+	answer []byte
+}
+
+// shape is the form of the engine's /tokenize request.
+type shape uint8
+
+const (
+	shapeMessages shape = iota // the body's own messages
+	shapePrompt                // a completion's string
+	shapeInput                 // a string input as one user message
+)
+
+var works = sync.Pool{New: func() any { return new(work) }}
+
+func getWork() *work { return works.Get().(*work) }
+
+// maxKept bounds the answer room that a pooled work keeps.
+const maxKept = 256 << 10
+
+func (w *work) put() {
+	clear(w.segs)
+	clear(w.before)
+	kept := work{segs: w.segs[:0], before: w.before[:0]}
+	if cap(w.answer) <= maxKept {
+		kept.answer = w.answer[:0]
+	}
+	*w = kept
+	works.Put(w)
+}
+
+// read finds the prompt.
+func (w *work) read(kind Kind, doc *jsonscan.Doc) {
+	switch kind {
+	case Chat:
+		w.readChat(doc)
+	case Completion:
+		w.readCompletion(doc)
+	case Responses:
+		w.readResponses(doc)
+	case Messages:
+		w.readMessages(doc)
+	case Generate:
+		w.ids = doc.Raw(jsonscan.KeyTokenIDs)
+		w.text = inner(w.ids)
+		w.whyNot = "the request's token ids cannot be read"
+		w.estimate = commas(w.ids)
+	}
+}
+
+func (w *work) readChat(doc *jsonscan.Doc) {
+	messages := doc.Raw(jsonscan.KeyMessages)
+	if messages == nil {
+		return
+	}
+	w.text = inner(messages)
+	w.precede(doc, jsonscan.KeyChatTemplate, jsonscan.KeyChatTemplateKwargs, jsonscan.KeyTools)
+	c := readContents(messages)
+	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.beforeTokens()
+	if c.media > 0 {
+		w.whyNot = "the messages hold images or other media, which token ids do not tell apart"
+	}
+}
+
+func (w *work) readCompletion(doc *jsonscan.Doc) {
+	prompt := doc.Raw(jsonscan.KeyPrompt)
+	w.shape = shapePrompt
+	switch doc.Values[jsonscan.KeyPrompt].Kind {
+	case jsonscan.String:
+		w.setPrompt(prompt)
+	case jsonscan.Array:
+		it := jsonscan.Walk(prompt)
+		if !it.Next() {
+			return
+		}
+		first := it.Raw()
+		switch it.Value.Kind {
+		case jsonscan.Number:
+			w.ids, w.text, w.estimate = prompt, inner(prompt), commas(prompt)
+			w.whyNot = "the prompt's token ids cannot be read"
+			return
+		case jsonscan.Array:
+			w.ids, w.text, w.estimate = first, inner(first), commas(first)
+			w.whyNot = "the prompt's token ids cannot be read"
+		case jsonscan.String:
+			w.setPrompt(first)
+		default:
+			return
+		}
+		for it.Next() {
+			if it.Value.Kind == jsonscan.Array {
+				w.more += commas(it.Raw())
+			} else {
+				w.more += tokensOf(len(it.Raw()))
+			}
+		}
+		w.estimate += w.more
+	}
+}
+
+func (w *work) setPrompt(quoted []byte) {
+	w.prompt, w.text = quoted, inner(quoted)
+	w.estimate = tokensOf(len(w.text))
+}
+
+// readResponses asks an engine only for what it turns into one user message
+// (and a system message): what it makes of other items, of tools and of earlier
+// responses is its own affair.
+func (w *work) readResponses(doc *jsonscan.Doc) {
+	input := doc.Raw(jsonscan.KeyInput)
+	kind := doc.Values[jsonscan.KeyInput].Kind
+	if kind <= jsonscan.Null {
+		return
+	}
+	w.text = inner(input)
+	w.precede(doc, jsonscan.KeyTools, jsonscan.KeyInstructions)
+	simple := kind == jsonscan.String && !doc.Has(jsonscan.KeyTools) && w.setSystem(doc, jsonscan.KeyInstructions) &&
+		!bytes.Contains(doc.Body, []byte("previous_response_id"))
+	if !simple {
+		w.whyNot = "only a responses request with a string input, without tools and earlier responses, is tokenized"
+	}
+	w.shape, w.prompt = shapeInput, input
+	w.estimate = tokensOf(len(w.text)) + w.beforeTokens()
+}
+
+// readMessages asks an engine only where all contents are strings, which every
+// converter of this API passes on as they are.
+func (w *work) readMessages(doc *jsonscan.Doc) {
+	messages := doc.Raw(jsonscan.KeyMessages)
+	if messages == nil {
+		return
+	}
+	w.text = inner(messages)
+	w.precede(doc, jsonscan.KeyTools, jsonscan.KeySystem)
+	c := readContents(messages)
+	if c.parts || doc.Has(jsonscan.KeyTools) || !w.setSystem(doc, jsonscan.KeySystem) {
+		w.whyNot = "only a messages request with string contents, without tools, is tokenized"
+	}
+	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.beforeTokens()
+}
+
+// setSystem takes a string member as the system message; absent will do too.
+func (w *work) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
+	if !doc.Has(k) {
+		return true
+	}
+	w.system = doc.Raw(k)
+	return doc.Values[k].Kind == jsonscan.String
+}
+
+// precede notes members that the template puts before the text.
+func (w *work) precede(doc *jsonscan.Doc, keys ...jsonscan.Key) {
+	for _, k := range keys {
+		if doc.Has(k) {
+			w.before = append(w.before, doc.Raw(k))
+		}
+	}
+}
+
+func (w *work) beforeTokens() int {
+	n := 0
+	for _, b := range w.before {
+		n += tokensOf(len(b))
+	}
+	return n
+}
+
+// maxJoined bounds the text that has to be copied, for tools stand before it.
+const maxJoined = 1 << 20
+
+// joinText gives what to hash in text mode: the body's own bytes where nothing
+// precedes them, else a copy in room, cut at maxJoined.
+func (w *work) joinText(room []byte) (text, kept []byte) {
+	if len(w.before) == 0 {
+		return w.text, room
+	}
+	room = room[:0]
+	w.before = append(w.before, w.text)
+	for i, b := range w.before {
+		if i > 0 && len(room) < maxJoined {
+			room = append(room, 0) // no JSON holds it: parts cannot run together
+		}
+		room = append(room, b[:min(len(b), maxJoined-len(room))]...)
+	}
+	return room, room
+}
+
+// inner is a JSON array, string or object without its outer two bytes and the
+// space next to them: with the closing bracket gone the next turn's bytes go on
+// from this turn's.
+func inner(raw []byte) []byte {
+	if len(raw) < 2 {
+		return raw
+	}
+	if raw[0] == '"' {
+		return raw[1 : len(raw)-1]
+	}
+	return bytes.Trim(raw[1:len(raw)-1], " \t\r\n")
+}
+
+// tokensOf estimates the tokens in n bytes of text, four bytes each.
+func tokensOf(n int) int { return (n + 3) / 4 }
+
+// commas is how many elements a flat array has.
+func commas(array []byte) int {
+	if len(inner(array)) == 0 {
+		return 0
+	}
+	return bytes.Count(array, []byte{','}) + 1
+}

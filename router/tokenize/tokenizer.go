@@ -1,0 +1,261 @@
+package tokenize
+
+import (
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
+)
+
+// Source says where a prompt's tokens came from.
+type Source uint8
+
+// The sources, best first. None means there is nothing to hash.
+const (
+	None        Source = iota
+	FromRequest        // ids in the request
+	FromCache          // an engine said so earlier
+	FromEngine         // an engine's /tokenize
+	FromText           // no ids: hash Text
+	numSources
+)
+
+var sourceNames = [numSources]string{"none", "ids", "cache", "engine", "text"}
+
+// String gives the name used in metrics and explain records: "ids", "cache",
+// "engine", "text" or "none".
+func (s Source) String() string {
+	if s < numSources {
+		return sourceNames[s]
+	}
+	return "unknown"
+}
+
+// Kind is the shape of a request.
+type Kind uint8
+
+// The kinds, by the endpoint a request came to.
+const (
+	Chat       Kind = iota // /v1/chat/completions
+	Completion             // /v1/completions
+	Responses              // /v1/responses
+	Messages               // /v1/messages
+	Generate               // /inference/v1/generate
+	Other                  // no KV affinity: nothing is looked for
+)
+
+// Prompt is what was found of a request's prompt. It is reused: Tokens keeps
+// its room, and belongs to the caller; Text is borrowed from the request's
+// body where it can be, and is good as long as that.
+type Prompt struct {
+	Source Source
+	// Tokens are the ids of the prompt, of the first one where a request holds
+	// several; empty in text mode.
+	Tokens []uint32
+	// Text is what to hash in text mode. The text of a chat's next turn has
+	// that of this turn as its prefix. It is no more than a key: JSON escapes
+	// and punctuation are left as the client sent them.
+	Text []byte
+	// Count is the prompt's length in tokens over all prompts of the request:
+	// exact where one prompt's ids are known, else estimated.
+	Count int
+	// Err says why an engine's tokenizer was not used although it could have
+	// been, "" otherwise.
+	Err string
+
+	room []byte // where Text is joined when it is not one piece of the body
+}
+
+// Modes of Options.Mode. Ids in the request are used in all of them.
+const (
+	ModeAuto   = "auto"   // engine, else text
+	ModeEngine = "engine" // engine, else nothing
+	ModeText   = "text"   // never ask an engine
+	ModeIDs    = "ids"    // ids in the request, else nothing
+)
+
+// Options of a Tokenizer; zero values mean the default in brackets.
+type Options struct {
+	Mode           string        // [ModeAuto]; an unknown one counts as auto
+	CacheBytes     int64         // bound of the cache [64 MiB]; negative: no cache
+	Timeout        time.Duration // of one lookup, connecting included [250ms]
+	MaxEngineBytes int           // a longer request is not sent to an engine [1 MiB]
+	UnsupportedFor time.Duration // how long an engine without /tokenize is left alone [30s]
+	MaxBackoff     time.Duration // longest rest of an engine that fails [30s]
+}
+
+func (o *Options) defaults() {
+	if o.Mode == "" {
+		o.Mode = ModeAuto
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = 64 << 20
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = 250 * time.Millisecond
+	}
+	if o.MaxEngineBytes <= 0 {
+		o.MaxEngineBytes = 1 << 20
+	}
+	if o.UnsupportedFor <= 0 {
+		o.UnsupportedFor = 30 * time.Second
+	}
+	if o.MaxBackoff <= 0 {
+		o.MaxBackoff = 30 * time.Second
+	}
+}
+
+// Tokenizer finds tokens. Safe for concurrent use. It has no goroutine of its
+// own and nothing to close.
+type Tokenizer struct {
+	opt    Options
+	cache  *cache
+	faults faults
+
+	sources                                      [numSources]atomic.Uint64
+	coalesced, rested, refused, failed, timeouts atomic.Uint64
+}
+
+// New makes a Tokenizer.
+func New(opt Options) *Tokenizer {
+	opt.defaults()
+	return &Tokenizer{opt: opt, cache: newCache(opt.CacheBytes), faults: faults{now: time.Now, opt: &opt}}
+}
+
+// Stats are the counters since New, and what the cache holds now.
+type Stats struct {
+	FromRequest, FromCache, FromEngine, FromText, None uint64 // prompts by source
+
+	Coalesced uint64 // prompts that waited for the same lookup of another request
+	Rested    uint64 // prompts for which the engine was not asked because it had failed
+	Refused   uint64 // lookups an engine answered with a 4xx
+	Failed    uint64 // lookups that failed otherwise, time-outs included
+	Timeouts  uint64 // lookups that ran into Timeout
+
+	CacheEntries int
+	CacheBytes   int64
+}
+
+// Stats reads the counters; from any goroutine.
+func (t *Tokenizer) Stats() Stats {
+	s := Stats{
+		FromRequest: t.sources[FromRequest].Load(), FromCache: t.sources[FromCache].Load(), FromEngine: t.sources[FromEngine].Load(),
+		FromText: t.sources[FromText].Load(), None: t.sources[None].Load(),
+		Coalesced: t.coalesced.Load(), Rested: t.rested.Load(), Refused: t.refused.Load(), Failed: t.failed.Load(), Timeouts: t.timeouts.Load(),
+	}
+	s.CacheEntries, s.CacheBytes = t.cache.size()
+	return s
+}
+
+// Asks says whether ep's tokenizer would be asked now; false while it rests
+// after a failure. A caller with several engines to choose from prefers one
+// that is asked.
+func (t *Tokenizer) Asks(ep *upstream.Endpoint) bool {
+	return ep != nil && !t.faults.resting(ep.URL())
+}
+
+// Prompt finds the tokens of the request in doc and leaves them in dst. ep is
+// the engine to ask where one must be asked, chosen by the caller among those
+// that serve the model; nil means do not ask. call ends the lookup when it is
+// cut; it may be nil, and must be fresh, for it serves the engine's call.
+func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
+	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = None, dst.Tokens[:0], nil, 0, ""
+	t.find(dst, kind, doc, ep, call)
+	t.sources[dst.Source].Add(1)
+}
+
+func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
+	w := getWork()
+	defer w.put()
+	w.read(kind, doc)
+	dst.Count = w.estimate
+	if w.ids != nil {
+		if ids, err := jsonscan.TokenIDs(dst.Tokens, w.ids); err == nil {
+			dst.Source, dst.Tokens, dst.Count = FromRequest, ids, len(ids)+w.more
+			return
+		}
+	}
+	if t.opt.Mode == ModeIDs || w.text == nil {
+		return
+	}
+	if t.opt.Mode != ModeText && t.lookUp(dst, w, doc, ep, call) {
+		dst.Count = len(dst.Tokens) + w.more
+		return
+	}
+	if t.opt.Mode != ModeEngine {
+		dst.Source = FromText
+		dst.Text, dst.room = w.joinText(dst.room)
+	}
+}
+
+// lookUp asks the cache, then the engine, and says whether either knew.
+func (t *Tokenizer) lookUp(dst *Prompt, w *work, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
+	if w.whyNot != "" {
+		dst.Err = w.whyNot
+		return false
+	}
+	w.compose(doc)
+	if w.size > t.opt.MaxEngineBytes {
+		dst.Err = "the prompt is longer than max_engine_bytes"
+		return false
+	}
+	key := w.key()
+	deadline := time.Now().Add(t.opt.Timeout)
+	for {
+		ids, f, leads := t.cache.get(key, ep != nil)
+		switch {
+		case ids != nil:
+			dst.Source, dst.Tokens = FromCache, append(dst.Tokens, ids...)
+			return true
+		case f == nil:
+			return false
+		case leads:
+			return t.lead(dst, w, ep, call, key, f, deadline)
+		}
+		t.coalesced.Add(1)
+		if !f.wait(call, deadline) {
+			dst.Err = "the same lookup of another request took too long"
+			return false
+		}
+		if f.ids != nil {
+			dst.Source, dst.Tokens = FromCache, append(dst.Tokens, f.ids...)
+			return true
+		}
+		if !f.cut {
+			dst.Err = f.err
+			return false
+		}
+		// The leader's client left: the next one asks.
+	}
+}
+
+// lead does the lookup for itself and for all that wait on f.
+func (t *Tokenizer) lead(dst *Prompt, w *work, ep *upstream.Endpoint, call *upstream.Call, key hash, f *flight, deadline time.Time) bool {
+	defer t.cache.land(key, f) // also when it panics: nobody waits for ever
+	url := ep.URL()
+	if why, ok := t.faults.mayAsk(url, w.size); !ok {
+		t.rested.Add(1)
+		f.err, dst.Err = why, why
+		return false
+	}
+	began := t.faults.now()
+	ids, err := w.ask(dst.Tokens, ep, call, deadline)
+	if err == nil {
+		t.faults.clear(url, w.size)
+		dst.Source, dst.Tokens = FromEngine, ids
+		f.ids = append(make([]uint32, 0, len(ids)), ids...)
+		return true
+	}
+	f.cut = call.WasCut()
+	f.err = err.Error()
+	dst.Err = f.err
+	if !f.cut {
+		t.count(err)
+		// One who waited first had little time left: its time-out says nothing.
+		if !timedOut(err) || t.faults.now().Sub(began) >= t.opt.Timeout/2 {
+			t.faults.add(url, w.size, began, err)
+		}
+	}
+	return false
+}
