@@ -1,0 +1,241 @@
+package load
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/dustin/go-humanize"
+)
+
+// recorder gathers results; latencies go into HDR histograms in microseconds,
+// 1 µs to 1 h at three digits.
+type recorder struct {
+	mu     sync.Mutex
+	ttft   *hdrhistogram.Histogram
+	inter  *hdrhistogram.Histogram
+	total  *hdrhistogram.Histogram
+	late   *hdrhistogram.Histogram
+	ok     int64
+	errors map[string]int64
+	kinds  map[int]int64 // by status
+	chunks int64
+	bytes  int64
+	prompt int64
+	output int64
+	cached int64
+	// what the router foretold, for requests whose engine reported a count
+	foretold int64
+	placed   map[string]int64 // by decode worker
+}
+
+func newRecorder() *recorder {
+	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(time.Hour/time.Microsecond), 3) }
+	return &recorder{ttft: h(), inter: h(), total: h(), late: h(), errors: map[string]int64{}, kinds: map[int]int64{}, placed: map[string]int64{}}
+}
+
+func record(h *hdrhistogram.Histogram, d time.Duration) {
+	// Out of range only above an hour: counted as an hour.
+	_ = h.RecordValue(min(max(1, d.Microseconds()), int64(time.Hour/time.Microsecond)))
+}
+
+func (r *recorder) gap(d time.Duration) {
+	r.mu.Lock()
+	record(r.inter, d)
+	r.mu.Unlock()
+}
+
+const maxErrorKinds = 20
+
+func (r *recorder) result(res *Result, job Job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kinds[res.Status]++
+	r.chunks += int64(res.Chunks)
+	r.bytes += int64(res.Bytes)
+	record(r.late, res.Late)
+	if res.Err != nil {
+		text := res.Err.Error()
+		if _, known := r.errors[text]; !known && len(r.errors) >= maxErrorKinds {
+			text = "other errors"
+		}
+		r.errors[text]++
+		return
+	}
+	r.ok++
+	record(r.total, res.Total)
+	if res.TTFT > 0 {
+		record(r.ttft, res.TTFT)
+	}
+	if res.Prompt >= 0 {
+		r.prompt += int64(res.Prompt)
+	} else {
+		r.prompt += int64(job.Tokens)
+	}
+	r.output += int64(res.Output)
+	if res.Cached > 0 {
+		r.cached += int64(res.Cached)
+	}
+	if res.Expected > 0 {
+		r.foretold += int64(res.Expected)
+	}
+	if res.Worker != "" {
+		r.placed[res.Worker]++
+	}
+}
+
+// Snapshot is the state of a run under way.
+type Snapshot struct {
+	Elapsed  time.Duration
+	OK       int64
+	Failed   int64
+	InFlight int64
+	Dropped  int64
+	TTFT50   time.Duration
+	TTFT99   time.Duration
+}
+
+func (r *run) snapshot() Snapshot {
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	s := Snapshot{Elapsed: time.Since(r.began), OK: r.rec.ok, InFlight: r.inFlight.Load(), Dropped: r.dropped.Load()}
+	for _, n := range r.rec.errors {
+		s.Failed += n
+	}
+	s.TTFT50 = time.Duration(r.rec.ttft.ValueAtQuantile(50)) * time.Microsecond
+	s.TTFT99 = time.Duration(r.rec.ttft.ValueAtQuantile(99)) * time.Microsecond
+	return s
+}
+
+// Quantiles of a latency, in milliseconds.
+type Quantiles struct {
+	Count int64   `json:"count"`
+	Mean  float64 `json:"mean_ms"`
+	P50   float64 `json:"p50_ms"`
+	P90   float64 `json:"p90_ms"`
+	P99   float64 `json:"p99_ms"`
+	P999  float64 `json:"p999_ms"`
+	Max   float64 `json:"max_ms"`
+}
+
+func quantiles(h *hdrhistogram.Histogram) Quantiles {
+	at := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
+	if h.TotalCount() == 0 {
+		return Quantiles{}
+	}
+	return Quantiles{Count: h.TotalCount(), Mean: h.Mean() / 1000, P50: at(50), P90: at(90), P99: at(99), P999: at(99.9), Max: float64(h.Max()) / 1000}
+}
+
+// Report is the outcome of a run.
+type Report struct {
+	Loop           string           `json:"loop"` // closed or open
+	Seconds        float64          `json:"seconds"`
+	Requests       int64            `json:"requests"`
+	OK             int64            `json:"ok"`
+	Failed         int64            `json:"failed"`
+	Dropped        int64            `json:"dropped"`
+	Errors         map[string]int64 `json:"errors,omitempty"`
+	RequestsPerSec float64          `json:"requests_per_second"`
+	ChunksPerSec   float64          `json:"chunks_per_second"`
+	OutputPerSec   float64          `json:"output_tokens_per_second"`
+	PromptTokens   int64            `json:"prompt_tokens"`
+	OutputTokens   int64            `json:"output_tokens"`
+	CachedTokens   int64            `json:"cached_tokens"`           // as engines reported
+	PredictedTok   int64            `json:"predicted_cached_tokens"` // as the router foretold
+	Bytes          int64            `json:"bytes"`
+	TTFT           Quantiles        `json:"ttft"`
+	InterChunk     Quantiles        `json:"inter_chunk"`
+	Total          Quantiles        `json:"end_to_end"`
+	Late           Quantiles        `json:"sent_late"`
+	Placed         map[string]int64 `json:"placed,omitempty"` // requests by X-Sluice-Worker
+}
+
+func (r *run) report() *Report {
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	rec := r.rec
+	secs := time.Since(r.began).Seconds()
+	rep := &Report{
+		Loop: "closed", Seconds: secs, OK: rec.ok, Dropped: r.dropped.Load(), Errors: rec.errors,
+		RequestsPerSec: float64(rec.ok) / secs, ChunksPerSec: float64(rec.chunks) / secs, OutputPerSec: float64(rec.output) / secs,
+		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedTok: rec.foretold, Bytes: rec.bytes,
+		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), Late: quantiles(rec.late),
+		Placed: rec.placed,
+	}
+	if r.o.Rate > 0 || r.o.Trace != "" && r.o.Concurrency == 0 {
+		rep.Loop = "open"
+	}
+	for _, n := range rec.errors {
+		rep.Failed += n
+	}
+	rep.Requests = rep.OK + rep.Failed
+	return rep
+}
+
+// WriteJSON writes the report as one JSON object.
+func (rep *Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(rep)
+}
+
+// WriteTable writes the report for people.
+func (rep *Report) WriteTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "\tcount\tmean\tp50\tp90\tp99\tp99.9\tmax\t\n")
+	for _, row := range []struct {
+		name string
+		q    Quantiles
+	}{{"first token", rep.TTFT}, {"between chunks", rep.InterChunk}, {"end to end", rep.Total}} {
+		q := row.q
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", row.name, humanize.Comma(q.Count), ms(q.Mean), ms(q.P50), ms(q.P90), ms(q.P99), ms(q.P999), ms(q.Max))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%s requests in %.1f s (%s loop): %s ok, %s failed", humanize.Comma(rep.Requests), rep.Seconds, rep.Loop, humanize.Comma(rep.OK), humanize.Comma(rep.Failed))
+	if rep.Dropped > 0 {
+		fmt.Fprintf(w, ", %s dropped (too many in flight)", humanize.Comma(rep.Dropped))
+	}
+	fmt.Fprintf(w, "\n%s requests/s, %s chunks/s, %s output tokens/s, %s received\n",
+		humanize.CommafWithDigits(rep.RequestsPerSec, 1), humanize.CommafWithDigits(rep.ChunksPerSec, 0), humanize.CommafWithDigits(rep.OutputPerSec, 0), humanize.IBytes(uint64(rep.Bytes)))
+	if rep.PromptTokens > 0 {
+		fmt.Fprintf(w, "%s prompt tokens; cached by the engines' count %.1f %%, foretold by the router %.1f %%\n", humanize.Comma(rep.PromptTokens),
+			100*float64(rep.CachedTokens)/float64(rep.PromptTokens), 100*float64(rep.PredictedTok)/float64(rep.PromptTokens))
+	}
+	if len(rep.Placed) > 0 {
+		var names []string
+		for n := range rep.Placed {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		for i, n := range names {
+			names[i] = fmt.Sprintf("%s %s", n, humanize.Comma(rep.Placed[n]))
+		}
+		fmt.Fprintf(w, "placed: %s\n", strings.Join(names, ", "))
+	}
+	for text, n := range rep.Errors {
+		fmt.Fprintf(w, "  %s × %s\n", humanize.Comma(n), text)
+	}
+	return nil
+}
+
+func ms(v float64) string {
+	switch {
+	case v == 0:
+		return "–"
+	case v < 1:
+		return fmt.Sprintf("%.0f µs", v*1000)
+	case v < 100:
+		return fmt.Sprintf("%.2f ms", v)
+	case v < 10_000:
+		return fmt.Sprintf("%.0f ms", v)
+	}
+	return fmt.Sprintf("%.1f s", v/1000)
+}

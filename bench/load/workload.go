@@ -1,0 +1,188 @@
+package load
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Job is one request to send.
+type Job struct {
+	Due    time.Duration // from the start of the run; open loop only
+	Body   []byte        // owned by the job
+	Tokens int           // of the prompt, as far as the workload knows
+	Output int           // max_tokens
+}
+
+// workload gives jobs one by one; next is called from one goroutine at a time.
+type workload interface {
+	// next renders job i; ok is false when there are no more.
+	next() (job Job, ok bool)
+}
+
+// words make prompts; each is one token of the simulated engine's vocabulary or
+// close to it, and about one of a real one's.
+var words = [...]string{
+	"time", "year", "people", "way", "day", "man", "thing", "life", "hand", "part", "child", "eye", "place", "work",
+	"week", "case", "point", "home", "water", "room", "fact", "word", "idea", "book", "side", "line", "end", "city",
+	"name", "team", "hour", "game", "law", "car", "body", "face", "door", "art", "war", "party", "road", "tree", "wind",
+	"north", "light", "stone", "river", "glass", "paper", "green", "music", "voice", "field", "plant", "horse", "table",
+	"night", "ocean", "cloud", "metal", "north", "south", "plain", "bread",
+}
+
+// synthetic makes prompts with a shared prefix per group, and conversations of
+// several turns.
+type synthetic struct {
+	o      Options
+	rng    *rand.Rand
+	n      int
+	prefix []([]uint32) // per group, token-like numbers
+	open   []*talk      // conversations with turns left
+	gaps   func() time.Duration
+	due    time.Duration
+}
+
+type talk struct {
+	tokens []uint32
+	turn   int
+}
+
+func newSynthetic(o Options) *synthetic {
+	s := &synthetic{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x5eed))}
+	shared := int(math.Round(float64(o.PromptTokens) * o.SharedPrefix))
+	for range o.Groups {
+		s.prefix = append(s.prefix, s.fresh(shared))
+	}
+	s.gaps = func() time.Duration { return 0 }
+	if o.Rate > 0 {
+		mean := float64(time.Second) / o.Rate
+		s.gaps = func() time.Duration { return time.Duration(mean) }
+		if o.Poisson {
+			s.gaps = func() time.Duration { return time.Duration(s.rng.ExpFloat64() * mean) }
+		}
+	}
+	return s
+}
+
+func (s *synthetic) fresh(n int) []uint32 {
+	t := make([]uint32, n)
+	for i := range t {
+		t[i] = uint32(s.rng.IntN(1 << 16))
+	}
+	return t
+}
+
+func (s *synthetic) next() (Job, bool) {
+	if s.o.Requests > 0 && s.n >= s.o.Requests {
+		return Job{}, false
+	}
+	s.n++
+	var t *talk
+	// Half of the requests go on with a conversation, so that its turns lie
+	// apart as people's do.
+	if len(s.open) > 0 && s.rng.IntN(2) == 0 {
+		i := s.rng.IntN(len(s.open))
+		t = s.open[i]
+		t.tokens = append(t.tokens, s.fresh(max(1, s.o.PromptTokens/8))...)
+		t.turn++
+		if t.turn >= s.o.Turns {
+			s.open[i] = s.open[len(s.open)-1]
+			s.open = s.open[:len(s.open)-1]
+		}
+	} else {
+		p := s.prefix[s.rng.IntN(len(s.prefix))]
+		t = &talk{tokens: append(append([]uint32{}, p...), s.fresh(max(0, s.o.PromptTokens-len(p)))...), turn: 1}
+		if s.o.Turns > 1 && len(s.open) < 1024 {
+			s.open = append(s.open, t)
+		}
+	}
+	s.due += s.gaps()
+	return Job{Due: s.due, Body: render(&s.o, t.tokens, s.o.OutputTokens), Tokens: len(t.tokens), Output: s.o.OutputTokens}, true
+}
+
+// render writes the request body. Text prompts are one word a token, numbered
+// so that any two tokens differ.
+func render(o *Options, tokens []uint32, output int) []byte {
+	b := make([]byte, 0, 64+len(tokens)*8)
+	b = append(b, `{"model":`...)
+	b = strconv.AppendQuote(b, o.Model)
+	b = append(b, `,"stream":`...)
+	b = strconv.AppendBool(b, o.Stream)
+	if o.Stream && o.Endpoint != "generate" {
+		b = append(b, `,"stream_options":{"include_usage":true}`...)
+	}
+	switch o.Endpoint {
+	case "chat":
+		b = append(b, `,"max_tokens":`...)
+		b = strconv.AppendInt(b, int64(output), 10)
+		b = append(b, `,"ignore_eos":true,"messages":[{"role":"user","content":"`...)
+		b = appendText(b, tokens)
+		b = append(b, `"}]}`...)
+	case "completions":
+		b = append(b, `,"max_tokens":`...)
+		b = strconv.AppendInt(b, int64(output), 10)
+		b = append(b, `,"ignore_eos":true,"prompt":`...)
+		if o.TokenIDs {
+			b = appendIDs(b, tokens)
+		} else {
+			b = append(append(appendText(append(b, '"'), tokens), '"'), ' ')
+		}
+		b = append(b, '}')
+	case "generate":
+		b = append(b, `,"sampling_params":{"ignore_eos":true,"max_tokens":`...)
+		b = strconv.AppendInt(b, int64(output), 10)
+		b = append(b, `},"token_ids":`...)
+		b = append(appendIDs(b, tokens), '}')
+	}
+	return b
+}
+
+func appendText(b []byte, tokens []uint32) []byte {
+	for i, t := range tokens {
+		if i > 0 {
+			b = append(b, ' ')
+		}
+		b = append(b, words[t%uint32(len(words))]...)
+		if t >= uint32(len(words)) {
+			b = strconv.AppendUint(b, uint64(t/uint32(len(words))), 36)
+		}
+	}
+	return b
+}
+
+func appendIDs(b []byte, tokens []uint32) []byte {
+	b = append(b, '[')
+	for i, t := range tokens {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, uint64(t%30_000+3), 10)
+	}
+	return append(b, ']')
+}
+
+// feed serialises a workload for many users.
+type feed struct {
+	mu sync.Mutex
+	w  workload
+}
+
+func (f *feed) next() (Job, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.w.next()
+}
+
+func newWorkload(o Options) (workload, error) {
+	if o.Trace != "" {
+		t, err := openTrace(o)
+		if err != nil {
+			return nil, fmt.Errorf("load: cannot replay %q: %w", o.Trace, err)
+		}
+		return t, nil
+	}
+	return newSynthetic(o), nil
+}
