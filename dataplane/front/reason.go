@@ -11,6 +11,7 @@ const (
 	BadField           Reason = "bad_field"
 	ForbiddenField     Reason = "forbidden_field"
 	BodyTooLarge       Reason = "body_too_large"
+	RequestTimeout     Reason = "request_timeout"
 	HeadTooLarge       Reason = "head_too_large"
 	BudgetSpent        Reason = "memory_budget"
 	UnknownRoute       Reason = "unknown_route"
@@ -41,6 +42,7 @@ var reasonTable = map[Reason]reasonRow{
 	BadField:           {400, "invalid_request_error", ""},
 	ForbiddenField:     {400, "invalid_request_error", ""},
 	BodyTooLarge:       {413, "invalid_request_error", ""},
+	RequestTimeout:     {408, "invalid_request_error", ""},
 	HeadTooLarge:       {431, "invalid_request_error", ""},
 	BudgetSpent:        {503, "server_overloaded", ""},
 	UnknownRoute:       {404, "invalid_request_error", "unknown_url"},

@@ -1,0 +1,234 @@
+package front
+
+import (
+	"errors"
+	"io"
+	"strconv"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
+)
+
+const (
+	// A body begins in a buffer of at most firstBody bytes and grows with what
+	// has come: a declared length costs the client bytes, not us memory.
+	firstBody = 64 << 10
+	// What is left of a body that nobody wants is read away within these
+	// bounds to keep the connection; else the connection is closed.
+	drainBytes = 256 << 10
+	drainTime  = time.Second
+	// budgetRetry is what a client is told to wait when the memory is spent.
+	budgetRetry = time.Second
+)
+
+// body is a request's body on its way from the connection.
+type body struct {
+	stream  io.Reader // nil: none was announced
+	length  int64     // announced; framingChunked: not known
+	read    int64     // payload taken from stream
+	ended   bool      // stream came to its end
+	broken  bool      // stream failed: nothing behind it can be found
+	lease   membudget.Lease
+	special membudget.Lease // of the edited body, where fields were stripped
+}
+
+// open compares fasthttp's reading of the framing with the guard's; false when
+// they differ, and then nothing on the connection may be trusted.
+func (b *body) open(x *Exchange) bool {
+	b.stream = x.ctx.RequestBodyStream()
+	b.length, b.read, b.broken = x.head.length, 0, false
+	seen := int64(x.ctx.Request.Header.ContentLength())
+	if b.length == framingNone {
+		b.ended = true
+		return b.stream == nil && (seen == framingNone || seen == 0)
+	}
+	b.ended = false
+	return b.stream != nil && seen == b.length
+}
+
+// next reads on; it notes the end and failures.
+func (b *body) next(p []byte) (n int, done bool, err error) {
+	n, err = b.stream.Read(p)
+	b.read += int64(n)
+	if err == io.EOF {
+		b.ended = true
+		return n, true, nil
+	}
+	b.broken = err != nil
+	return n, false, err
+}
+
+// drain reads away what is left; false when the connection must be closed.
+func (b *body) drain(c *conn) bool {
+	if b.ended || b.broken || b.stream == nil {
+		return b.ended && !b.broken
+	}
+	if b.length >= 0 && b.length-b.read > drainBytes {
+		return false
+	}
+	if c.SetReadDeadline(time.Now().Add(drainTime)) != nil {
+		return false
+	}
+	sink := membudget.Default.Get(membudget.MinBuffer)
+	defer membudget.Default.Put(sink)
+	for left := int64(drainBytes); left > 0; {
+		n, done, err := b.next(sink.B)
+		if left -= int64(n); done {
+			return !b.cutShort(c)
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// cutShort says whether a chunked body that seemed to end did so because the
+// client closed inside its trailer: fasthttp takes that for an end.
+func (b *body) cutShort(c *conn) bool {
+	b.broken = b.length == framingChunked && c.readErr != nil
+	return b.broken
+}
+
+func (b *body) release() {
+	b.lease.Release()
+	b.special.Release()
+	b.stream = nil
+}
+
+// readBody reads the whole body into leased memory and makes it Doc.Body's
+// bytes; when it cannot, it answers and gives false.
+func (x *Exchange) readBody() bool {
+	b, limit := &x.body, x.srv.opt.MaxBodyBytes
+	if b.length > limit {
+		return x.tooLarge()
+	}
+	if b.stream == nil {
+		return true
+	}
+	// One byte more than the body, so that the end can be read too.
+	first := int64(firstBody)
+	if b.length >= 0 {
+		first = min(first, b.length+1)
+	}
+	lease, ok := membudget.Default.Lease(x.srv.budget, int(first))
+	if !ok {
+		return x.budgetSpent()
+	}
+	b.lease = lease
+	buf, extended := b.lease.Bytes(), int64(0)
+	for {
+		if int(b.read) == len(buf) {
+			if b.read > limit {
+				return x.tooLarge()
+			}
+			want := min(4*b.read, limit+1)
+			if b.length >= 0 {
+				want = min(want, b.length+1)
+			}
+			if !b.lease.Grow(int(want)) {
+				return x.budgetSpent()
+			}
+			buf = b.lease.Bytes()
+		}
+		if b.length == framingChunked && b.read-extended >= bodyRate {
+			extended = b.read
+			_ = x.c.Conn.SetReadDeadline(x.Received.Add(x.srv.bodyTime(b.read)))
+		}
+		_, done, err := b.next(buf[b.read:])
+		switch {
+		case err != nil:
+			return x.bodyFailed(err)
+		case b.read > limit:
+			return x.tooLarge()
+		case done && b.cutShort(x.c):
+			return x.bodyFailed(io.ErrUnexpectedEOF)
+		case done:
+			x.Doc.Body = buf[:b.read]
+			return true
+		}
+	}
+}
+
+func (x *Exchange) tooLarge() bool {
+	x.Error(BodyTooLarge, "", "the request body is larger than "+strconv.FormatInt(x.srv.opt.MaxBodyBytes, 10)+" bytes", 0)
+	return false
+}
+
+func (x *Exchange) budgetSpent() bool {
+	x.Error(BudgetSpent, "", "the memory for request bodies is spent; try again", budgetRetry)
+	return false
+}
+
+func (x *Exchange) bodyFailed(err error) bool {
+	switch x.c.readFailure() {
+	case RequestTimeout:
+		x.Error(RequestTimeout, "", "the request body did not come in time", 0)
+	case ClientGone:
+		x.Error(ClientGone, "", "the connection was closed inside the request body", 0)
+	default:
+		x.Error(BadHTTP, "", "cannot read the request body: "+err.Error(), 0)
+	}
+	return false
+}
+
+// forbidden are the fields that name hosts the engine would connect to, or take
+// the place of what the router itself adds.
+var forbidden = [...]struct {
+	key  jsonscan.Key
+	name string
+}{
+	{jsonscan.KeyKVTransferParams, "kv_transfer_params"},
+	{jsonscan.KeyDisaggPrefillResp, "disagg_prefill_resp"},
+	{jsonscan.KeyBootstrapHost, "bootstrap_host"},
+	{jsonscan.KeyBootstrapPort, "bootstrap_port"},
+	{jsonscan.KeyBootstrapRoom, "bootstrap_room"},
+	{jsonscan.KeyDisaggregatedParams, "disaggregated_params"},
+}
+
+// scan fills Doc and deals with forbidden fields; a null one is harmless and
+// passes. When it refuses, it has answered and gives false.
+func (x *Exchange) scan() bool {
+	limits := jsonscan.Limits{MaxDepth: x.srv.opt.MaxDepth}
+	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
+		return x.badBody(err)
+	}
+	var edits [len(forbidden)]jsonscan.Edit
+	cut := 0
+	for i := range forbidden {
+		f := &forbidden[i]
+		if !x.Doc.Has(f.key) {
+			continue
+		}
+		if !x.srv.opt.StripForbidden {
+			x.Error(ForbiddenField, f.name, "field "+strconv.Quote(f.name)+" is set by the router and may not be sent by a client; leave it out", 0)
+			return false
+		}
+		edits[cut] = jsonscan.Edit{Key: f.key, Op: jsonscan.Remove}
+		cut++
+	}
+	if cut == 0 {
+		return true
+	}
+	lease, ok := membudget.Default.Lease(x.srv.budget, len(x.Doc.Body))
+	if !ok {
+		return x.budgetSpent()
+	}
+	x.body.special = lease
+	edited := x.Doc.Edited(x.body.special.Bytes()[:0], edits[:cut]...)
+	if err := x.Doc.Scan(edited, limits); err != nil {
+		return x.badBody(err)
+	}
+	return true
+}
+
+func (x *Exchange) badBody(err error) bool {
+	reason, field := BadJSON, ""
+	var syntax *jsonscan.SyntaxError
+	if errors.As(err, &syntax) && syntax.Field != "" {
+		reason, field = BadField, syntax.Field
+	}
+	x.Error(reason, field, err.Error(), 0)
+	return false
+}

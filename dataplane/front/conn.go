@@ -1,0 +1,244 @@
+package front
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+const (
+	// writePiece is the most one write deadline covers, so that a large answer
+	// to a slow but living client is not cut by the deadline of one flush.
+	writePiece = 256 << 10
+	// A connection closed with unread bytes is reset by the kernel, and the
+	// client may lose the answer that told it why. So the rest is read away for
+	// a moment before the close, within these bounds.
+	lingerTime  = 500 * time.Millisecond
+	lingerBytes = 4 << 20
+)
+
+// conn is a client's connection as fasthttp sees it. It puts a deadline on every
+// write, counts itself in and out, and takes part in the hand-over of a stream:
+// fasthttp lets go of a hijacked connection on two goroutines (the worker's, told
+// by ConnState, and that of the hijack handler, told by Close), and only when
+// both have the connection is ours. That makes it safe to give the same conn to
+// ServeConn again, and lets fasthttp recycle the 16 KiB reader which it would
+// drop if it were told to keep hijacked connections.
+//
+// Memory order: hand orders everything between Relay and the stream's start;
+// the fields without atomics belong to whoever serves the connection: fasthttp's
+// goroutine, then the relaying one, then fasthttp's again.
+type conn struct {
+	net.Conn
+	srv  *Server
+	raw  syscall.RawConn // nil where there is no descriptor (tests in memory)
+	ip   netip.Addr
+	gone watch
+
+	active atomic.Bool // bytes of a request have come, its answer has not left
+	closed atomic.Bool
+	hand   atomic.Int32
+	stream *stream // set while hand is
+
+	ended    ending
+	writeBy  time.Time // the deadline now set for writes
+	resumed  bool      // back from a stream: the next wait is an idle one
+	readErr  error     // of the last failed read
+	probing  bool      // Read must not touch the socket
+	lingered bool      // unread bytes may be left: close with care
+	probe    [1]byte
+}
+
+// ending is what the Observer is told once the answer has been written.
+type ending struct {
+	endpoint *Endpoint
+	status   int
+	since    time.Time
+}
+
+// The states of a hand-over, as bits of conn.hand.
+const (
+	handPending  = 1 << iota // Relay was called
+	handReleased             // the hijack handler's goroutine is done
+	handHijacked             // the worker is done, the connection is hijacked
+	handFailed               // the worker is done, the hijack did not happen
+
+	handStart = handPending | handReleased | handHijacked
+	handAbort = handPending | handReleased | handFailed
+)
+
+var errProbe = errors.New("front: nothing buffered")
+
+func (c *conn) Read(p []byte) (int, error) {
+	if c.probing {
+		return 0, errProbe
+	}
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.readErr = err
+	}
+	return n, err
+}
+
+// readFailure says what made reading fail: RequestTimeout, ClientGone, or ""
+// when the connection is well and what came was wrong. fasthttp hides the
+// cause behind errors that do not unwrap.
+func (c *conn) readFailure() Reason {
+	switch {
+	case c.readErr == nil:
+		return ""
+	case errors.Is(c.readErr, os.ErrDeadlineExceeded):
+		return RequestTimeout
+	}
+	return ClientGone
+}
+
+// Write puts a deadline on every piece; moving the timer is put off while
+// enough of the last deadline is left.
+func (c *conn) Write(p []byte) (int, error) {
+	limit := c.srv.opt.WriteTimeout
+	done := 0
+	for {
+		if now := time.Now(); c.writeBy.Sub(now) < limit-limit/4 {
+			c.writeBy = now.Add(limit)
+			if err := c.Conn.SetWriteDeadline(c.writeBy); err != nil {
+				return done, err
+			}
+		}
+		piece := p[done:]
+		if len(piece) > writePiece {
+			piece = piece[:writePiece]
+		}
+		n, err := c.Conn.Write(piece)
+		done += n
+		if err != nil || done >= len(p) {
+			return done, err
+		}
+	}
+}
+
+// SetDeadline is called by fasthttp before a hijack, to clear both deadlines.
+func (c *conn) SetDeadline(t time.Time) error {
+	c.writeBy = t
+	return c.Conn.SetDeadline(t)
+}
+
+// SetReadDeadline gives a connection that comes back from a stream the idle
+// time: for fasthttp it is a new one, whose first byte is due within the time
+// of a head.
+func (c *conn) SetReadDeadline(t time.Time) error {
+	if c.resumed {
+		c.resumed = false
+		t = time.Now().Add(c.srv.opt.IdleTimeout)
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+// Close ends the connection, or, during a hand-over, tells that fasthttp's
+// hijack goroutine has let go of it.
+func (c *conn) Close() error {
+	if c.hand.Load()&handPending != 0 {
+		c.letGo(handReleased)
+		return nil
+	}
+	c.shut()
+	return nil
+}
+
+func (c *conn) letGo(bit int32) {
+	switch now := c.hand.Or(bit) | bit; now {
+	case handStart:
+		c.hand.Store(0)
+		go c.srv.runStream(c, c.stream)
+	case handAbort:
+		c.hand.Store(0)
+		c.srv.abortStream(c, c.stream)
+	}
+}
+
+// shut closes the connection for good, once.
+func (c *conn) shut() {
+	if !c.closed.CompareAndSwap(false, true) {
+		return
+	}
+	if c.lingered && !c.srv.cutting.Load() {
+		c.linger()
+	}
+	c.srv.watch.remove(c)
+	_ = c.Conn.Close()
+	c.srv.conns.remove(c)
+}
+
+// cut ends the connection at once, from any goroutine: to its handler the client
+// has left. Whoever serves it fails and calls shut.
+func (c *conn) cut() {
+	c.gone.leave()
+	_ = c.Conn.Close()
+}
+
+func (c *conn) linger() {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	if c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	var sink [4 << 10]byte
+	for left := lingerBytes; left > 0; {
+		n, err := c.Conn.Read(sink[:])
+		if left -= n; err != nil {
+			return
+		}
+	}
+}
+
+// pipelined says whether fasthttp's reader of the hijacked connection holds
+// bytes of a next request, without touching the socket.
+func (c *conn) pipelined(hijacked io.Reader) bool {
+	c.probing = true
+	n, _ := hijacked.Read(c.probe[:])
+	c.probing = false
+	return n > 0
+}
+
+// connState is fasthttp's hook for the state of a connection.
+func connState(nc net.Conn, state fasthttp.ConnState) {
+	c, ok := nc.(*conn)
+	if !ok {
+		return
+	}
+	switch state {
+	case fasthttp.StateActive:
+		c.active.Store(true)
+	case fasthttp.StateIdle:
+		c.active.Store(false)
+		c.reportEnd()
+	case fasthttp.StateHijacked:
+		c.letGo(handHijacked)
+	case fasthttp.StateClosed:
+		if c.hand.Load()&handPending != 0 {
+			c.letGo(handFailed)
+			return
+		}
+		c.reportEnd()
+	}
+}
+
+func (c *conn) reportEnd() {
+	e := &c.ended
+	if e.endpoint == nil {
+		return
+	}
+	if o := c.srv.opt.Observer; o != nil {
+		o.Ended(e.endpoint.Path, e.status, time.Since(e.since))
+	}
+	e.endpoint = nil
+}

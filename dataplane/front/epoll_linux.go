@@ -1,0 +1,87 @@
+package front
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// leaving is what a client's going looks like; edge-triggered, since once told
+// there is nothing more to learn.
+const leaving = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR | unix.EPOLLET
+
+// poller is an epoll instance whose own descriptor waits in Go's netpoller, so
+// that no thread is blocked in it.
+type poller struct {
+	file *os.File
+	raw  syscall.RawConn
+	fd   int
+}
+
+func newPoller() (*poller, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("front: cannot make an epoll instance: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("front: cannot make an epoll instance: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "epoll")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("front: cannot make an epoll instance: %w", err)
+	}
+	return &poller{file: file, raw: raw, fd: fd}, nil
+}
+
+// run calls event for every descriptor whose client left, until close.
+func (p *poller) run(event func(id uint64)) {
+	var events [128]unix.EpollEvent
+	for {
+		n := 0
+		err := p.raw.Read(func(fd uintptr) bool {
+			for {
+				var err error
+				if n, err = unix.EpollWait(int(fd), events[:], 0); err != unix.EINTR {
+					return n != 0
+				}
+			}
+		})
+		if err != nil || n <= 0 {
+			return
+		}
+		for i := range events[:n] {
+			event(uint64(uint32(events[i].Fd)) | uint64(uint32(events[i].Pad))<<32)
+		}
+	}
+}
+
+// add watches the connection's descriptor. Control holds it open meanwhile, so
+// its number cannot have become another connection's.
+func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
+	outer := conn.Control(func(fd uintptr) {
+		ev := unix.EpollEvent{Events: leaving, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
+		err = unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, int(fd), &ev)
+	})
+	if outer != nil {
+		return outer
+	}
+	return err
+}
+
+func (p *poller) close() { _ = p.file.Close() }
+
+// hasLeft asks the kernel whether the peer has closed or reset.
+func hasLeft(conn syscall.RawConn) bool {
+	left := false
+	err := conn.Control(func(fd uintptr) {
+		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(fds[:], 0)
+		left = err == nil && n > 0
+	})
+	return left || err != nil
+}

@@ -1,0 +1,114 @@
+package front
+
+import (
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"sluice/dataplane/relay"
+)
+
+// Error answers with the OpenAI error shape ({"error":{message,type,param,code}},
+// Anthropic's on /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
+// field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
+func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
+	if !x.begin(reason.Status()) {
+		return
+	}
+	resp := &x.ctx.Response
+	resp.Header.Set("X-Sluice-Reason", string(reason))
+	if retryAfter > 0 {
+		seconds := int64((retryAfter + time.Second - 1) / time.Second)
+		resp.Header.Set("Retry-After", strconv.FormatInt(seconds, 10))
+	}
+	endpoint, protocol := "", relay.OpenAI
+	if x.Endpoint != nil {
+		endpoint, protocol = x.Endpoint.Path, x.Endpoint.Protocol
+	}
+	resp.Header.SetContentType("application/json")
+	x.scratch = appendError(x.scratch[:0], protocol, reason, param, message, x.RequestID)
+	resp.SetBody(x.scratch)
+	if o := x.srv.opt.Observer; o != nil {
+		o.Refused(endpoint, reason)
+	}
+}
+
+// appendError writes the body of an error answer.
+func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
+	row, ok := reasonTable[reason]
+	if !ok {
+		row = reasonTable[Internal]
+	}
+	if protocol == relay.Anthropic {
+		dst = append(dst, `{"type":"error","error":{"type":`...)
+		dst = appendJSONString(dst, anthropicType(row.status))
+		dst = append(dst, `,"message":`...)
+		dst = appendJSONString(dst, message)
+		dst = append(dst, `},"request_id":`...)
+		dst = appendJSONString(dst, requestID)
+		return append(dst, '}')
+	}
+	dst = append(dst, `{"error":{"message":`...)
+	dst = appendJSONString(dst, message)
+	dst = append(dst, `,"type":`...)
+	dst = appendJSONString(dst, row.typ)
+	dst = append(dst, `,"param":`...)
+	dst = appendJSONOrNull(dst, param)
+	dst = append(dst, `,"code":`...)
+	dst = appendJSONOrNull(dst, row.code)
+	return append(dst, `}}`...)
+}
+
+// anthropicType is the error type that Anthropic's API gives with a status.
+func anthropicType(status int) string {
+	switch status {
+	case 404:
+		return "not_found_error"
+	case 413:
+		return "request_too_large"
+	case 429:
+		return "rate_limit_error"
+	case 503:
+		return "overloaded_error"
+	case 504:
+		return "timeout_error"
+	}
+	if status >= 500 {
+		return "api_error"
+	}
+	return "invalid_request_error"
+}
+
+func appendJSONOrNull(dst []byte, s string) []byte {
+	if s == "" {
+		return append(dst, "null"...)
+	}
+	return appendJSONString(dst, s)
+}
+
+// appendJSONString quotes s; bytes that are no UTF-8 become U+FFFD.
+func appendJSONString(dst []byte, s string) []byte {
+	const hexDigits = "0123456789abcdef"
+	dst = append(dst, '"')
+	for i := 0; i < len(s); {
+		b := s[i]
+		if b >= utf8.RuneSelf {
+			r, n := utf8.DecodeRuneInString(s[i:])
+			dst = utf8.AppendRune(dst, r)
+			i += n
+			continue
+		}
+		i++
+		switch {
+		case b == '"' || b == '\\':
+			dst = append(dst, '\\', b)
+		case b == '\n':
+			dst = append(dst, '\\', 'n')
+		case b < ' ' || b == 0x7f:
+			dst = append(dst, '\\', 'u', '0', '0', hexDigits[b>>4], hexDigits[b&15])
+		default:
+			dst = append(dst, b)
+		}
+	}
+	return append(dst, '"')
+}

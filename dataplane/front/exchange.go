@@ -1,0 +1,220 @@
+package front
+
+import (
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
+)
+
+// Exchange is one admitted request. It is valid until the Handler has answered
+// and returned; after Relay, only RequestID and what RelayHooks captured.
+type Exchange struct {
+	Endpoint  *Endpoint
+	RequestID string       // the client's X-Request-Id (checked, at most 128 visible ASCII), or made
+	Doc       jsonscan.Doc // scanned; Doc.Body is the body, decoded and whole
+	Received  time.Time    // when the head had been read
+
+	srv       *Server
+	ctx       *fasthttp.RequestCtx
+	c         *conn
+	head      head
+	body      body
+	answer    answer
+	untrusted bool // where the next request begins cannot be known
+	failed    bool // the handler panicked
+	set       []setHeader
+	scratch   []byte
+	log       *slog.Logger
+	pass      func(name, value []byte) // x.passHeader, made once
+	passed    *[]byte                  // where passHeader writes a stream's head; nil: to fasthttp's answer
+}
+
+type setHeader struct{ name, value string }
+
+// answer says how an Exchange was answered.
+type answer uint8
+
+const (
+	unanswered answer = iota
+	short             // fasthttp writes it
+	relayed           // the stream owns the connection now
+)
+
+func newExchange(s *Server) *Exchange {
+	x := &Exchange{srv: s}
+	x.pass = x.passHeader
+	return x
+}
+
+// Log is a logger whose lines carry request_id. It is made at the first call:
+// most requests log nothing.
+func (x *Exchange) Log() *slog.Logger {
+	if x.log == nil {
+		x.log = x.srv.opt.Log.With("request_id", x.RequestID)
+	}
+	return x.log
+}
+
+// Header gives a request header; nil when absent. Borrowed until return.
+func (x *Exchange) Header(name string) []byte { return x.head.find(name) }
+
+// OnGone arranges that f runs once, on another goroutine, within a few
+// milliseconds of the client's closing or resetting its connection; at most
+// one f at a time, a later call replaces it, nil removes it. f never runs after
+// the exchange has ended, nor concurrently with the return of OnGone(nil). f
+// must not call OnGone.
+func (x *Exchange) OnGone(f func()) {
+	if x.answer == relayed {
+		return
+	}
+	if f != nil {
+		x.srv.watch.add(x.c)
+	}
+	x.c.gone.set(f)
+}
+
+// Gone says whether the client has left.
+func (x *Exchange) Gone() bool {
+	return x.c.gone.left.Load() || x.c.raw != nil && hasLeft(x.c.raw)
+}
+
+// SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
+// follows; a later call with the same name replaces the value.
+func (x *Exchange) SetHeader(name, value string) {
+	value = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, value)
+	for i := range x.set {
+		if equalFold([]byte(x.set[i].name), name) {
+			x.set[i].value = value
+			return
+		}
+	}
+	x.set = append(x.set, setHeader{name, value})
+}
+
+// identify takes the client's request id or makes one.
+func (x *Exchange) identify() {
+	if id := x.head.find("X-Request-Id"); validRequestID(id) {
+		x.RequestID = string(id)
+		return
+	}
+	x.RequestID = x.srv.ids.make()
+}
+
+// distrust gives up the connection: nothing after this request is read.
+func (x *Exchange) distrust() {
+	x.untrusted = true
+	x.RequestID = x.srv.ids.make()
+}
+
+// begin opens a short answer; false, and nothing done, when there is one.
+func (x *Exchange) begin(status int) bool {
+	if x.answer != unanswered {
+		x.Log().Error("the handler answered twice", "status", status)
+		return false
+	}
+	x.answer = short
+	resp := &x.ctx.Response
+	resp.SetStatusCode(status)
+	resp.Header.DisableNormalizing()
+	resp.Header.Set("X-Request-Id", x.RequestID)
+	for i := range x.set {
+		resp.Header.Set(x.set[i].name, x.set[i].value)
+	}
+	x.c.ended = ending{x.Endpoint, status, x.Received}
+	return true
+}
+
+// Reply answers with an engine's status, its end-to-end headers and body, byte
+// for byte. resp may be Released after it returns; body is copied.
+func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
+	if !x.begin(resp.Status) {
+		return
+	}
+	resp.VisitHeaders(x.pass)
+	x.ctx.Response.SetBody(body)
+}
+
+// ReplyJSON answers with a body of the router's own.
+func (x *Exchange) ReplyJSON(status int, body []byte) {
+	if !x.begin(status) {
+		return
+	}
+	x.ctx.Response.Header.SetContentType("application/json")
+	x.ctx.Response.SetBody(body)
+}
+
+// passHeader passes one of the engine's header lines on, unless ours takes its
+// place.
+func (x *Exchange) passHeader(name, value []byte) {
+	if equalFold(name, "X-Request-Id") {
+		return
+	}
+	for i := range x.set {
+		if equalFold(name, x.set[i].name) {
+			return
+		}
+	}
+	if x.passed != nil {
+		*x.passed = appendLine(*x.passed, name, value)
+		return
+	}
+	x.ctx.Response.Header.AddBytesKV(name, value)
+}
+
+// finish ends what serve began: it recovers, sees to it that nothing of the
+// request is left on a connection that will be kept, and recycles x.
+func (x *Exchange) finish() {
+	if v := recover(); v != nil {
+		x.panicked(v, debug.Stack())
+	}
+	if x.answer != relayed {
+		x.c.gone.set(nil)
+		clean := !x.untrusted && x.body.drain(x.c)
+		if !clean {
+			x.c.lingered = true
+		}
+		if !clean || x.failed || x.head.close || x.srv.draining.Load() {
+			x.ctx.Response.Header.SetConnectionClose()
+		}
+	}
+	x.recycle()
+}
+
+func (x *Exchange) panicked(v any, stack []byte) {
+	x.failed = true
+	x.Log().Error("panic while serving a request", "value", v, "stack", string(stack))
+	if o := x.srv.opt.Observer; o != nil {
+		o.Panicked(x.RequestID, v, stack)
+	}
+	if x.answer == relayed {
+		return
+	}
+	if x.answer == short {
+		x.ctx.Response.Reset()
+		x.answer = unanswered
+	}
+	x.Error(Internal, "", "the router failed on this request", 0)
+}
+
+func (x *Exchange) recycle() {
+	s := x.srv
+	x.body.release()
+	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
+	x.Doc.Body, x.log, x.passed = nil, nil, nil
+	x.head.raw = nil
+	x.answer, x.untrusted, x.failed = unanswered, false, false
+	clear(x.set)
+	x.set = x.set[:0]
+	s.exchanges.Put(x)
+}

@@ -1,0 +1,72 @@
+package front
+
+import (
+	"unsafe"
+
+	"sluice/dataplane/upstream"
+)
+
+// ForwardFields appends the client's header lines that an engine may see:
+// end-to-end ones only (Authorization, Accept, X-Session-ID, traceparent, …),
+// names as the client wrote them. Hop-by-hop ones, Host, Content-Length,
+// Content-Encoding, Accept-Encoding (the router reads the answer), Expect,
+// X-Request-Id, X-Sluice-* and X-data-parallel-rank are left out; a missing
+// Content-Type becomes application/json. Strings are valid until return.
+func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
+	typed := false
+	for i := range x.head.lines {
+		l := &x.head.lines[i]
+		name := x.head.nameOf(l)
+		if withheld(name) || x.head.isOption(name) {
+			continue
+		}
+		typed = typed || equalFold(name, "Content-Type")
+		dst = append(dst, upstream.Field{Name: borrow(name), Value: borrow(x.head.valueOf(l))})
+	}
+	if !typed {
+		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
+	}
+	return dst
+}
+
+// borrow makes a string of b without a copy; it lives as long as b's bytes.
+func borrow(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// withheld says whether a client's header never reaches an engine.
+func withheld(name []byte) bool {
+	if len(name) >= len("X-Sluice-") && equalFold(name[:len("X-Sluice-")], "X-Sluice-") {
+		return true
+	}
+	var other string
+	switch len(name) {
+	case len("TE"):
+		other = "TE"
+	case len("Host"):
+		other = "Host"
+	case len("Expect"):
+		other = "Expect"
+	case len("Trailer"):
+		return equalFold(name, "Trailer") || equalFold(name, "Upgrade")
+	case len("Connection"):
+		return equalFold(name, "Connection") || equalFold(name, "Keep-Alive")
+	case len("X-Request-Id"):
+		other = "X-Request-Id"
+	case len("Content-Length"):
+		other = "Content-Length"
+	case len("Accept-Encoding"):
+		other = "Accept-Encoding"
+	case len("Content-Encoding"):
+		return equalFold(name, "Content-Encoding") || equalFold(name, "Proxy-Connection")
+	case len("Transfer-Encoding"):
+		other = "Transfer-Encoding"
+	case len("Proxy-Authenticate"):
+		other = "Proxy-Authenticate"
+	case len("Proxy-Authorization"):
+		other = "Proxy-Authorization"
+	case len("X-data-parallel-rank"):
+		other = "X-data-parallel-rank"
+	default:
+		return false
+	}
+	return equalFold(name, other)
+}

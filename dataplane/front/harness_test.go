@@ -1,0 +1,306 @@
+package front
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/dataplane/upstream"
+)
+
+// patience is for what must happen; tests never wait that long when it does.
+const patience = 20 * time.Second
+
+// handlerFunc is a Handler made of a function.
+type handlerFunc func(x *Exchange)
+
+func (f handlerFunc) ServeInference(x *Exchange) { f(x) }
+
+// rig is a Server on a loopback listener.
+type rig struct {
+	t     testing.TB
+	s     *Server
+	addr  string
+	calls atomic.Int64 // of the handler
+	seen  recorder
+	done  chan error
+}
+
+// recorder is an Observer that counts.
+type recorder struct {
+	mu       sync.Mutex
+	accepted int
+	refused  map[Reason]int
+	ended    []string // "path status"
+	panics   int
+	open     int
+}
+
+func (r *recorder) Accepted() { r.mu.Lock(); r.accepted++; r.mu.Unlock() }
+func (r *recorder) Refused(_ string, reason Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.refused == nil {
+		r.refused = make(map[Reason]int)
+	}
+	r.refused[reason]++
+}
+func (r *recorder) Ended(endpoint string, status int, _ time.Duration) {
+	r.mu.Lock()
+	r.ended = append(r.ended, fmt.Sprintf("%s %d", endpoint, status))
+	r.mu.Unlock()
+}
+func (r *recorder) Panicked(string, any, []byte) { r.mu.Lock(); r.panics++; r.mu.Unlock() }
+func (r *recorder) Connections(open int)         { r.mu.Lock(); r.open = open; r.mu.Unlock() }
+
+func (r *recorder) count(reason Reason) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused[reason]
+}
+
+func (r *recorder) endings() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]string(nil), r.ended...)
+}
+
+// echo answers with the body it got.
+func echo(x *Exchange) { x.ReplyJSON(200, x.Doc.Body) }
+
+func start(t testing.TB, opt Options, h func(x *Exchange)) *rig {
+	t.Helper()
+	r := &rig{t: t, done: make(chan error, 1)}
+	opt.Handler = handlerFunc(func(x *Exchange) {
+		r.calls.Add(1)
+		h(x)
+	})
+	if opt.Observer == nil {
+		opt.Observer = &r.seen
+	}
+	if opt.Pages == nil {
+		opt.Pages = testPages{}
+	}
+	s, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.s, r.addr = s, ln.Addr().String()
+	go func() { r.done <- s.Serve(ln) }()
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *rig) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_ = r.s.Shutdown(ctx)
+	select {
+	case err := <-r.done:
+		if err != nil {
+			r.t.Errorf("Serve: %v", err)
+		}
+		r.done <- nil
+	case <-time.After(patience):
+		r.t.Error("Serve did not return")
+	}
+}
+
+type testPages struct{}
+
+func (testPages) Models() (int, []byte)  { return 200, []byte(`{"object":"list","data":[]}`) }
+func (testPages) Ready() (int, []byte)   { return 503, []byte(`{"waiting_for":"a worker"}`) }
+func (testPages) Health() (int, []byte)  { return 200, []byte(`{"status":"ok"}`) }
+func (testPages) Version() (int, []byte) { return 200, []byte(`{"version":"test"}`) }
+func (testPages) Metrics(w interface{ Write([]byte) (int, error) }) {
+	_, _ = io.WriteString(w, "sluice_test 1\n")
+}
+
+// client is a raw connection to the rig.
+type client struct {
+	net.Conn
+	t  testing.TB
+	br *bufio.Reader
+}
+
+func (r *rig) dial() *client {
+	r.t.Helper()
+	nc, err := net.Dial("tcp", r.addr)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(patience))
+	return &client{nc, r.t, bufio.NewReader(nc)}
+}
+
+func (c *client) send(text string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c, text); err != nil {
+		c.t.Fatalf("send: %v", err)
+	}
+}
+
+// answer reads one response with its body.
+func (c *client) answer() (*http.Response, string) {
+	c.t.Helper()
+	resp, err := http.ReadResponse(c.br, nil)
+	if err != nil {
+		c.t.Fatalf("no answer: %v", err)
+	}
+	for resp.StatusCode == 100 {
+		if resp, err = http.ReadResponse(c.br, nil); err != nil {
+			c.t.Fatalf("no answer after 100: %v", err)
+		}
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		c.t.Fatalf("body: %v after %q", err, body)
+	}
+	return resp, string(body)
+}
+
+// closed waits for the server to close the connection, and fails on bytes.
+func (c *client) closed() {
+	c.t.Helper()
+	rest, err := io.ReadAll(c.br)
+	if err != nil && !isReset(err) {
+		c.t.Fatalf("the connection was not closed: %v", err)
+	}
+	if len(rest) > 0 {
+		c.t.Fatalf("bytes after the last answer: %q", rest)
+	}
+}
+
+func isReset(err error) bool {
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+func post(path, body string, fields ...string) string {
+	head := "POST " + path + " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+	for _, f := range fields {
+		head += f + "\r\n"
+	}
+	return head + fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+const chat = "/v1/chat/completions"
+
+func chatPost(body string, fields ...string) string { return post(chat, body, fields...) }
+
+// engine is a real TCP server that answers every request with the same raw
+// bytes, written by serve.
+type engine struct {
+	t    testing.TB
+	addr string
+	ep   *upstream.Endpoint
+
+	mu   sync.Mutex
+	cuts int // connections that the router closed while serve was writing
+	wg   sync.WaitGroup
+}
+
+// startEngine runs an engine; serve writes the answer of one request and says
+// whether the connection is kept.
+func startEngine(t testing.TB, serve func(nc net.Conn, req *http.Request) bool) *engine {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &engine{t: t, addr: ln.Addr().String()}
+	e.ep, err = upstream.NewEndpoint("http://"+e.addr, upstream.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.wg.Add(1)
+	go func() {
+		defer e.wg.Done()
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			e.wg.Add(1)
+			go func() {
+				defer e.wg.Done()
+				defer nc.Close()
+				br := bufio.NewReader(nc)
+				for {
+					req, err := http.ReadRequest(br)
+					if err != nil {
+						return
+					}
+					_, _ = io.Copy(io.Discard, req.Body)
+					if !serve(nc, req) {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = ln.Close()
+		e.ep.Close()
+		e.wg.Wait()
+	})
+	return e
+}
+
+const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nx-engine: one\r\n" +
+	"x-request-id: engine-made\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+func chunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
+
+// relayTo is a handler that runs the request on e and relays the answer.
+func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
+	return func(x *Exchange) {
+		call := new(upstream.Call)
+		x.OnGone(call.Cut)
+		resp, err := e.ep.Do(&upstream.Request{
+			Method: "POST", Path: x.Endpoint.Path,
+			Fields: x.ForwardFields(nil), Body: [][]byte{x.Doc.Body},
+		}, call)
+		if err != nil {
+			x.Error(UpstreamFailed, "", err.Error(), 0)
+			return
+		}
+		x.SetHeader("X-Sluice-Worker", "w1")
+		x.Relay(resp, call, hooks())
+	}
+}
+
+// until polls for what must become true.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			buf := make([]byte, 1<<20)
+			t.Fatalf("%s: not within %v\n%s", what, patience, buf[:runtime.Stack(buf, true)])
+		}
+	}
+}
+
+func contains(t testing.TB, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("%q does not contain %q", text, p)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package front
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// withDefaults fills zero values and refuses what cannot work.
+func (o Options) withDefaults() (Options, error) {
+	if o.Handler == nil {
+		return o, errors.New("front: cannot make a server without a Handler")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	sizes := []struct {
+		name     string
+		at       *int64
+		def, min int64
+	}{
+		{"MaxBodyBytes", &o.MaxBodyBytes, 32 << 20, 1},
+		{"BodyBudgetBytes", &o.BodyBudgetBytes, 1 << 30, 1},
+	}
+	for _, f := range sizes {
+		if *f.at == 0 {
+			*f.at = f.def
+		}
+		if *f.at < f.min {
+			return o, fmt.Errorf("front: cannot use %s %d: want %d or more", f.name, *f.at, f.min)
+		}
+	}
+	if o.BodyBudgetBytes < o.MaxBodyBytes {
+		return o, fmt.Errorf("front: cannot use BodyBudgetBytes %d: want at least MaxBodyBytes, %d", o.BodyBudgetBytes, o.MaxBodyBytes)
+	}
+	counts := []struct {
+		name     string
+		at       *int
+		def, min int
+	}{
+		{"MaxHeadBytes", &o.MaxHeadBytes, 16 << 10, 512},
+		{"MaxDepth", &o.MaxDepth, 64, 1},
+		{"MaxConns", &o.MaxConns, 100_000, 1},
+		{"MaxConnsPerIP", &o.MaxConnsPerIP, 0, 0},
+		{"Concurrency", &o.Concurrency, fasthttp.DefaultConcurrency, 1},
+	}
+	for _, f := range counts {
+		if *f.at == 0 {
+			*f.at = f.def
+		}
+		if *f.at < f.min {
+			return o, fmt.Errorf("front: cannot use %s %d: want %d or more", f.name, *f.at, f.min)
+		}
+	}
+	times := []struct {
+		name string
+		at   *time.Duration
+		def  time.Duration
+	}{
+		{"HeadTimeout", &o.HeadTimeout, 10 * time.Second},
+		{"BodyTimeout", &o.BodyTimeout, 30 * time.Second},
+		{"IdleTimeout", &o.IdleTimeout, 75 * time.Second},
+		{"WriteTimeout", &o.WriteTimeout, 30 * time.Second},
+		{"StreamIdleTimeout", &o.StreamIdleTimeout, 0},
+	}
+	for _, f := range times {
+		if *f.at == 0 {
+			*f.at = f.def
+		}
+		if *f.at < 0 {
+			return o, fmt.Errorf("front: cannot use %s %v: want a positive duration", f.name, *f.at)
+		}
+	}
+	return o, nil
+}

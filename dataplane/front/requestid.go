@@ -1,0 +1,51 @@
+package front
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"strconv"
+	"sync/atomic"
+)
+
+// maxRequestID is the longest X-Request-Id taken from a client, in bytes.
+const maxRequestID = 128
+
+// requestIDs makes request ids: a random prefix of the process and a counter,
+// so that an id costs one small string and two processes do not share any.
+type requestIDs struct {
+	prefix [12]byte
+	next   atomic.Uint64
+}
+
+func (r *requestIDs) init() {
+	var seed [6]byte
+	_, _ = rand.Read(seed[:])
+	hex.Encode(r.prefix[:], seed[:])
+}
+
+func (r *requestIDs) make() string {
+	const digits = "00000000"
+	var buf [len(r.prefix) + 16]byte
+	id := append(buf[:0], r.prefix[:]...)
+	var num [16]byte
+	n := strconv.AppendUint(num[:0], r.next.Add(1), 16)
+	if short := len(digits) - len(n); short > 0 {
+		id = append(id, digits[:short]...)
+	}
+	return string(append(id, n...))
+}
+
+// validRequestID says whether a client's id may be used as it is: visible
+// ASCII without quotes and backslashes, because it goes into JSON, log lines
+// and header lines unescaped.
+func validRequestID(id []byte) bool {
+	if len(id) == 0 || len(id) > maxRequestID {
+		return false
+	}
+	for _, b := range id {
+		if b <= ' ' || b > '~' || b == '"' || b == '\'' || b == '`' || b == '\\' {
+			return false
+		}
+	}
+	return true
+}

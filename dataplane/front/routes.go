@@ -1,0 +1,167 @@
+package front
+
+import (
+	"bytes"
+	"strings"
+)
+
+// page is a route that is no inference.
+type page struct {
+	path string
+	show func(*Exchange)
+}
+
+// pages are answered to GET and HEAD.
+var pages = []page{
+	{"/v1/models", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Models()) }},
+	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }},
+	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready()) }},
+	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health()) }},
+	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }},
+	{"/metrics", (*Exchange).showMetrics},
+}
+
+// route is what a path leads to: an endpoint or a page.
+type route struct {
+	endpoint *Endpoint
+	page     func(*Exchange)
+}
+
+// routes finds a route by its exact path; known lists all of them for the 404.
+type routes struct {
+	byPath map[string]route
+	known  string
+}
+
+func newRoutes(withPages bool) routes {
+	r := routes{byPath: make(map[string]route)}
+	var known []string
+	for i := range Endpoints {
+		r.byPath[Endpoints[i].Path] = route{endpoint: &Endpoints[i]}
+		known = append(known, "POST "+Endpoints[i].Path)
+	}
+	for _, p := range pages {
+		if !withPages && p.path != "/livez" {
+			continue
+		}
+		r.byPath[p.path] = route{page: p.show}
+		known = append(known, "GET "+p.path)
+	}
+	r.known = strings.Join(known, ", ")
+	return r
+}
+
+// pathOf takes the path out of a request target in origin or absolute form. It
+// normalises nothing: a route is matched as its bytes stand, so no two readings
+// of a path can differ.
+func pathOf(target []byte) []byte {
+	if len(target) > 0 && target[0] != '/' {
+		_, rest, ok := bytes.Cut(target, []byte("://"))
+		if !ok {
+			return target
+		}
+		at := bytes.IndexByte(rest, '/')
+		if at < 0 {
+			return nil
+		}
+		target = rest[at:]
+	}
+	if at := bytes.IndexByte(target, '?'); at >= 0 {
+		target = target[:at]
+	}
+	return target
+}
+
+// serve runs one request from its head to its answer.
+func (x *Exchange) serve() {
+	h := &x.ctx.Request.Header
+	if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
+		x.distrust()
+		x.Error(BadHTTP, "", refused, 0)
+		return
+	}
+	x.identify()
+	if !x.body.open(x) {
+		x.distrust()
+		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
+		return
+	}
+	target, method := h.RequestURI(), h.Method()
+	found, ok := x.srv.routes.byPath[string(pathOf(target))]
+	switch {
+	case !ok:
+		x.Error(UnknownRoute, "", "unknown path "+shown(pathOf(target))+"; known are: "+x.srv.routes.known, 0)
+	case found.page != nil:
+		if !equalFold(method, "GET") && !equalFold(method, "HEAD") {
+			x.SetHeader("Allow", "GET, HEAD")
+			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
+			return
+		}
+		found.page(x)
+	default:
+		x.Endpoint = found.endpoint
+		if !equalFold(method, "POST") {
+			x.SetHeader("Allow", "POST")
+			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use POST", 0)
+			return
+		}
+		x.infer()
+	}
+}
+
+// infer admits a request to an inference endpoint and runs the Handler.
+func (x *Exchange) infer() {
+	if x.srv.draining.Load() {
+		x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
+		return
+	}
+	if !isJSON(x.head.find("Content-Type")) {
+		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+shown(x.head.find("Content-Type")), 0)
+		return
+	}
+	if enc := x.head.find("Content-Encoding"); len(enc) > 0 && !equalFold(enc, "identity") {
+		x.Error(WrongContentType, "", "Content-Encoding must be identity, got "+shown(enc), 0)
+		return
+	}
+	if !x.readBody() || !x.scan() {
+		return
+	}
+	if o := x.srv.opt.Observer; o != nil {
+		o.Accepted()
+	}
+	x.srv.opt.Handler.ServeInference(x)
+	if x.answer == unanswered {
+		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
+		x.Error(Internal, "", "the router gave no answer to this request", 0)
+	}
+}
+
+// isJSON accepts application/json with any parameters, and a missing type.
+func isJSON(value []byte) bool {
+	media, _, _ := bytes.Cut(value, []byte{';'})
+	media = bytes.TrimRight(media, " \t")
+	return len(value) == 0 || equalFold(media, "application/json")
+}
+
+// shown quotes a client's bytes for an error message, cut to a sane length; the
+// JSON writer makes them harmless.
+func shown(b []byte) string {
+	if len(b) > 80 {
+		return `"` + string(b[:80]) + `…"`
+	}
+	return `"` + string(b) + `"`
+}
+
+func (x *Exchange) showJSON(status int, body []byte) { x.show(status, "application/json", body) }
+
+func (x *Exchange) show(status int, contentType string, body []byte) {
+	x.begin(status)
+	x.ctx.Response.Header.SetContentType(contentType)
+	x.ctx.Response.SetBody(body)
+}
+
+func (x *Exchange) showMetrics() {
+	x.begin(200)
+	x.ctx.Response.Header.SetContentType("text/plain; version=0.0.4; charset=utf-8")
+	x.srv.opt.Pages.Metrics(x.ctx.Response.BodyWriter())
+}

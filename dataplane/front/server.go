@@ -1,0 +1,176 @@
+package front
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/membudget"
+)
+
+// bodyRate is the slowest rate, in bytes a second, at which a body may come
+// after BodyTimeout has passed.
+const bodyRate = 256 << 10
+
+// Server is the front. One Server serves one listener.
+type Server struct {
+	opt        Options
+	fh         fasthttp.Server
+	routes     routes
+	budget     *membudget.Budget
+	ids        requestIDs
+	conns      connSet
+	watch      *watcher // set by Serve
+	exchanges  sync.Pool
+	streams    sync.Pool
+	fullAnswer []byte // to a connection over the limit
+
+	draining atomic.Bool
+	cutting  atomic.Bool   // the drain's time is over
+	stop     chan struct{} // closed when the drain begins
+	mu       sync.Mutex    // of ln, watch and the beginning of the drain
+	ln       net.Listener
+}
+
+// New makes a Server; it fails on impossible Options.
+func New(opt Options) (*Server, error) {
+	opt, err := opt.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		opt:    opt,
+		routes: newRoutes(opt.Pages != nil),
+		budget: membudget.NewBudget(opt.BodyBudgetBytes),
+		conns:  connSet{all: make(map[*conn]struct{})},
+		stop:   make(chan struct{}),
+	}
+	if opt.MaxConnsPerIP > 0 {
+		s.conns.byIP = make(map[netip.Addr]int)
+	}
+	s.ids.init()
+	s.fullAnswer = s.connectionRefusal()
+	s.exchanges.New = func() any { return newExchange(s) }
+	s.streams.New = func() any { return newStream() }
+	s.fh = fasthttp.Server{
+		Handler:        s.handle,
+		ErrorHandler:   s.parseFailed,
+		HeaderReceived: s.bodyDeadline,
+		ConnState:      connState,
+		Logger:         quietLogger{opt.Log},
+
+		Concurrency:        opt.Concurrency,
+		ReadBufferSize:     opt.MaxHeadBytes,
+		ReadTimeout:        opt.HeadTimeout,
+		IdleTimeout:        opt.IdleTimeout,
+		MaxRequestBodySize: int(opt.MaxBodyBytes),
+
+		// A body is read by us, as it comes: by default its declared length is
+		// allocated before the first byte.
+		StreamRequestBody:            true,
+		DisablePreParseMultipartForm: true,
+		// Besides its saving, an answer is flushed although a pipelined request
+		// waits behind it, whose answer may take minutes.
+		ReduceMemoryUsage:     true,
+		NoDefaultServerHeader: true,
+		NoDefaultContentType:  true,
+		SecureErrorLogMessage: true,
+	}
+	return s, nil
+}
+
+// Serve accepts on ln until Shutdown; it returns nil after a Shutdown.
+func (s *Server) Serve(ln net.Listener) error {
+	s.mu.Lock()
+	if s.draining.Load() {
+		s.mu.Unlock()
+		_ = ln.Close()
+		return nil
+	}
+	if s.ln != nil {
+		s.mu.Unlock()
+		return errors.New("front: cannot serve a second listener")
+	}
+	w, err := newWatcher()
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	s.ln, s.watch = ln, w
+	s.mu.Unlock()
+	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.draining.Load() {
+		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
+	}
+	return nil
+}
+
+// handle is fasthttp's handler.
+func (s *Server) handle(ctx *fasthttp.RequestCtx) {
+	x, _ := s.exchanges.Get().(*Exchange)
+	x.ctx, x.Received = ctx, ctx.Time()
+	x.c, _ = ctx.Conn().(*conn)
+	defer x.finish()
+	x.serve()
+}
+
+// bodyDeadline gives the body its time, by its declared size.
+func (s *Server) bodyDeadline(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+	var conf fasthttp.RequestConfig
+	if n := h.ContentLength(); n != 0 && n != framingNone {
+		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.opt.MaxBodyBytes))
+	}
+	return conf
+}
+
+func (s *Server) bodyTime(size int64) time.Duration {
+	return s.opt.BodyTimeout + time.Duration(size)*time.Second/bodyRate
+}
+
+// parseFailed answers what fasthttp could not read; it closes afterwards.
+func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
+	reason, message := BadHTTP, "cannot read the request: "+err.Error()
+	c, _ := ctx.Conn().(*conn)
+	var small *fasthttp.ErrSmallBuffer
+	switch {
+	case errors.As(err, &small):
+		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.opt.MaxHeadBytes)
+	case c != nil && c.readFailure() == RequestTimeout:
+		reason, message = RequestTimeout, "the request did not come in time"
+	}
+	if c != nil {
+		c.lingered = true
+	}
+	id := s.ids.make()
+	resp := &ctx.Response
+	resp.SetStatusCode(reason.Status())
+	resp.Header.SetContentType("application/json")
+	resp.Header.Set("X-Request-Id", id)
+	resp.Header.Set("X-Sluice-Reason", string(reason))
+	resp.SetBody(appendError(nil, 0, reason, "", message, id))
+	if o := s.opt.Observer; o != nil {
+		o.Refused("", reason)
+	}
+}
+
+// connectionRefusal is the whole answer to a connection over the limit.
+func (s *Server) connectionRefusal() []byte {
+	id := s.ids.make()
+	body := appendError(nil, 0, TooManyConnections, "", "too many connections are open; try again later", id)
+	return append(fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\nRetry-After: 1\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n\r\n",
+		len(body), TooManyConnections, id), body...)
+}
+
+// quietLogger takes fasthttp's complaints about single connections.
+type quietLogger struct{ log *slog.Logger }
+
+func (l quietLogger) Printf(format string, args ...any) {
+	l.log.Debug("http server", "detail", fmt.Sprintf(format, args...))
+}

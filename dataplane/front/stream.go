@@ -1,0 +1,289 @@
+package front
+
+import (
+	"fmt"
+	"net"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// joinBytes is the most of a first write that is copied behind the head, to
+// leave in one packet with it.
+const joinBytes = 16 << 10
+
+// stream is an answer that was handed to Relay.
+type stream struct {
+	id       string
+	resp     *upstream.Response
+	call     *upstream.Call
+	hooks    RelayHooks
+	endpoint *Endpoint
+	since    time.Time
+	status   int
+	keep     bool // the connection may serve another request
+	behind   bool // bytes of a pipelined request are buffered: it may not
+	plain    bool // take the chunk framing out, for HTTP/1.0
+
+	c      *conn
+	head   []byte // not yet written
+	buf    []byte // head's memory
+	chunks upstream.Chunks
+	gone   func() // st.clientGone, made once
+}
+
+func newStream() *stream {
+	st := new(stream)
+	st.gone = st.clientGone
+	return st
+}
+
+func (st *stream) clientGone() { st.call.Cut() }
+
+// Relay answers by streaming resp: head now, body by package relay after the
+// Handler has returned. It owns resp and call from here on: call is cut when
+// the client leaves, resp is Released at the end.
+func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+	if x.answer != unanswered {
+		x.Log().Error("the handler answered twice", "status", resp.Status)
+		call.Cut()
+		resp.Release()
+		if hooks.OnEnd != nil {
+			hooks.OnEnd(relay.Result{Cause: relay.Cut, Err: upstream.ErrCut})
+		}
+		return
+	}
+	x.answer = relayed
+	st, _ := x.srv.streams.Get().(*stream)
+	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
+	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
+	st.keep = !x.head.close && !x.untrusted && x.body.ended && !x.srv.draining.Load()
+	x.composeHead(st)
+
+	c := x.c
+	c.stream = st
+	c.hand.Store(handPending)
+	x.srv.watch.add(c)
+	c.gone.set(st.gone)
+	x.ctx.HijackSetNoResponse(true)
+	x.ctx.Hijack(hijacked)
+}
+
+// composeHead writes the response head into st: the engine's end-to-end lines,
+// ours, and the framing in which the body will come.
+func (x *Exchange) composeHead(st *stream) {
+	resp := st.resp
+	h := append(st.buf[:0], "HTTP/1.1 "...)
+	h = strconv.AppendInt(h, int64(resp.Status), 10)
+	h = append(h, ' ')
+	h = append(h, fasthttp.StatusMessage(resp.Status)...)
+	h = append(h, "\r\n"...)
+	x.passed = &h
+	resp.VisitHeaders(x.pass)
+	x.passed = nil
+	h = appendLine(h, "X-Request-Id", x.RequestID)
+	for i := range x.set {
+		h = appendLine(h, x.set[i].name, x.set[i].value)
+	}
+	switch {
+	case resp.Status == 204 || resp.Status == 304:
+	case resp.ContentLength >= 0:
+		h = append(h, "Content-Length: "...)
+		h = strconv.AppendInt(h, resp.ContentLength, 10)
+		h = append(h, "\r\n"...)
+	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
+		h = append(h, "Transfer-Encoding: chunked\r\n"...)
+	default:
+		// HTTP/1.0 knows no chunks: the framing is taken out and the
+		// connection's end is the body's.
+		st.plain = resp.ContentLength == upstream.LengthChunked
+		st.keep = false
+	}
+	switch {
+	case !x.head.http11 && st.keep && x.keptAlive():
+		h = append(h, "Connection: keep-alive\r\n"...)
+	case !x.head.http11 || !st.keep:
+		st.keep = false
+		h = append(h, "Connection: close\r\n"...)
+	}
+	h = append(h, "\r\n"...)
+	st.buf, st.head = h, h
+}
+
+// keptAlive says whether an HTTP/1.0 client asked to keep the connection.
+func (x *Exchange) keptAlive() bool { return !x.ctx.Request.Header.ConnectionClose() }
+
+func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
+	dst = append(dst, name...)
+	dst = append(dst, ": "...)
+	dst = append(dst, value...)
+	return append(dst, "\r\n"...)
+}
+
+// hijacked is fasthttp's hijack handler; it returns at once, and the stream
+// starts when fasthttp has let go of the connection (see conn).
+func hijacked(nc net.Conn) {
+	under, ok := nc.(interface{ UnsafeConn() net.Conn })
+	if !ok {
+		return
+	}
+	if c, ok := under.UnsafeConn().(*conn); ok {
+		c.stream.behind = c.pipelined(nc)
+	}
+}
+
+// runStream relays on a goroutine of its own and brings the connection back.
+func (s *Server) runStream(c *conn, st *stream) {
+	res := st.relay(s)
+	reuse := res.Reusable && st.keep && !st.behind && !s.draining.Load()
+	if st.behind {
+		c.lingered = true
+	}
+	s.endStream(c, st, res)
+	if !reuse {
+		c.shut()
+		return
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		c.shut()
+		return
+	}
+	c.resumed = true
+	c.active.Store(false)
+	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
+}
+
+// abortStream ends a stream whose connection failed before the hijack.
+func (s *Server) abortStream(c *conn, st *stream) {
+	st.call.Cut()
+	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
+	c.shut()
+}
+
+// relay writes the head and passes the body on.
+func (st *stream) relay(s *Server) (res relay.Result) {
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			s.opt.Log.Error("panic while relaying", "request_id", st.id, "value", v, "stack", string(stack))
+			if o := s.opt.Observer; o != nil {
+				o.Panicked(st.id, v, stack)
+			}
+			st.call.Cut()
+			res = relay.Result{Cause: relay.Cut, Err: fmt.Errorf("front: panic while relaying: %v", v)}
+		}
+	}()
+	if st.resp.Buffered() == 0 {
+		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+			st.call.Cut()
+			return relay.Result{Cause: relay.ClientGone, Err: err}
+		}
+	}
+	res = relay.Stream(st, st.resp, relay.Options{
+		Protocol:     st.endpoint.Protocol,
+		WriteTimeout: s.opt.WriteTimeout,
+		IdleTimeout:  s.opt.StreamIdleTimeout,
+		OnFirstToken: st.hooks.OnFirstToken,
+	})
+	if res.Err == nil && len(st.head) > 0 {
+		// No body came to carry the head.
+		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
+		}
+	}
+	if res.Err != nil && st.c.gone.left.Load() {
+		res.Cause = relay.ClientGone
+	}
+	return res
+}
+
+// endStream tells the end once and recycles st.
+func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			s.opt.Log.Error("panic after a stream", "request_id", st.id, "value", v, "stack", string(stack))
+			if o := s.opt.Observer; o != nil {
+				o.Panicked(st.id, v, stack)
+			}
+		}
+	}()
+	c.gone.set(nil)
+	c.stream = nil
+	st.resp.Release()
+	if o := s.opt.Observer; o != nil {
+		o.Ended(st.endpoint.Path, st.status, time.Since(st.since))
+	}
+	if st.hooks.OnEnd != nil {
+		st.hooks.OnEnd(res)
+	}
+	*st = stream{buf: st.buf, gone: st.gone}
+	s.streams.Put(st)
+}
+
+func (st *stream) flushHead(limit time.Duration) error {
+	if err := st.c.Conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	n, err := st.c.Conn.Write(st.head)
+	st.head = st.head[n:]
+	return err
+}
+
+// Write passes p to the client, behind what is left of the head. It implements
+// relay.ClientConn and counts p's bytes only.
+func (st *stream) Write(p []byte) (int, error) {
+	if st.plain {
+		return st.writePayload(p)
+	}
+	return st.send(p)
+}
+
+func (st *stream) send(p []byte) (int, error) {
+	head := len(st.head)
+	if head == 0 {
+		return st.c.Conn.Write(p)
+	}
+	joined := append(st.head, p[:min(len(p), joinBytes)]...)
+	n, err := st.c.Conn.Write(joined)
+	if n < head {
+		st.head = joined[n:head]
+		return 0, err
+	}
+	st.head = nil
+	n -= head
+	if err != nil || n == len(p) {
+		return n, err
+	}
+	more, err := st.c.Conn.Write(p[n:])
+	return n + more, err
+}
+
+// writePayload takes the chunk framing out of p.
+func (st *stream) writePayload(p []byte) (int, error) {
+	for at := 0; at < len(p); {
+		n, payload, err := st.chunks.Next(p[at:])
+		if err != nil {
+			return at, err
+		}
+		at += n
+		if len(payload) > 0 {
+			if _, err := st.send(payload); err != nil {
+				// The framing's state has gone on: nothing can be sent again.
+				return at, fmt.Errorf("front: cannot write to an HTTP/1.0 client: %v", err)
+			}
+		}
+		if st.chunks.Done() {
+			break
+		}
+	}
+	return len(p), nil
+}
+
+// SetWriteDeadline implements relay.ClientConn.
+func (st *stream) SetWriteDeadline(t time.Time) error { return st.c.Conn.SetWriteDeadline(t) }

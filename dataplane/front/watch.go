@@ -1,0 +1,135 @@
+package front
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+)
+
+// watch is one connection's part in the watch for clients that leave.
+//
+// fasthttp does not read while a handler runs, so a close by the client goes
+// unseen. The watcher's epoll instance tells of it. A descriptor is added at the
+// first OnGone of its connection and stays until the connection is closed, so a
+// watched request costs no system call in the steady state. Half a close by the
+// client counts as leaving: nothing tells it apart from a close.
+//
+// Memory order: f is guarded by mu, and is called with mu held; so a set that
+// returns leaves no call of an older f running. armed is stored before left is
+// loaded by set, and left before armed is loaded by the watcher: one of the two
+// sees the other and fires.
+type watch struct {
+	mu    sync.Mutex
+	f     func()
+	armed atomic.Bool
+	left  atomic.Bool // the client has gone
+	id    uint64      // in the watcher; 0: not added
+}
+
+// set makes f the call to make when the client leaves, nil for none. f must not
+// call set.
+func (w *watch) set(f func()) {
+	w.mu.Lock()
+	w.f = f
+	w.armed.Store(f != nil)
+	w.mu.Unlock()
+	if f != nil && w.left.Load() {
+		go w.fire()
+	}
+}
+
+// fire makes the call, if there is one to make.
+func (w *watch) fire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if f := w.f; f != nil {
+		w.f = nil
+		w.armed.Store(false)
+		f()
+	}
+}
+
+// leave notes that the client has gone.
+func (w *watch) leave() {
+	w.left.Store(true)
+	if w.armed.Load() {
+		go w.fire()
+	}
+}
+
+// watcher waits on all watched connections with one goroutine.
+//
+// An id is never used twice, so an event that was on its way when its
+// connection closed finds nothing, whatever descriptor number it came from.
+type watcher struct {
+	poll *poller // nil where the system has none: clients are never seen to leave
+	done chan struct{}
+
+	mu   sync.Mutex
+	next uint64
+	byID map[uint64]*conn
+}
+
+func newWatcher() (*watcher, error) {
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	w := &watcher{poll: p, done: make(chan struct{}), byID: make(map[uint64]*conn)}
+	if p == nil {
+		close(w.done)
+		return w, nil
+	}
+	go func() {
+		defer close(w.done)
+		p.run(w.event)
+	}()
+	return w, nil
+}
+
+func (w *watcher) event(id uint64) {
+	w.mu.Lock()
+	c := w.byID[id]
+	w.mu.Unlock()
+	if c != nil {
+		c.gone.leave()
+	}
+}
+
+// add begins to watch c; it is called by the goroutine that serves c. It does
+// nothing when c is watched already or has no descriptor.
+func (w *watcher) add(c *conn) {
+	if c.gone.id != 0 || c.raw == nil || w.poll == nil {
+		return
+	}
+	w.mu.Lock()
+	w.next++
+	id := w.next
+	w.byID[id] = c
+	w.mu.Unlock()
+	c.gone.id = id
+	if err := w.poll.add(c.raw, id); err != nil {
+		if errors.Is(err, net.ErrClosed) {
+			c.gone.leave()
+			return
+		}
+		c.srv.opt.Log.Warn("cannot watch a connection", "error", err)
+	}
+}
+
+func (w *watcher) remove(c *conn) {
+	if c.gone.id == 0 {
+		return
+	}
+	w.mu.Lock()
+	delete(w.byID, c.gone.id)
+	w.mu.Unlock()
+}
+
+func (w *watcher) close() {
+	if w.poll != nil {
+		w.poll.close()
+	}
+	<-w.done
+}
