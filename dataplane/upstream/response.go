@@ -142,6 +142,10 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 	return n, nil
 }
 
+// Buffered is how many bytes of the body came together with the head, and can
+// be had without waiting for the engine.
+func (r *Response) Buffered() int { return r.c.w - r.c.r }
+
 // Finish tells that the raw body was consumed to its very end and not beyond,
 // so that Release may keep the connection.
 func (r *Response) Finish() { r.finished = true }
