@@ -1,0 +1,192 @@
+package tokenize
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+func TestCacheTellsRequestsApart(t *testing.T) {
+	e := newEngine(t)
+	tk := New(patient)
+	bodies := []string{
+		`{"model":"a","messages":[{"content":"hello"}]}`,
+		`{"model":"b","messages":[{"content":"hello"}]}`,
+		`{"model":"a","messages":[{"content":"hello"}],"add_generation_prompt":false}`,
+		`{"model":"a","messages":[{"content":"hello"}],"tools":[1]}`,
+		`{"model":"a","messages":[{"content":"hellp"}]}`,
+	}
+	for round, want := range []Source{FromEngine, FromCache} {
+		for _, b := range bodies {
+			if p := find(t, tk, Chat, b, e.ep); p.Source != want || len(p.Tokens) == 0 {
+				t.Errorf("round %d, %s: from %v", round, b, p.Source)
+			}
+		}
+	}
+	// What does not change the tokens does not miss.
+	if p := find(t, tk, Chat, `{"stream":true,"max_tokens":3,"messages":[{"content":"hello"}],"model":"a","tools":null}`, nil); p.Source != FromCache {
+		t.Errorf("other members: from %v", p.Source)
+	}
+	if n := len(e.asked()); n != len(bodies) {
+		t.Errorf("%d calls for %d prompts", n, len(bodies))
+	}
+	s := tk.Stats()
+	if s.FromEngine != 5 || s.FromCache != 6 || s.CacheEntries != 5 || s.CacheBytes <= 5*entryOverhead {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A failed lookup must not stay, and one without an engine must not begin.
+func TestCacheKeepsNoFailures(t *testing.T) {
+	e := newEngine(t)
+	tk := New(patient)
+	body := `{"prompt":"some prompt"}`
+	e.set(400, `{}`, nil)
+	find(t, tk, Completion, body, e.ep)
+	find(t, tk, Completion, body, nil)
+	if s := tk.Stats(); s.CacheEntries != 0 || s.FromText != 2 || s.Refused != 1 {
+		t.Errorf("%+v", s)
+	}
+	e.set(0, "", nil)
+	if p := find(t, tk, Completion, body, e.ep); p.Source != FromEngine {
+		t.Errorf("from %v", p.Source)
+	}
+}
+
+func TestNoCache(t *testing.T) {
+	e := newEngine(t)
+	tk := New(Options{CacheBytes: -1, Timeout: patient.Timeout})
+	for range 3 {
+		if p := find(t, tk, Completion, `{"prompt":"some prompt"}`, e.ep); p.Source != FromEngine {
+			t.Errorf("from %v", p.Source)
+		}
+	}
+	if s := tk.Stats(); s.CacheEntries != 0 || s.CacheBytes != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// land puts ids of n tokens under k as a lookup would.
+func land(c *cache, k hash, n int) {
+	if _, f, leads := c.get(k, true); leads {
+		f.ids = make([]uint32, n)
+		c.land(k, f)
+	}
+}
+
+func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
+	const each = 4*100 + entryOverhead
+	c := newCache(16 * 3 * each) // three entries a shard
+	key := func(i int) hash { return hash{Hi: 16 * uint64(i), Lo: uint64(i)} }
+	has := func(i int) bool { _, ok := c.shards[0].entries[key(i)]; return ok }
+	for i := range 3 {
+		land(c, key(i), 100)
+	}
+	c.get(key(0), false) // used again: 1 is now the oldest
+	land(c, key(3), 100)
+	if !has(0) || has(1) || !has(2) || !has(3) {
+		t.Error("not the least recently used entry went")
+	}
+	land(c, key(4), 300) // needs the room of two, and a little more
+	if n, bytes := c.size(); has(2) || !has(4) || bytes > 3*each || n > 2 {
+		t.Errorf("%d entries, %d bytes", n, bytes)
+	}
+	land(c, key(5), 10000)
+	if has(5) || !has(4) {
+		t.Error("an entry over the bound came in, or pushed others out")
+	}
+}
+
+// Whatever comes, the bytes are those of the entries, under the bound, and the
+// list holds each entry once.
+func TestCacheBookkeeping(t *testing.T) {
+	c := newCache(64 << 10)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20000 {
+		k := hash{Hi: rng.Uint64N(400), Lo: 1}
+		if rng.IntN(3) == 0 {
+			c.get(k, false)
+		} else {
+			land(c, k, rng.IntN(300))
+		}
+	}
+	for i := range c.shards {
+		s := &c.shards[i]
+		var sum int64
+		n := 0
+		for e := s.newest; e != nil; e = e.older {
+			if s.entries[e.key] != e || e.older != nil && e.older.newer != e || n > len(s.entries) {
+				t.Fatal("the list is broken")
+			}
+			sum += e.cost()
+			n++
+		}
+		if n != len(s.entries) || sum != s.bytes || sum > s.limit || len(s.flights) != 0 || n == 0 {
+			t.Fatalf("shard %d: %d in list, %d in map, %d bytes counted %d, limit %d, %d flights", i, n, len(s.entries), sum, s.bytes, s.limit, len(s.flights))
+		}
+	}
+}
+
+func TestKeyCoversEverySegment(t *testing.T) {
+	seen := map[hash]string{}
+	for _, body := range []string{`{"prompt":"a"}`, `{"prompt":"b"}`, `{"model":"a","prompt":"a"}`, `{"prompt":"a","add_special_tokens":true}`} {
+		w := getWork()
+		doc := scanned(t, body)
+		w.read(Completion, doc)
+		w.compose(doc)
+		k := w.key()
+		if again := w.key(); again != k {
+			t.Error("a key differs from itself")
+		}
+		if other, ok := seen[k]; ok {
+			t.Errorf("%s and %s share a key", body, other)
+		}
+		seen[k] = body
+		size := 0
+		for _, s := range w.segs {
+			size += len(s)
+		}
+		if size != w.size {
+			t.Errorf("size %d, want %d", w.size, size)
+		}
+		w.put()
+	}
+}
+
+func BenchmarkPrompt(b *testing.B) {
+	e := newEngine(b)
+	turn := `{"role":"user","content":"`
+	for range 250 {
+		turn += `The router reads the body once.\nIt never decodes it. `
+	}
+	chat := `{"model":"m","messages":[` + turn + `"},` + turn + `"}]}`
+	ids := fmt.Sprint("", "")
+	for i := range 4000 {
+		ids += fmt.Sprintf(",%d", 1000+i*31%120000)
+	}
+	for _, bm := range []struct {
+		name string
+		kind Kind
+		body string
+		opt  Options
+		want Source
+	}{
+		{"cache-27k", Chat, chat, patient, FromCache},
+		{"text-27k", Chat, chat, Options{Mode: ModeText}, FromText},
+		{"ids-4000", Generate, `{"token_ids":[1` + ids[1:] + `]}`, patient, FromRequest},
+	} {
+		b.Run(bm.name, func(b *testing.B) {
+			tk := New(bm.opt)
+			doc := scanned(b, bm.body)
+			var p Prompt
+			tk.Prompt(&p, bm.kind, doc, e.ep, nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				tk.Prompt(&p, bm.kind, doc, e.ep, nil)
+			}
+			if p.Source != bm.want {
+				b.Fatal(p.Source)
+			}
+		})
+	}
+}
