@@ -1,0 +1,312 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/worker"
+)
+
+// The engines told apart.
+const (
+	VLLM   = "vllm"
+	SGLang = "sglang"
+)
+
+// askBody bounds the small JSON answers; SGLang's /server_info is the largest.
+const askBody = 4 << 20
+
+// Model is one entry of an engine's /v1/models.
+type Model struct {
+	ID          string
+	Parent      string // the base model, for a LoRA adapter
+	MaxModelLen int    // tokens; 0 unknown
+}
+
+// Answer is what one engine server told of itself. Everything but URL may be
+// missing: engines differ, and may answer garbage.
+type Answer struct {
+	URL         string
+	Engine      string // VLLM, SGLang, "" unknown
+	Version     string
+	Models      []Model // base models first
+	MaxModelLen int     // tokens, of the first model
+	BlockSize   int     // tokens per KV block; 0 unknown
+	TotalBlocks int     // KV blocks per rank; 0 unknown
+	Ranks       int     // data-parallel ranks seen; 0 unknown
+	// Role, where the engine tells one: SGLang does, vLLM does not.
+	Role      worker.Role
+	RoleKnown bool
+	// BootstrapPort of an SGLang prefill engine; 0 unknown.
+	BootstrapPort int
+	// UsesNIXL: the engine shows NIXL transfer metrics, so it has a KV connector
+	// and is a prefill or decode worker, or both.
+	UsesNIXL bool
+	Events   []EventSource
+	// Err says why Models is empty; the engine cannot be used without.
+	Err error
+	// Notes say what else could not be learned, and why.
+	Notes []string
+
+	life life
+}
+
+// Names gives the models' names.
+func (a *Answer) Names() []string {
+	var names []string
+	for _, m := range a.Models {
+		names = append(names, m.ID)
+	}
+	return names
+}
+
+// Ask asks one engine server what it is: /v1/models, /version, /metrics, and
+// then /kv_event_sources (vLLM) or /server_info (SGLang). It calls no inference
+// endpoint. It takes at most twice timeout.
+func Ask(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) *Answer {
+	a := &Answer{URL: ep.URL(), life: life{tokens: -1}}
+	fetch := func(path string, limit int) ([]byte, error) {
+		status, body, err := get(ctx, ep, path, timeout, limit)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("GET %s: %s", path, short(err))
+		case status != 200:
+			return nil, fmt.Errorf("GET %s answered %d; want 200", path, status)
+		}
+		return body, nil
+	}
+
+	var wg sync.WaitGroup
+	var models, version, metrics []byte
+	var versionErr, metricsErr error
+	wg.Go(func() { models, a.Err = fetch("/v1/models", askBody) })
+	wg.Go(func() { version, versionErr = fetch("/version", askBody) })
+	wg.Go(func() { metrics, metricsErr = fetch("/metrics", metricsBody) })
+	wg.Wait()
+
+	if a.Err == nil {
+		a.readModels(models)
+	}
+	if versionErr == nil {
+		a.readVersion(version)
+	}
+	if metricsErr == nil {
+		a.readMetrics(metrics)
+	} else {
+		a.note("load, block size and restarts are not seen", metricsErr)
+	}
+
+	if a.Engine != SGLang {
+		body, err := fetch("/kv_event_sources", askBody)
+		if err == nil {
+			err = a.readEventSources(body)
+		}
+		if err != nil && a.Engine == VLLM {
+			a.note("KV events must be named by kv_events", err)
+		}
+	}
+	if a.Engine != VLLM {
+		body, err := fetch("/server_info", askBody)
+		if err == nil {
+			err = a.readServerInfo(body)
+		}
+		if err != nil && a.Engine == SGLang {
+			a.note("role, ranks and KV events are not known", err)
+		}
+	}
+	a.life.sources = joined(a.Events)
+	return a
+}
+
+func (a *Answer) note(what string, err error) {
+	a.Notes = append(a.Notes, fmt.Sprintf("%s: %v", what, err))
+}
+
+func (a *Answer) readModels(body []byte) {
+	var list struct {
+		Data []struct {
+			ID      string  `json:"id"`
+			OwnedBy string  `json:"owned_by"`
+			Parent  *string `json:"parent"`
+			MaxLen  float64 `json:"max_model_len"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		a.Err = fmt.Errorf(`GET /v1/models is not what was expected: %w; want {"data":[{"id":…}]}`, err)
+		return
+	}
+	for _, d := range list.Data {
+		if d.ID == "" || len(d.ID) > 512 || len(a.Models) == 1024 {
+			continue
+		}
+		m := Model{ID: d.ID, MaxModelLen: atMost(d.MaxLen)}
+		if d.Parent != nil {
+			m.Parent = *d.Parent
+		}
+		a.Models = append(a.Models, m)
+		if engine := strings.ToLower(d.OwnedBy); engine == VLLM || engine == SGLang {
+			a.Engine = engine
+		}
+	}
+	slices.SortStableFunc(a.Models, func(x, y Model) int { return min(len(x.Parent), 1) - min(len(y.Parent), 1) })
+	if len(a.Models) == 0 {
+		a.Err = errors.New("GET /v1/models names no model")
+		return
+	}
+	a.MaxModelLen = a.Models[0].MaxModelLen
+}
+
+func (a *Answer) readVersion(body []byte) {
+	var v struct {
+		Version string `json:"version"`
+	}
+	if json.Unmarshal(body, &v) == nil && len(v.Version) <= 128 {
+		a.Version = v.Version
+	}
+}
+
+func (a *Answer) readMetrics(text []byte) {
+	p := readPage(text)
+	a.life = p.life
+	if a.Engine == "" {
+		a.Engine = p.engine
+	}
+	a.BlockSize, a.TotalBlocks = p.blockSize, p.totalBlocks
+	for rank := range p.loads {
+		if rank >= 0 {
+			a.Ranks = max(a.Ranks, rank+1)
+		}
+	}
+	a.UsesNIXL = strings.Contains(string(text), "\nvllm:nixl_")
+}
+
+// readEventSources reads vLLM's GET /kv_event_sources (0.31 and later): an
+// object by data-parallel rank of the resolved event configurations.
+func (a *Answer) readEventSources(body []byte) error {
+	var ranks map[string]struct {
+		Enabled   *bool   `json:"enable_kv_cache_events"`
+		Publisher string  `json:"publisher"`
+		Endpoint  string  `json:"endpoint"`
+		Replay    *string `json:"replay_endpoint"`
+		Topic     string  `json:"topic"`
+	}
+	if err := json.Unmarshal(body, &ranks); err != nil {
+		return fmt.Errorf(`GET /kv_event_sources is not what was expected: %w; want {"0":{"endpoint":…}}`, err)
+	}
+	for key, src := range ranks {
+		rank, err := strconv.ParseUint(key, 10, 16)
+		if err != nil || src.Publisher == "null" || src.Enabled != nil && !*src.Enabled || !strings.Contains(src.Endpoint, "://") {
+			continue
+		}
+		e := EventSource{Rank: uint16(rank), Endpoint: onHost(src.Endpoint, a.URL), Topic: src.Topic, From: "/kv_event_sources"}
+		if src.Replay != nil {
+			e.Replay = onHost(*src.Replay, a.URL)
+		}
+		a.Events = append(a.Events, e)
+		a.Ranks = max(a.Ranks, int(rank)+1)
+	}
+	slices.SortFunc(a.Events, func(x, y EventSource) int { return int(x.Rank) - int(y.Rank) })
+	return nil
+}
+
+// readServerInfo reads SGLang's GET /server_info.
+func (a *Answer) readServerInfo(body []byte) error {
+	var info struct {
+		Version       string   `json:"version"`
+		Mode          *string  `json:"disaggregation_mode"`
+		BootstrapPort float64  `json:"disaggregation_bootstrap_port"`
+		DPSize        float64  `json:"dp_size"`
+		PageSize      *float64 `json:"page_size"`
+		Events        *struct {
+			Publisher string   `json:"publisher"`
+			Host      string   `json:"endpoint_host"`
+			Port      float64  `json:"endpoint_port_base"`
+			Replay    *float64 `json:"replay_endpoint_port_base"`
+			Topic     string   `json:"topic"`
+			BlockSize float64  `json:"block_size"`
+			DPSize    float64  `json:"dp_size"`
+		} `json:"kv_events"`
+	}
+	if err := json.Unmarshal(body, &info); err != nil {
+		return fmt.Errorf(`GET /server_info is not what was expected: %w; want an object with "disaggregation_mode" and "dp_size"`, err)
+	}
+	if info.Mode == nil && info.PageSize == nil {
+		return errors.New(`GET /server_info holds neither "disaggregation_mode" nor "page_size"`)
+	}
+	a.Engine = SGLang
+	if a.Version == "" && len(info.Version) <= 128 {
+		a.Version = info.Version
+	}
+	a.RoleKnown = true
+	if info.Mode != nil {
+		switch *info.Mode {
+		case "prefill":
+			a.Role, a.BootstrapPort = worker.Prefill, portOf(info.BootstrapPort)
+		case "decode":
+			a.Role = worker.Decode
+		}
+	}
+	if info.PageSize != nil && a.BlockSize == 0 {
+		a.BlockSize = atMost(*info.PageSize)
+	}
+	a.Ranks = max(a.Ranks, min(atMost(info.DPSize), worker.MaxSlots))
+	if e := info.Events; e != nil && e.Publisher == "zmq" && portOf(e.Port) > 0 {
+		for rank := range max(min(atMost(e.DPSize), worker.MaxSlots), 1) {
+			src := EventSource{Rank: uint16(rank), Topic: e.Topic, From: "/server_info"}
+			src.Endpoint = atPort(onHost("tcp://*:"+strconv.Itoa(portOf(e.Port)), a.URL), rank)
+			if e.Replay != nil && portOf(*e.Replay) > 0 {
+				src.Replay = atPort(onHost("tcp://*:"+strconv.Itoa(portOf(*e.Replay)), a.URL), rank)
+			}
+			if src.Endpoint != "" {
+				a.Events = append(a.Events, src)
+			}
+		}
+	}
+	return nil
+}
+
+// tryCompletion sends one token's worth of work.
+func tryCompletion(ctx context.Context, ep *upstream.Endpoint, model string) error {
+	body, err := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1})
+	if err != nil {
+		return err
+	}
+	const limit = 30 * time.Second // a cold engine compiles on its first token
+	status, _, err := send(ctx, ep, &upstream.Request{
+		Method: "POST", Path: "/v1/completions", Body: [][]byte{body}, Deadline: time.Now().Add(limit),
+		Fields: []upstream.Field{{Name: "Content-Type", Value: "application/json"}},
+	}, askBody)
+	if err == nil && status != 200 {
+		err = fmt.Errorf("POST /v1/completions answered %d; want 200", status)
+	}
+	return err
+}
+
+// positive reads a decimal from 1 to 2^30.
+func positive(s string) (int, bool) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	return int(n), err == nil && n > 0 && n <= 1<<30
+}
+
+// atMost makes an int of a JSON number that an engine sent; 0 for nonsense.
+func atMost(v float64) int {
+	if !usable(v) || v > 1<<30 {
+		return 0
+	}
+	return int(v)
+}
+
+func portOf(v float64) int {
+	if n := atMost(v); n <= 65535 {
+		return n
+	}
+	return 0
+}

@@ -1,0 +1,144 @@
+package fleet
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice/router/worker"
+)
+
+// EventSource is where one rank's KV events come from.
+type EventSource struct {
+	Rank     uint16
+	Endpoint string // ZMQ PUB, wildcard hosts replaced by the worker's
+	Bind     bool   // the engine connects: the subscriber binds Endpoint
+	Replay   string // ZMQ ROUTER; "" when there is none
+	Topic    string
+	From     string // "config", "/kv_event_sources", "/server_info"
+}
+
+// bindPrefix before an endpoint of a Spec says that the router binds it. Only
+// an operator says so: what an engine tells never makes the router listen.
+const bindPrefix = "bind:"
+
+// Events is where the events of a rank come from: what the Spec says, or, where
+// that is "auto" or nothing, what the engine told when it was last admitted. ok
+// is false when there are none, or none are known yet.
+func (f *Fleet) Events(r *worker.Rank) (src EventSource, ok bool) {
+	spec := &r.Worker.Spec
+	if !autoEvents(spec) {
+		return specSource(spec, r)
+	}
+	s := f.server(r)
+	if s == nil {
+		return src, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.IndexFunc(s.m.sources, func(src EventSource) bool { return src.Rank == r.ID.Rank })
+	if i < 0 {
+		return src, false
+	}
+	return s.m.sources[i], true
+}
+
+func autoEvents(spec *worker.Spec) bool {
+	return len(spec.KVEvents) == 0 || len(spec.KVEvents) == 1 && spec.KVEvents[0] == "auto"
+}
+
+func specSource(spec *worker.Spec, r *worker.Rank) (src EventSource, ok bool) {
+	ep := pick(spec.KVEvents, r)
+	if ep == "" || ep == "off" {
+		return src, false
+	}
+	ep, bind := strings.CutPrefix(ep, bindPrefix)
+	if !bind {
+		ep = onHost(ep, r.URL)
+	}
+	return EventSource{
+		Rank: r.ID.Rank, Endpoint: ep, Bind: bind, From: "config",
+		Replay: onHost(pick(spec.KVReplay, r), r.URL),
+	}, true
+}
+
+// pick gives a rank's own endpoint of a list, or counts from the one base: rank
+// r listens at port+r (vLLM and SGLang alike).
+func pick(list []string, r *worker.Rank) string {
+	switch {
+	case len(list) == 0:
+		return ""
+	case len(list) > 1 && len(list) == len(r.Worker.Ranks):
+		return list[slices.Index(r.Worker.Ranks, r)]
+	}
+	return atPort(list[0], int(r.ID.Rank))
+}
+
+// atPort moves the port of a tcp endpoint up by n; port 0 and other transports
+// stay as they are. It is "" when the port runs over.
+func atPort(endpoint string, n int) string {
+	i := strings.LastIndexByte(endpoint, ':')
+	if n == 0 || !strings.Contains(endpoint, "tcp://") || i < 0 {
+		return endpoint
+	}
+	port, err := strconv.Atoi(endpoint[i+1:])
+	switch {
+	case err != nil || port == 0:
+		return endpoint
+	case port+n > 65535:
+		return ""
+	}
+	return endpoint[:i+1] + strconv.Itoa(port+n)
+}
+
+// onHost replaces a wildcard host of a tcp endpoint by that of the worker's URL.
+func onHost(endpoint, rawURL string) string {
+	addr, tcp := strings.CutPrefix(endpoint, "tcp://")
+	if !tcp {
+		return endpoint
+	}
+	i := strings.LastIndexByte(addr, ':')
+	if i < 0 {
+		return endpoint
+	}
+	switch addr[:i] {
+	case "*", "0.0.0.0", "::", "[::]", "":
+	default:
+		return endpoint
+	}
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return endpoint
+	}
+	return "tcp://" + net.JoinHostPort(u.Hostname(), addr[i+1:])
+}
+
+// sourcesOf matches what one server told to its ranks: by rank, or, for a
+// server of one rank, the only source there is (an engine that runs one rank of
+// several may count from 0).
+func sourcesOf(s *server, a *Answer) []EventSource {
+	var out []EventSource
+	for _, r := range s.ranks {
+		i := slices.IndexFunc(a.Events, func(src EventSource) bool { return src.Rank == r.ID.Rank })
+		if i < 0 && len(s.ranks) == 1 && len(a.Events) == 1 {
+			i = 0
+		}
+		if i >= 0 {
+			src := a.Events[i]
+			src.Rank = r.ID.Rank
+			out = append(out, src)
+		}
+	}
+	return out
+}
+
+func joined(sources []EventSource) string {
+	var b strings.Builder
+	for _, s := range sources {
+		fmt.Fprintf(&b, "%d=%s;", s.Rank, s.Endpoint)
+	}
+	return b.String()
+}

@@ -1,0 +1,325 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/worker"
+)
+
+// Options of a Fleet; zero values mean the default in brackets.
+type Options struct {
+	Log           *slog.Logger
+	Upstream      upstream.Options
+	ProbeInterval time.Duration // between health probes of a worker [500ms]
+	ProbeTimeout  time.Duration // [1s]
+	// FailAfter consecutive failures (probes, or connection-level failures of
+	// traffic) a worker is Unhealthy [2]; one success of a probe brings it back.
+	// A probe that hangs counts once for every ProbeInterval it took, so a dead
+	// engine is out after at most ProbeInterval + max(ProbeTimeout, FailAfter ×
+	// ProbeInterval), see DetectWithin.
+	FailAfter int
+	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never.
+	ScrapeInterval time.Duration
+	// ProbeInference sends one tiny completion to each server of a worker before
+	// it is admitted [false]; nothing else ever calls an inference endpoint.
+	ProbeInference bool
+	// OnJoin is called when a worker has answered and is about to be Ready for
+	// the first time, or again after its engine changed (restart: OnLeave, then
+	// OnJoin); the worker takes no request before OnJoin returned, so a feed
+	// started there misses nothing. OnLeave is called when it was removed or its
+	// engine is a new process. Both run on the fleet's own goroutines, one at a
+	// time per worker id, and must not call Close.
+	OnJoin  func(*worker.Worker)
+	OnLeave func(*worker.Worker)
+	// OnState is called after every change of a worker's state, in order, on
+	// the same goroutine as OnJoin and OnLeave of that worker.
+	OnState func(w *worker.Worker, from, to worker.State, reason string)
+}
+
+func (o *Options) defaults() {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.ProbeInterval <= 0 {
+		o.ProbeInterval = 500 * time.Millisecond
+	}
+	if o.ProbeTimeout <= 0 {
+		o.ProbeTimeout = time.Second
+	}
+	if o.FailAfter <= 0 {
+		o.FailAfter = 2
+	}
+	if o.ScrapeInterval == 0 {
+		o.ScrapeInterval = time.Second
+	}
+}
+
+// DetectWithin is the longest a dead engine stays in the choice when no traffic
+// tells of it sooner: it died just after a probe, and the next ones are refused
+// or hang until their time-out.
+func (o Options) DetectWithin() time.Duration {
+	o.defaults()
+	// A probe that hangs has used up whole intervals; one left over of them
+	// needs one more probe, which may hang as long.
+	hung := max(int(o.ProbeTimeout/o.ProbeInterval), 1)
+	probes := (o.FailAfter + hung - 1) / hung
+	each := max(o.ProbeTimeout, o.ProbeInterval)
+	refused := o.ProbeInterval * time.Duration(o.FailAfter)
+	return max(refused, o.ProbeInterval+each*time.Duration(probes))
+}
+
+// Fleet is the membership. Safe for concurrent use.
+//
+// Locks: mu serialises membership, state transitions and the making of a View;
+// it is never held over I/O or a callback. Readers take none: View and the slot
+// table are atomic pointers, and the counters of Failed and Succeeded atomics.
+type Fleet struct {
+	opt    Options
+	view   atomic.Pointer[View]
+	slots  [worker.MaxSlots]atomic.Pointer[server]
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	members map[string]*member
+	leaving map[string]chan struct{} // ids whose OnLeave has not returned
+	free    []worker.Slot            // given back, oldest first
+	next    int                      // slots never given out begin here
+	closed  bool
+}
+
+// New makes an empty Fleet.
+func New(opt Options) *Fleet {
+	opt.defaults()
+	f := &Fleet{opt: opt, members: map[string]*member{}, leaving: map[string]chan struct{}{}}
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
+	return f
+}
+
+// errClosed is what Add, Remove and Drain return after Close.
+var errClosed = errors.New("the fleet is closed")
+
+// Add takes a worker in, in state Joining, and starts to probe it. It fails on
+// an id already there, a URL that is none, or when slots have run out. An empty
+// id becomes role@host:port.
+func (f *Fleet) Add(spec worker.Spec) error {
+	spec.URL = strings.TrimRight(spec.URL, "/")
+	if spec.ID == "" {
+		_, host, _ := strings.Cut(spec.URL, "://")
+		spec.ID = spec.Role.String() + "@" + host
+	}
+	if err := checkSpec(spec); err != nil {
+		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, err)
+	}
+	w := worker.New(spec)
+	m := &member{f: f, w: w, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	if err := m.makeServers(); err != nil {
+		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, err)
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, errClosed)
+	}
+	if _, there := f.members[spec.ID]; there {
+		return fmt.Errorf("fleet: cannot add %q: a worker of this id is there already; want another id, or remove it first", spec.ID)
+	}
+	if len(w.Ranks) > len(f.free)+worker.MaxSlots-f.next {
+		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), len(f.free)+worker.MaxSlots-f.next, worker.MaxSlots)
+	}
+	for _, s := range m.servers {
+		for _, r := range s.ranks {
+			r.Slot = f.takeSlot()
+			f.slots[r.Slot].Store(s)
+		}
+	}
+	m.ctx, m.cancel = context.WithCancel(f.ctx)
+	m.after = f.leaving[spec.ID]
+	f.members[spec.ID] = m
+	f.publish()
+	m.start()
+	return nil
+}
+
+func checkSpec(spec worker.Spec) error {
+	if len(spec.RankURLs) > 0 && len(spec.RankURLs) != max(len(spec.Ranks), 1) {
+		return fmt.Errorf("%d rank URLs for %d ranks; want one for each rank", len(spec.RankURLs), max(len(spec.Ranks), 1))
+	}
+	seen := map[uint16]bool{}
+	for _, r := range spec.Ranks {
+		if seen[r] {
+			return fmt.Errorf("rank %d is named twice", r)
+		}
+		seen[r] = true
+	}
+	_, err := worker.ParseID(spec.ID)
+	if err == nil && strings.Contains(spec.ID, "/") {
+		err = fmt.Errorf("worker id %q holds a slash, which parts it from the rank", spec.ID)
+	}
+	return err
+}
+
+// takeSlot prefers slots given back longest ago: numbers stay dense, and a
+// stale reader is least likely to meet a new holder. Called with mu.
+func (f *Fleet) takeSlot() worker.Slot {
+	if len(f.free) > 0 {
+		s := f.free[0]
+		f.free = f.free[1:]
+		return s
+	}
+	f.next++
+	return worker.Slot(f.next - 1)
+}
+
+// Remove takes a worker out: it leaves the choice at once, its probes end. Its
+// slots are given out again only after OnLeave has returned.
+func (f *Fleet) Remove(id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m, err := f.member(id, "remove")
+	if err != nil {
+		return err
+	}
+	delete(f.members, id)
+	f.leaving[id] = m.done
+	m.gone = true
+	m.transit(worker.Gone, "removed")
+	f.publish()
+	m.cancel()
+	return nil
+}
+
+// Drain puts a worker in state Draining (on) or back to Joining (off), from
+// where it is Ready again as soon as its engine answers.
+func (f *Fleet) Drain(id string, on bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m, err := f.member(id, "drain")
+	if err != nil {
+		return err
+	}
+	if m.drain == on {
+		return nil
+	}
+	m.drain = on
+	if on {
+		m.transit(worker.Draining, "drained by request")
+	} else {
+		m.transit(worker.Joining, "drain ended")
+		m.settle()
+	}
+	f.publish()
+	m.poke()
+	return nil
+}
+
+// member finds one by id. Called with mu.
+func (f *Fleet) member(id, verb string) (*member, error) {
+	if f.closed {
+		return nil, fmt.Errorf("fleet: cannot %s %q: %w", verb, id, errClosed)
+	}
+	m, ok := f.members[id]
+	if !ok {
+		return nil, fmt.Errorf("fleet: cannot %s %q: no worker has this id", verb, id)
+	}
+	return m, nil
+}
+
+// Endpoint gives the connections of a rank; never nil for a rank of a View.
+// For a rank of a worker that was removed since it is one that keeps no
+// connections; a call on it goes to the engine the rank was of.
+func (f *Fleet) Endpoint(r *worker.Rank) *upstream.Endpoint {
+	if s := f.server(r); s != nil {
+		return s.traffic
+	}
+	ep, err := upstream.NewEndpoint(r.URL, f.opt.Upstream)
+	if err != nil {
+		return nil // not a rank of any View: Add refuses such a URL
+	}
+	ep.Close()
+	return ep
+}
+
+// server is the holder of a rank's slot, nil when the slot has another by now.
+func (f *Fleet) server(r *worker.Rank) *server {
+	if int(r.Slot) >= len(f.slots) {
+		return nil
+	}
+	if s := f.slots[r.Slot].Load(); s != nil && s.m.w == r.Worker {
+		return s
+	}
+	return nil
+}
+
+// Failed reports a connection-level failure of traffic to a rank (refused,
+// reset, timed out before the head); Succeeded that the engine answered, with
+// whatever status. Both are cheap and safe on the request path. An error of
+// the client's own (4xx) is a success here; a leg the router cut itself, or
+// found no connection left for, is neither, and is ignored.
+func (f *Fleet) Failed(r *worker.Rank, err error) {
+	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrTooManyConns) {
+		return
+	}
+	if s := f.server(r); s != nil {
+		s.trafficFailed(err)
+	}
+}
+
+// Succeeded: see Failed.
+func (f *Fleet) Succeeded(r *worker.Rank) {
+	s := f.server(r)
+	if s == nil {
+		return
+	}
+	// Loads first: on a healthy rank no shared line is written.
+	if s.trafficFails.Load() != 0 {
+		s.trafficFails.Store(0)
+	}
+	if !s.answered.Load() {
+		s.answered.Store(true)
+	}
+}
+
+// Close ends all probes and goroutines and returns when they have ended.
+// OnLeave is not called: nobody was removed. Not to be called from a callback.
+func (f *Fleet) Close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.cancel()
+	f.wg.Wait()
+}
+
+// release gives a member's slots back once its OnLeave has returned.
+func (f *Fleet) release(m *member) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range m.w.Ranks {
+		f.slots[r.Slot].Store(nil)
+		f.free = append(f.free, r.Slot)
+	}
+	if f.leaving[m.w.Spec.ID] == m.done {
+		delete(f.leaving, m.w.Spec.ID)
+	}
+}
+
+// unknown marks a load that the engine does not report (any more).
+func unknown(r *worker.Rank) {
+	r.Running.Store(-1)
+	r.Waiting.Store(-1)
+	r.SetKVUsage(-1)
+}
+
+func usable(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) && v >= 0 }

@@ -1,0 +1,57 @@
+package fleet
+
+import "fmt"
+
+// life tells one engine process from the next on the same address. Not every
+// engine shows every sign: vLLM with several API servers leaves the process
+// metrics out, and metrics can be off.
+type life struct {
+	started float64 // process_start_time_seconds; 0 unknown
+	created float64 // oldest *_created stamp of the engine's own metrics; 0 unknown
+	tokens  float64 // counter of tokens, never falls in one life; -1 unknown
+	sources string  // the event endpoints it told, joined
+}
+
+// ended says why now is not the life l any more, "" when nothing shows it.
+// Start times count only when newer: behind one address there may be several
+// processes that answer in turn, and they must not look like a restart a second.
+// refused says that a connection was refused in between; it is evidence only
+// where the process tells no start time, since only a process that is gone
+// stops listening.
+func (l *life) ended(now *life, refused bool) string {
+	switch {
+	case l.started > 0 && now.started > 0:
+		if now.started > l.started+0.001 {
+			return fmt.Sprintf("process_start_time_seconds %.2f after %.2f", now.started, l.started)
+		}
+	case l.created > 0 && now.created > 0:
+		if now.created > l.created+0.001 {
+			return fmt.Sprintf("its metrics were created at %.2f, not %.2f", now.created, l.created)
+		}
+	case l.tokens >= 0 && now.tokens >= 0 && now.tokens < l.tokens:
+		return fmt.Sprintf("its token counters fell from %.0f to %.0f", l.tokens, now.tokens)
+	case refused:
+		return "it refused connections, and shows no start time"
+	}
+	if l.sources != "" && now.sources != "" && l.sources != now.sources {
+		return fmt.Sprintf("its event sources changed from %s to %s", l.sources, now.sources)
+	}
+	return ""
+}
+
+// observe collects the signs on one sample of /metrics.
+func (l *life) observe(name string, value float64) {
+	if !usable(value) {
+		return
+	}
+	switch name {
+	case "process_start_time_seconds":
+		l.started = max(l.started, value)
+	case "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:generation_tokens_total":
+		l.tokens = max(l.tokens, 0) + value
+	case "vllm:prompt_tokens_created", "vllm:generation_tokens_created", "sglang:prompt_tokens_created":
+		if l.created == 0 || value < l.created {
+			l.created = value
+		}
+	}
+}

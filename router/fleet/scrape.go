@@ -1,0 +1,173 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// metricsBody bounds a page of /metrics; a vLLM with eight ranks has 300 KiB.
+const metricsBody = 8 << 20
+
+// staleAfter this many failed scrapes in a row a rank's load is unknown.
+const staleAfter = 3
+
+// rankLoad is what one page says of one rank; -1: nothing.
+type rankLoad struct {
+	running, waiting, usage float64
+	seen                    int // usage samples, for the mean
+}
+
+// page is what one GET /metrics tells.
+type page struct {
+	life        life
+	loads       map[int]*rankLoad // by data-parallel rank; -1: samples that name none
+	engine      string
+	blockSize   int
+	totalBlocks int
+}
+
+func readPage(text []byte) *page {
+	p := &page{loads: map[int]*rankLoad{}, life: life{tokens: -1}}
+	eachSample(text, func(name, labels []byte, v float64) {
+		n := string(name)
+		p.life.observe(n, v)
+		if !usable(v) {
+			return
+		}
+		switch n {
+		case "vllm:num_requests_running":
+			add(&p.load(labels, VLLM).running, v)
+		case "vllm:num_requests_waiting":
+			add(&p.load(labels, VLLM).waiting, v)
+		case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
+			p.load(labels, VLLM).use(v)
+		case "sglang:num_running_reqs":
+			add(&p.load(labels, SGLang).running, v)
+		case "sglang:num_queue_reqs":
+			add(&p.load(labels, SGLang).waiting, v)
+		case "sglang:token_usage":
+			p.load(labels, SGLang).use(v)
+		case "vllm:cache_config_info":
+			p.engine = VLLM
+			setInt(&p.blockSize, labels, "block_size")
+			setInt(&p.totalBlocks, labels, "num_gpu_blocks")
+		}
+	})
+	return p
+}
+
+func (p *page) load(labels []byte, engine string) *rankLoad {
+	p.engine = engine
+	r := rankOf(labels)
+	l := p.loads[r]
+	if l == nil {
+		l = &rankLoad{running: -1, waiting: -1, usage: -1}
+		p.loads[r] = l
+	}
+	return l
+}
+
+func add(to *float64, v float64) { *to = max(*to, 0) + v }
+
+// use takes the fullest: SGLang repeats the figure for every tensor-parallel rank.
+func (l *rankLoad) use(v float64) { l.usage = max(l.usage, min(v, 1)) }
+
+func setInt(to *int, labels []byte, name string) {
+	if v, ok := label(labels, name); ok {
+		if n, ok := positive(v); ok {
+			*to = n
+		}
+	}
+}
+
+// of is the load of one rank of a server that serves several or one. A server
+// with one rank here may run more engines inside; they are one target, so their
+// counts add up. Of samples that name no rank nothing is known for one of many.
+func (p *page) of(rank uint16, alone bool) rankLoad {
+	if l := p.loads[int(rank)]; l != nil && (!alone || len(p.loads) == 1) {
+		return *l
+	}
+	sum := rankLoad{running: -1, waiting: -1, usage: -1}
+	if !alone {
+		return sum
+	}
+	for _, l := range p.loads {
+		if l.running >= 0 {
+			add(&sum.running, l.running)
+		}
+		if l.waiting >= 0 {
+			add(&sum.waiting, l.waiting)
+		}
+		if l.usage >= 0 {
+			add(&sum.usage, l.usage)
+			sum.seen++
+		}
+	}
+	if sum.seen > 1 {
+		sum.usage /= float64(sum.seen)
+	}
+	return sum
+}
+
+func (l rankLoad) store(r *worker.Rank) {
+	r.Running.Store(int64(min(l.running, 1e9)))
+	r.Waiting.Store(int64(min(l.waiting, 1e9)))
+	r.SetKVUsage(l.usage)
+}
+
+// scrape reads /metrics of a live server until ctx ends: the load of its ranks,
+// and whether it is still the same process.
+func (s *server) scrape(ctx context.Context) {
+	opt := &s.m.f.opt
+	tick := time.NewTicker(opt.ScrapeInterval)
+	defer tick.Stop()
+	failed := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !s.live.Load() {
+			failed = 0
+			continue
+		}
+		downs := s.downs.Load()
+		status, text, err := get(ctx, s.probes, "/metrics", opt.ProbeTimeout, metricsBody)
+		if err != nil || status != 200 {
+			if failed++; failed == staleAfter {
+				for _, r := range s.ranks {
+					unknown(r)
+				}
+			}
+			continue
+		}
+		failed = 0
+		s.take(readPage(text), downs)
+	}
+}
+
+// take stores what a page says unless the server fell since downs was read.
+func (s *server) take(p *page, downs uint32) {
+	f := s.m.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !s.live.Load() || s.downs.Load() != downs {
+		return
+	}
+	old := s.life.Load()
+	if why := old.ended(&p.life, false); why != "" {
+		s.downs.Add(1)
+		s.m.why = "engine restarted: " + why
+		s.lower(s.m.why)
+		return
+	}
+	next := *old
+	next.tokens = max(next.tokens, p.life.tokens)
+	s.life.Store(&next)
+	for _, r := range s.ranks {
+		p.of(r.ID.Rank, len(s.ranks) == 1).store(r)
+	}
+}

@@ -1,0 +1,237 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/worker"
+)
+
+// healthBody bounds what is read of an answer to a probe.
+const healthBody = 64 << 10
+
+// server is one HTTP server of an engine: the worker's own, which takes all of
+// its ranks, or one of a rank where ranks have URLs of their own.
+//
+// up, live and downs change under the fleet's mu only and are read without it.
+// up says that the engine answers; live that, moreover, it was asked what it is
+// since it came up: only live servers' ranks are in pools. downs counts falls,
+// so that a probe or an admission begun before one cannot undo it.
+type server struct {
+	m       *member
+	url     string
+	ranks   []*worker.Rank
+	traffic *upstream.Endpoint
+	probes  *upstream.Endpoint // own connections: probes must not starve behind traffic
+
+	up, live atomic.Bool
+	downs    atomic.Uint32
+
+	trafficFails atomic.Int32
+	answered     atomic.Bool // traffic was answered since the present probe began
+	refused      atomic.Bool // a connection was refused since the last admission
+	isSGLang     atomic.Bool
+	life         atomic.Pointer[life] // of the process admitted last
+
+	// The prober's own.
+	probeFails int
+	path       int
+	known      bool // path follows the engine's kind
+}
+
+// healthPaths are tried in this order. SGLang's /health runs a token through
+// the scheduler and takes a second, so it is asked /ready or /ping.
+var (
+	healthPaths       = []string{"/health", "/ping"}
+	sglangHealthPaths = []string{"/ready", "/ping", "/health"}
+)
+
+// probe runs until ctx ends. Probes of one server never overlap; each begins
+// an interval after the last one began, or right after it ended if that took longer.
+func (s *server) probe(ctx context.Context) {
+	opt := &s.m.f.opt
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		began := time.Now()
+		s.probeOnce(ctx)
+		timer.Reset(max(opt.ProbeInterval-time.Since(began), time.Millisecond))
+	}
+}
+
+func (s *server) probeOnce(ctx context.Context) {
+	opt := &s.m.f.opt
+	downs := s.downs.Load()
+	s.answered.Store(false)
+	began := time.Now()
+	path := s.healthPath()
+	status, _, err := get(ctx, s.probes, path, opt.ProbeTimeout, healthBody)
+	took := time.Since(began)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil && status/100 == 2:
+		s.probeFails = 0
+		s.rise(downs)
+		return
+	case err == nil && (status == 404 || status == 405):
+		// The engine has no such probe: try the next one it may have, and only
+		// when it has none of them count a failure.
+		if s.path++; s.path%len(s.healthPaths()) != 0 {
+			return
+		}
+	case errors.Is(err, upstream.ErrTimeout) && s.up.Load() && s.answered.Load():
+		// The probe hung while traffic was answered: a busy engine, not a dead one.
+		return
+	case errors.Is(err, upstream.ErrTimeout) && !s.known:
+		s.path++
+	}
+	n := 1
+	if errors.Is(err, upstream.ErrTimeout) {
+		n = max(int(took/opt.ProbeInterval), 1)
+	}
+	s.probeFails += n
+	reason := fmt.Sprintf("GET %s answered %d; want 200", path, status)
+	if err != nil {
+		reason = short(err)
+		s.noteRefused(err)
+	}
+	if s.probeFails >= opt.FailAfter || !s.up.Load() {
+		s.fall(reason)
+	}
+}
+
+func (s *server) healthPaths() []string {
+	if s.isSGLang.Load() {
+		return sglangHealthPaths
+	}
+	return healthPaths
+}
+
+func (s *server) healthPath() string {
+	if !s.known && (s.isSGLang.Load() || s.life.Load() != nil) {
+		// What the engine is has just been learned: begin with its best probe.
+		s.known, s.path = true, 0
+	}
+	paths := s.healthPaths()
+	return paths[s.path%len(paths)]
+}
+
+func (s *server) noteRefused(err error) {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		s.refused.Store(true)
+	}
+}
+
+// trafficFailed counts; at FailAfter in a row the server falls at once.
+func (s *server) trafficFailed(err error) {
+	if n := s.trafficFails.Add(1); int(n) < s.m.f.opt.FailAfter || !s.up.Load() {
+		return
+	}
+	s.noteRefused(err)
+	s.fall("traffic: " + short(err))
+}
+
+// rise marks the server up unless it fell since downs was read.
+func (s *server) rise(downs uint32) {
+	if s.up.Load() {
+		return
+	}
+	f := s.m.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.up.Load() || s.downs.Load() != downs || s.m.gone {
+		return
+	}
+	s.trafficFails.Store(0)
+	s.up.Store(true)
+	s.m.poke()
+}
+
+// fall takes the server's ranks out of the pools at once.
+func (s *server) fall(reason string) {
+	f := s.m.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.m.gone {
+		return
+	}
+	s.m.why = reason
+	if !s.up.Load() {
+		s.m.settle() // only to keep the reason of its state true
+		return
+	}
+	s.downs.Add(1)
+	s.up.Store(false)
+	s.lower(reason)
+}
+
+// lower takes a server out of the pools until it is admitted again. Called with mu.
+func (s *server) lower(reason string) {
+	s.live.Store(false)
+	for _, r := range s.ranks {
+		unknown(r)
+	}
+	if len(s.m.servers) > 1 {
+		s.m.f.opt.Log.Warn("rank out", "worker", s.m.w.Spec.ID, "url", s.url, "reason", reason)
+	}
+	s.m.settle()
+	s.m.f.publish()
+	s.m.poke()
+}
+
+// admitted puts the server's ranks into the pools unless it fell since downs
+// was read. Called with mu.
+func (s *server) admitted(downs uint32) {
+	if s.up.Load() && s.downs.Load() == downs {
+		s.live.Store(true)
+		s.refused.Store(false)
+	}
+}
+
+func (s *server) close() {
+	s.traffic.Close()
+	s.probes.Close()
+}
+
+// get is Endpoint.Get that ends when ctx does.
+func get(ctx context.Context, ep *upstream.Endpoint, path string, timeout time.Duration, limit int) (int, []byte, error) {
+	return send(ctx, ep, &upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout)}, limit)
+}
+
+func send(ctx context.Context, ep *upstream.Endpoint, req *upstream.Request, limit int) (int, []byte, error) {
+	var call upstream.Call
+	stop := context.AfterFunc(ctx, call.Cut)
+	defer stop()
+	resp, err := ep.Do(req, &call)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Release()
+	body, err := resp.ReadAll(nil, limit)
+	return resp.Status, body, err
+}
+
+// short is an error without the packages' preambles, for a state's reason.
+func short(err error) string {
+	var up *upstream.Error
+	if errors.As(err, &up) {
+		text := up.Err.Error()
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			text = "connection refused"
+		}
+		return fmt.Sprintf("cannot %s it: %s", up.Phase, text)
+	}
+	return strings.TrimPrefix(err.Error(), "fleet: ")
+}
