@@ -1,0 +1,325 @@
+package upstream
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestReuse(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, echo).endpoint(t, Options{})
+	for _, body := range []string{"a", "", strings.Repeat("b", 20<<10), strings.Repeat("c", 3<<20), "d"} {
+		mustAsk(t, e, body)
+	}
+	if s := e.Stats(); s.Dialed != 1 || s.Reused != 4 || s.Open != 1 || s.Idle != 1 || s.Retried != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Connections that may not be used again are closed, and the engine sees it.
+func TestNotReused(t *testing.T) {
+	for name, c := range map[string]struct {
+		response string
+		leave    bool // do not read the body
+	}{
+		"Connection: close":       {response: "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"},
+		"close in a list":         {response: "HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 2\r\n\r\nok"},
+		"HTTP/1.0":                {response: "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"},
+		"body left":               {response: "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", leave: true},
+		"chunked body left":       {response: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", leave: true},
+		"bytes behind the body":   {response: "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n"},
+		"bytes behind the chunks": {response: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nx"},
+		"204 with a length":       {response: "HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\n"},
+		"304 with chunks":         {response: "HTTP/1.1 304 Not Modified\r\nTransfer-Encoding: chunked\r\n\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			gone := make(chan struct{})
+			e := newEngine(t, func(p *peer) {
+				if _, _, ok := p.request(); ok {
+					p.send(c.response)
+				}
+				p.gone()
+				close(gone)
+			}).endpoint(t, Options{})
+			resp, err := e.Do(post("x"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.leave {
+				if b, err := resp.ReadAll(nil, 100); err != nil || resp.Status == 200 && string(b) != "ok" {
+					t.Fatalf("%q, %v", b, err)
+				}
+			}
+			resp.Release()
+			<-gone
+			if s := e.Stats(); s.Open != 0 || s.Idle != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+func TestHTTP10KeepAlive(t *testing.T) {
+	e := newEngine(t, func(p *peer) {
+		for {
+			if _, _, ok := p.request(); !ok {
+				return
+			}
+			p.send("HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx")
+		}
+	}).endpoint(t, Options{})
+	mustAsk(t, e, "x")
+	mustAsk(t, e, "x")
+	if s := e.Stats(); s.Dialed != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestMaxConnsAndMaxIdle(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, echo).endpoint(t, Options{MaxConns: 3, MaxIdle: 2})
+	var held []*Response
+	for range 3 {
+		resp, err := e.Do(post("x"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, resp)
+	}
+	_, err := e.Do(post("x"), nil)
+	if !errors.Is(err, ErrTooManyConns) || phaseOf(t, err) != PhaseDial {
+		t.Errorf("fourth: %v", err)
+	}
+	for _, resp := range held {
+		if _, err := resp.ReadAll(nil, 10); err != nil {
+			t.Fatal(err)
+		}
+		resp.Release()
+	}
+	if s := e.Stats(); s.Open != 2 || s.Idle != 2 {
+		t.Errorf("%+v", s)
+	}
+	mustAsk(t, e, "y")
+}
+
+// Idle connections are taken newest first, and end at their time by themselves.
+func TestIdleTimeout(t *testing.T) {
+	noLeaks(t)
+	var ends sync.WaitGroup
+	ends.Add(3)
+	e := newEngine(t, func(p *peer) { defer ends.Done(); echo(p) }).endpoint(t, Options{IdleTimeout: 50 * time.Millisecond})
+	var held []*Response
+	for range 3 {
+		resp, err := e.Do(post("x"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = resp.ReadAll(nil, 10)
+		held = append(held, resp)
+	}
+	for _, resp := range held {
+		resp.Release()
+	}
+	ends.Wait()
+	eventually(t, "no connection left", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
+	e2 := newEngine(t, echo).endpoint(t, Options{})
+	a, err := e2.Do(post("a"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := e2.Do(post("b"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = a.ReadAll(nil, 10)
+	_, _ = b.ReadAll(nil, 10)
+	newest := b.c
+	a.Release()
+	b.Release()
+	c, err := e2.Do(post("c"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.c != newest {
+		t.Error("not the newest idle connection")
+	}
+	c.Release()
+}
+
+func TestClose(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, echo).endpoint(t, Options{})
+	mustAsk(t, e, "x")
+	resp, err := e.Do(post("under way"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
+		t.Errorf("%q, %v", b, err)
+	}
+	resp.Release()
+	if s := e.Stats(); s.Open != 0 || s.Idle != 0 {
+		t.Errorf("%+v", s)
+	}
+	if _, err := e.Do(post("x"), nil); err == nil || phaseOf(t, err) != PhaseDial {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// The first request ends without an answer on the kept-alive connection.
+func TestStaleIdleIsRetriedOnce(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, func(p *peer) {
+		if p.n > 0 {
+			echo(p)
+			return
+		}
+		_, body, _ := p.request()
+		p.send(answer(body))
+		p.request() // and leave
+	}).endpoint(t, Options{})
+	mustAsk(t, e, "one")
+	mustAsk(t, e, "two")
+	if s := e.Stats(); s.Retried != 1 || s.Dialed != 2 || s.Open != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A large body meets the closed connection while it is being written.
+func TestStaleIdleLargeBody(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, func(p *peer) {
+		if p.n > 0 {
+			echo(p)
+			return
+		}
+		_, body, _ := p.request()
+		p.send(answer(body))
+		_, _ = p.br.ReadByte()
+	}).endpoint(t, Options{})
+	mustAsk(t, e, "one")
+	mustAsk(t, e, strings.Repeat("x", 8<<20))
+	if s := e.Stats(); s.Retried != 1 || s.Dialed != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNoRetry(t *testing.T) {
+	for name, c := range map[string]struct {
+		script  func(p *peer)
+		dialed  uint64
+		retried uint64
+	}{
+		"fresh connection": {func(p *peer) {
+			if p.n == 0 { // the warm-up's
+				_, body, _ := p.request()
+				p.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\n" + body)
+				return
+			}
+			p.request()
+		}, 2, 0},
+		"part of an answer came": {func(p *peer) {
+			_, body, _ := p.request()
+			p.send(answer(body))
+			p.request()
+			p.send("HTTP/1.1 2")
+		}, 1, 0},
+		"stale, and the fresh one fails too": {func(p *peer) {
+			if p.n == 0 {
+				_, body, _ := p.request()
+				p.send(answer(body))
+			}
+			p.request()
+		}, 2, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			e := newEngine(t, c.script).endpoint(t, Options{})
+			mustAsk(t, e, "warm")
+			_, err := ask(e, post("x"), nil)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if p := phaseOf(t, err); p != PhaseHead && p != PhaseWrite {
+				t.Errorf("phase %v: %v", p, err)
+			}
+			if s := e.Stats(); s.Dialed != c.dialed || s.Retried != c.retried || s.Open != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// The request was sent on a stale connection and can't be sent again: that is
+// no PhaseDial, for the engine may have seen it.
+func TestRetryCannotDial(t *testing.T) {
+	var srv *engine
+	srv = newEngine(t, func(p *peer) {
+		_, body, _ := p.request()
+		p.send(answer(body))
+		p.request()
+		srv.ln.Close()
+	})
+	e := srv.endpoint(t, Options{})
+	mustAsk(t, e, "one")
+	_, err := ask(e, post("two"), nil)
+	if err == nil || phaseOf(t, err) == PhaseDial {
+		t.Errorf("%v", err)
+	}
+	if s := e.Stats(); s.Open != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What the kernel already knows costs no retry.
+func TestClosedIdleNoticed(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, func(p *peer) {
+		_, body, _ := p.request()
+		p.send(answer(body))
+		if p.n > 0 {
+			echo(p)
+		}
+	}).endpoint(t, Options{})
+	mustAsk(t, e, "one")
+	eventually(t, "the kernel knows", func() bool {
+		c := e.newest
+		return c != nil && now()-c.idleSince > trustIdle && c.peerClosed()
+	})
+	mustAsk(t, e, "two")
+	if s := e.Stats(); s.Stale != 1 || s.Retried != 0 || s.Dialed != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Bytes nobody asked for on an idle connection never become an answer.
+func TestUnaskedBytes(t *testing.T) {
+	sent := make(chan struct{})
+	e := newEngine(t, func(p *peer) {
+		_, body, _ := p.request()
+		p.send(answer(body))
+		if p.n == 0 {
+			p.send(answer("smuggled"))
+			close(sent)
+		}
+		echo(p)
+	}).endpoint(t, Options{})
+	resp, err := e.Do(post("one"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := resp.ReadAll(nil, 100); err != nil {
+		t.Fatal(err)
+	}
+	resp.Release()
+	<-sent
+	if c := e.newest; c != nil {
+		eventually(t, "the kernel has them", func() bool { return now()-c.idleSince > trustIdle && c.peerClosed() })
+	}
+	mustAsk(t, e, "two")
+}
