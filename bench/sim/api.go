@@ -1,0 +1,345 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/zeebo/xxh3"
+)
+
+func hashString(s string) uint64 { return xxh3.HashString(s) }
+
+// endpoints that generate, and how they answer.
+var generating = map[string]func(*job) format{
+	"/v1/chat/completions":   newChatFormat,
+	"/v1/completions":        newCompletionFormat,
+	"/v1/responses":          newResponsesFormat,
+	"/v1/messages":           newMessagesFormat,
+	"/inference/v1/generate": newGenerateFormat,
+}
+
+// format is one endpoint's shapes. Its methods run on the rank's goroutine, but
+// failure, which anybody calls.
+type format interface {
+	needsText() bool                                       // whether streams need the whole text at the end
+	first(w *chunker, s *seq)                              // before a choice's first token
+	delta(w *chunker, s *seq, id uint32, text string)      // one token; s.reason is set on the last
+	last(w *chunker, j *job)                               // after all choices, to the end of the body
+	whole(b []byte, j *job) []byte                         // the non-streaming answer
+	broken(w *chunker, j *job, status int, message string) // an error in mid-stream
+	failure(status int, message string) []byte             // an error instead of an answer
+}
+
+// serveAPI answers one request of a client port: at once, or by the job it returns.
+func serveAPI(c *conn, r *httpRequest) *job {
+	l := c.life
+	if l.ending() {
+		c.respond(r, 500, "application/json", errorBody(500, deadMessage, ""))
+		return nil
+	}
+	formatOf, generates := generating[r.path]
+	if !generates || r.method != "POST" {
+		l.e.log.add(r, -1)
+		if f := l.e.faults.match(r.path, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
+			return nil
+		}
+		if generates {
+			c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+			return nil
+		}
+		serveAux(c, r)
+		return nil
+	}
+	j := &job{c: c, req: r, done: make(chan struct{}), created: time.Now().Unix()}
+	j.format = formatOf(j)
+	b, err := readBody(r.body)
+	var h *handle
+	if err == nil {
+		h, err = readTransferParams(b.KVTransfer)
+		if err != nil && !isRefusal(err) {
+			err = refuse(400, "body.kv_transfer_params", "%s", err)
+		}
+	}
+	leg := "plain"
+	if h != nil && h.wire.RemotePrefill {
+		leg = "decode"
+	} else if h != nil && h.wire.RemoteDecode {
+		leg = "prefill"
+	}
+	rank, rerr := l.chooseRank(c, r, b)
+	if err == nil {
+		err = rerr
+	}
+	l.e.log.add(r, rank)
+	f := l.e.faults.match(r.path, leg, true)
+	if f != nil && c.faultBefore(r, f, j.format) {
+		return nil
+	}
+	if err == nil {
+		err = l.build(j, b, h, r)
+	}
+	if err == nil {
+		j.rank = l.ranks[rank]
+		if int(j.rank.load.Load()) >= l.e.o.MaxQueue+l.e.o.MaxSeqs {
+			err = refuse(503, "", "The engine's request queue is full.")
+		}
+	}
+	if err != nil {
+		l.rejected.Add(1)
+		ref := &refusal{400, err.Error(), ""}
+		errors.As(err, &ref)
+		body := j.format.failure(ref.status, ref.msg)
+		if ref.param != "" && r.path != "/v1/messages" {
+			body = errorBody(ref.status, ref.msg, ref.param)
+		}
+		c.respond(r, ref.status, "application/json", body)
+		return nil
+	}
+	j.fault = f
+	// Until the engine knows a request, a client that leaves leaves no trace: vLLM's
+	// finding that such a decode keeps the prefill's blocks to the end of the lease.
+	if c.gone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) {
+		l.early.Add(1)
+		return nil
+	}
+	if j.params.stream {
+		j.headOut = true
+		if c.send(streamHead(r.close)) != nil {
+			l.early.Add(1)
+			return nil
+		}
+	}
+	j.rank.load.Add(1)
+	if !j.rank.post(func() { j.rank.submit(j) }) {
+		j.rank.load.Add(-1)
+		if !j.headOut {
+			c.respond(r, 500, "application/json", j.format.failure(500, deadMessage))
+		}
+		return nil
+	}
+	return j
+}
+
+func isRefusal(err error) bool {
+	var r *refusal
+	return errors.As(err, &r)
+}
+
+// faultBefore makes a fault that strikes before the head; true when the request
+// is dealt with. The rest strike in the rank.
+func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
+	failure := func(status int, msg string) []byte { return errorBody(status, msg, "") }
+	if fm != nil {
+		failure = fm.failure
+	}
+	switch {
+	case f.Kind == Status:
+		status := f.Status
+		if status == 0 {
+			status = 503
+		}
+		c.respond(r, status, "application/json", failure(status, "injected fault"))
+		return true
+	case f.Kind == Garbage:
+		c.respond(r, 200, "application/json", []byte(`{"id": "garbage", "choices": [{{{`))
+		return true
+	case f.Kind == Stall && f.After == 0:
+		d := f.Delay
+		if d <= 0 {
+			d = 1000 * time.Hour
+		}
+		return c.gone(d)
+	case f.Kind == Slow && fm == nil:
+		return c.gone(f.Delay)
+	case f.Kind == Reset && f.After == 0:
+		c.reset()
+		return true
+	case f.Kind == Cut && fm == nil:
+		r.close = true
+		c.send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
+		c.nc.CloseWrite()
+		return true
+	case f.Kind == Dead && f.After == 0:
+		c.respond(r, 500, "application/json", failure(500, deadMessage))
+		go c.life.e.die(c.life, false)
+		return true
+	}
+	return false
+}
+
+// chooseRank is the rank of the port, of the header, or the least loaded.
+func (l *life) chooseRank(c *conn, r *httpRequest, b *body) (int, error) {
+	n := len(l.ranks)
+	if c.rank >= 0 {
+		return c.rank, nil
+	}
+	want, named := 0, false
+	if v, ok := r.get("X-data-parallel-rank"); ok {
+		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores what is no integer
+			want, named = i, true
+		}
+	}
+	if l.e.o.Engine == "sglang" && b.DPRank != nil {
+		want, named = *b.DPRank, true
+	}
+	if named {
+		if want < 0 || want >= n {
+			return -1, refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", want, n)
+		}
+		return want, nil
+	}
+	best := int(l.next.Add(1)) % n
+	for i := range n {
+		k := (best + i) % n
+		if l.ranks[k].load.Load() < l.ranks[best].load.Load() {
+			best = k
+		}
+	}
+	return best, nil
+}
+
+// build validates a request and fills its job.
+func (l *life) build(j *job, b *body, h *handle, r *httpRequest) error {
+	o := &l.e.o
+	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
+		return refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+	}
+	if r.path == "/inference/v1/generate" && o.DisableScaleUp {
+		return refuse(403, "", "The scale-out endpoints are disabled; start the engine with --enable-scale-out.")
+	}
+	if b.Model != "" && b.Model != o.Model {
+		return refuse(404, "model", "The model `%s` does not exist.", b.Model)
+	}
+	j.model = o.Model
+	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs, echo: b.Echo, salt: b.CacheSalt, session: header(r, "X-Session-ID")}
+	j.params = p
+	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
+	if b.MaxCompletion != nil {
+		maxTokens = b.MaxCompletion
+	}
+	ids, err := j.format.(prompter).prompts(j, b)
+	if err != nil {
+		return err
+	}
+	switch r.path {
+	case "/v1/responses":
+		maxTokens = b.MaxOutput
+	case "/v1/messages":
+		p.stop = b.StopSequences
+	case "/v1/completions":
+		if maxTokens == nil {
+			d := 16
+			maxTokens = &d
+		}
+	case "/inference/v1/generate":
+		s := b.Sampling
+		if s == nil {
+			s = &sampling{}
+		}
+		stop, maxTokens, n = s.Stop, s.MaxTokens, s.N
+		p.seed, p.minTokens, p.ignoreEOS, p.includeStop = s.Seed, s.MinTokens, s.IgnoreEOS, s.IncludeStop
+		if maxTokens == nil {
+			d := 16
+			maxTokens = &d
+		}
+	}
+	if so := b.StreamOptions; so != nil {
+		if !p.stream {
+			return refuse(400, "stream_options", "Stream options can only be defined when `stream=True`.")
+		}
+		p.includeUsage, p.everyUsage = so.IncludeUsage, so.IncludeUsage && so.ContinuousUsage
+	}
+	if p.stop == nil {
+		if p.stop, err = stops(stop); err != nil {
+			return err
+		}
+	}
+	if n != nil {
+		if p.n = *n; p.n < 1 || p.n > 128 {
+			return refuse(400, "n", "n must be at least 1 and at most 128, got %d.", p.n)
+		}
+	}
+	longest := 0
+	for _, list := range ids {
+		longest = max(longest, len(list))
+	}
+	room := o.MaxModelLen - longest
+	if room < 1 {
+		return refuse(400, "input_tokens", "This model's maximum context length is %d tokens. However, your request has %d input tokens. Please reduce the length of the input messages.", o.MaxModelLen, longest)
+	}
+	p.maxTokens = room
+	if maxTokens != nil {
+		if *maxTokens < 1 {
+			return refuse(400, "max_tokens", "max_tokens must be at least 1, got %d.", *maxTokens)
+		}
+		if *maxTokens > room {
+			return refuse(400, "max_tokens", "'max_tokens' or 'max_completion_tokens' is too large: %d. This model's maximum context length is %d tokens and your request has %d input tokens (%d > %d - %d).", *maxTokens, o.MaxModelLen, longest, *maxTokens, o.MaxModelLen, longest)
+		}
+		p.maxTokens = *maxTokens
+	}
+	if p.minTokens < 0 || p.minTokens > p.maxTokens {
+		return refuse(400, "min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", p.maxTokens, p.minTokens)
+	}
+	if h != nil {
+		p.prefillLeg = h.wire.RemoteDecode && !h.wire.RemotePrefill
+		if h.wire.RemotePrefill {
+			p.handle = h
+		}
+		if list, ok := idList(h.wire.PromptIDs); ok && r.path == "/v1/chat/completions" {
+			if len(list) == 0 || len(list) >= o.MaxModelLen {
+				return refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
+			}
+			ids = [][]uint32{list}
+		}
+	}
+	j.name(r, b)
+	p.toolName, _ = chooseTool(b)
+	for _, list := range ids {
+		for range p.n {
+			s := &seq{j: j, index: len(j.seqs), prompt: list}
+			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
+			if p.toolName != "" {
+				s.script = toolScript(b, p.toolName, s.gen.state)
+			}
+			j.seqs = append(j.seqs, s)
+		}
+	}
+	j.left = len(j.seqs)
+	return nil
+}
+
+// prompter is the part of a format that finds the prompt, one list an item.
+type prompter interface {
+	prompts(j *job, b *body) ([][]uint32, error)
+	prefix() string
+}
+
+// name gives the job its ids: X-Request-Id, else the body's, else a random one.
+func (j *job) name(r *httpRequest, b *body) {
+	id := header(r, "X-Request-Id")
+	if id == "" {
+		if id = b.RequestID; id == "" {
+			id = randomHex(8)
+		}
+	}
+	j.id = j.format.(prompter).prefix() + id
+	j.internal = j.id
+	if r.path == "/v1/completions" {
+		j.internal += "-0"
+	}
+	j.internal += "-" + randomHex(4)
+}
+
+func header(r *httpRequest, name string) string {
+	v, _ := r.get(name)
+	return v
+}
+
+// fingerprint is what answers carry as system_fingerprint.
+func (j *job) fingerprint() string {
+	return fmt.Sprintf("vllm-%s-sim", j.c.life.e.o.Version)
+}

@@ -1,0 +1,288 @@
+package sim
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// serveAux answers every call that does not generate.
+func serveAux(c *conn, r *httpRequest) {
+	get, known := auxGet[r.path]
+	post, known2 := auxPost[r.path]
+	switch {
+	case get != nil && (r.method == "GET" || r.method == "HEAD"):
+		get(c, r)
+	case post != nil && r.method == "POST":
+		post(c, r)
+	case known || known2:
+		c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+	default:
+		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+	}
+}
+
+var auxGet = map[string]func(*conn, *httpRequest){
+	"/health":           func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
+	"/ping":             func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
+	"/version":          func(c *conn, r *httpRequest) { c.json(r, map[string]string{"version": c.life.e.o.Version}) },
+	"/v1/models":        serveModels,
+	"/load":             serveLoad,
+	"/metrics":          serveMetrics,
+	"/kv_event_sources": serveEventSources,
+	"/server_info":      serveServerInfo,
+	"/get_server_info":  serveServerInfo,
+	"/is_sleeping":      func(c *conn, r *httpRequest) { c.json(r, map[string]bool{"is_sleeping": false}) },
+}
+
+var auxPost = map[string]func(*conn, *httpRequest){
+	"/ping":                        func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
+	"/tokenize":                    serveTokenize,
+	"/detokenize":                  serveDetokenize,
+	"/v1/embeddings":               serveEmbeddings,
+	"/v1/messages/count_tokens":    serveCountTokens,
+	"/reset_prefix_cache":          serveReset,
+	"/abort_requests":              serveAbort,
+	"/inference/v1/abort_requests": serveAbort,
+}
+
+func (c *conn) json(r *httpRequest, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		c.respond(r, 500, "application/json", errorBody(500, err.Error(), ""))
+		return
+	}
+	c.respond(r, 200, "application/json", b)
+}
+
+func (c *conn) refuse(r *httpRequest, err error) {
+	ref, ok := err.(*refusal)
+	if !ok {
+		ref = &refusal{400, err.Error(), ""}
+	}
+	c.life.rejected.Add(1)
+	c.respond(r, ref.status, "application/json", errorBody(ref.status, ref.msg, ref.param))
+}
+
+// auxBody decodes and checks the model.
+func (c *conn) auxBody(r *httpRequest) (*body, bool) {
+	b, err := readBody(r.body)
+	if err == nil && b.Model != "" && b.Model != c.life.e.o.Model {
+		err = refuse(404, "model", "The model `%s` does not exist.", b.Model)
+	}
+	if err != nil {
+		c.refuse(r, err)
+	}
+	return b, err == nil
+}
+
+func serveModels(c *conn, r *httpRequest) {
+	o, at := &c.life.e.o, c.life.e.start.Unix()
+	perm := map[string]any{"id": "modelperm-sim", "object": "model_permission", "created": at, "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
+		"allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false}
+	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": o.Engine,
+		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen, "permission": []any{perm}}}})
+}
+
+func serveLoad(c *conn, r *httpRequest) {
+	n := int64(0)
+	for _, rk := range c.life.ranks {
+		n += rk.load.Load()
+	}
+	c.json(r, map[string]int64{"server_load": n})
+}
+
+func serveEventSources(c *conn, r *httpRequest) {
+	e := c.life.e
+	out := map[string]any{}
+	for i, p := range e.pubs {
+		var rep any
+		if i < len(e.reps) {
+			rep = e.reps[i]
+		}
+		out[strconv.Itoa(i)] = map[string]any{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": p, "replay_endpoint": rep,
+			"buffer_steps": e.o.BufferSteps, "hwm": 100000, "max_queue_size": 100000, "topic": e.o.Topic}
+	}
+	c.json(r, out)
+}
+
+// serveServerInfo is SGLang's discovery of KV events.
+func serveServerInfo(c *conn, r *httpRequest) {
+	e := c.life.e
+	info := map[string]any{"model_path": e.o.Model, "served_model_name": e.o.Model, "version": e.o.Version, "dp_size": e.o.Ranks, "page_size": e.o.BlockSize,
+		"disaggregation_mode": map[string]string{"prefill": "prefill", "decode": "decode", "aggregated": "null"}[e.o.Role], "kv_events": nil}
+	if len(e.pubs) > 0 {
+		split := func(endpoint string) (string, int) {
+			i := strings.LastIndexByte(endpoint, ':')
+			port, _ := strconv.Atoi(endpoint[i+1:])
+			return strings.TrimPrefix(endpoint[:i], "tcp://"), port
+		}
+		host, port := split(e.pubs[0])
+		ev := map[string]any{"publisher": "zmq", "endpoint_host": host, "endpoint_port_base": port, "topic": e.o.Topic, "block_size": e.o.BlockSize, "dp_size": e.o.Ranks}
+		if len(e.reps) > 0 {
+			_, ev["replay_endpoint_port_base"] = split(e.reps[0])
+		}
+		info["kv_events"] = ev
+	}
+	c.json(r, info)
+}
+
+func serveTokenize(c *conn, r *httpRequest) {
+	b, ok := c.auxBody(r)
+	if !ok {
+		return
+	}
+	var ids []uint32
+	if len(b.Messages) > 0 {
+		text, err := template(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+		if err != nil {
+			c.refuse(r, err)
+			return
+		}
+		ids = vocab().encode(nil, text)
+	} else {
+		var text string
+		if json.Unmarshal(b.Prompt, &text) != nil {
+			c.refuse(r, refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
+			return
+		}
+		ids = vocab().encode(nil, text)
+	}
+	out := append([]byte(nil), `{"count":`...)
+	out = strconv.AppendInt(out, int64(len(ids)), 10)
+	out = append(out, `,"max_model_len":`...)
+	out = strconv.AppendInt(out, int64(c.life.e.o.MaxModelLen), 10)
+	out = append(out, `,"tokens":`...)
+	out = appendIDs(out, ids)
+	out = append(out, `,"token_strs":`...)
+	if b.TokenStrings {
+		for i, id := range ids {
+			out = append(out, "[,"[min(i, 1)])
+			out = appendJSON(out, vocab().piece(id))
+		}
+		if len(ids) == 0 {
+			out = append(out, '[')
+		}
+		out = append(out, ']')
+	} else {
+		out = append(out, "null"...)
+	}
+	c.respond(r, 200, "application/json", append(out, '}'))
+}
+
+func serveDetokenize(c *conn, r *httpRequest) {
+	b, ok := c.auxBody(r)
+	if !ok {
+		return
+	}
+	ids, ok := idList(b.Tokens)
+	if !ok {
+		c.refuse(r, refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
+		return
+	}
+	out := appendJSON([]byte(`{"prompt":`), Detokenize(ids))
+	c.respond(r, 200, "application/json", append(out, '}'))
+}
+
+func serveCountTokens(c *conn, r *httpRequest) {
+	b, ok := c.auxBody(r)
+	if !ok {
+		return
+	}
+	text, err := template(b.Messages, b.Tools, true)
+	if err != nil {
+		c.refuse(r, err)
+		return
+	}
+	c.json(r, map[string]int{"input_tokens": len(Tokenize(text))})
+}
+
+// serveEmbeddings gives unit vectors that are a function of the token ids.
+func serveEmbeddings(c *conn, r *httpRequest) {
+	b, ok := c.auxBody(r)
+	if !ok {
+		return
+	}
+	lists, err := prompts(b.Input)
+	if err != nil || b.Dimensions < 0 || b.Dimensions > 65536 {
+		c.refuse(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of either; dimensions 1 to 65536."))
+		return
+	}
+	if c.gone(scaled(c.life.e.o.Cost.Step, c.life.e.o.Speed)) {
+		return
+	}
+	dims := b.Dimensions
+	if dims == 0 {
+		dims = 64
+	}
+	type item struct {
+		Index     int    `json:"index"`
+		Object    string `json:"object"`
+		Embedding any    `json:"embedding"`
+	}
+	data, total := []item{}, 0
+	for i, ids := range lists {
+		total += len(ids)
+		g := newGenerator(c.life.e.o.Model, c.life.e.o.Seed, 0, 0, ids)
+		vec, sum := make([]float32, dims), 0.0
+		for k := range vec {
+			vec[k] = float32(mix(g.state+uint64(k)))/float32(1<<63) - 1
+			sum += float64(vec[k]) * float64(vec[k])
+		}
+		for k := range vec {
+			vec[k] /= float32(math.Sqrt(sum))
+		}
+		it := item{i, "embedding", vec}
+		if b.Encoding == "base64" {
+			raw := make([]byte, 0, 4*dims)
+			for _, v := range vec {
+				raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
+			}
+			it.Embedding = base64.StdEncoding.EncodeToString(raw)
+		}
+		data = append(data, it)
+	}
+	c.json(r, struct {
+		ID      string         `json:"id"`
+		Object  string         `json:"object"`
+		Created int64          `json:"created"`
+		Model   string         `json:"model"`
+		Data    []item         `json:"data"`
+		Usage   map[string]int `json:"usage"`
+	}{"embd-" + randomHex(8), "list", time.Now().Unix(), c.life.e.o.Model, data, map[string]int{"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}})
+}
+
+func serveReset(c *conn, r *httpRequest) {
+	ok := true
+	for _, rk := range c.life.ranks {
+		rk.do(func() { ok = rk.resetCache() && ok })
+	}
+	if !ok {
+		c.respond(r, 500, "application/json", errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
+		return
+	}
+	c.respond(r, 200, "", nil)
+}
+
+// serveAbort ends requests by the ids their clients see.
+func serveAbort(c *conn, r *httpRequest) {
+	var q struct {
+		IDs []string `json:"request_ids"`
+	}
+	if json.Unmarshal(r.body, &q) != nil {
+		c.refuse(r, refuse(400, "body.request_ids", "request_ids must be a list of strings."))
+		return
+	}
+	for _, rk := range c.life.ranks {
+		rk.do(func() {
+			for _, id := range q.IDs {
+				rk.abortID(id)
+			}
+		})
+	}
+	c.respond(r, 200, "", nil)
+}

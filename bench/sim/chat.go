@@ -1,0 +1,237 @@
+package sim
+
+import "strconv"
+
+// openAIFailure is shared by the OpenAI-shaped endpoints.
+type openAIFailure struct{}
+
+func (openAIFailure) needsText() bool { return false }
+
+func (openAIFailure) failure(status int, msg string) []byte { return errorBody(status, msg, "") }
+
+func (openAIFailure) broken(w *chunker, j *job, status int, msg string) {
+	b := append(w.begin(), "data: "...)
+	b = append(b, errorBody(status, msg, "")...)
+	w.end(append(b, "\n\n"...))
+	done(w)
+}
+
+func done(w *chunker) { w.end(append(w.begin(), "data: [DONE]\n\n"...)) }
+
+// chatFormat is /v1/chat/completions.
+type chatFormat struct {
+	openAIFailure
+	j    *job
+	head []byte // an event up to its choices
+}
+
+func newChatFormat(j *job) format { return &chatFormat{j: j} }
+
+func (f *chatFormat) prefix() string { return "chatcmpl-" }
+
+func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+	if len(b.Messages) == 0 {
+		return nil, refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}")
+	}
+	text, err := template(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+	if err != nil {
+		return nil, err
+	}
+	return [][]uint32{vocab().encode(nil, text)}, nil
+}
+
+// open begins an event.
+func (f *chatFormat) open(w *chunker) []byte {
+	if f.head == nil {
+		f.head = f.j.identity(append(f.head, "data: "...), "chat.completion.chunk")
+		f.head = append(f.head, `,"choices":[`...)
+	}
+	return append(w.begin(), f.head...)
+}
+
+// identity appends the members all OpenAI answers begin with.
+func (j *job) identity(b []byte, object string) []byte {
+	b = append(b, `{"id":`...)
+	b = appendJSON(b, j.id)
+	b = append(b, `,"object":"`...)
+	b = append(b, object...)
+	b = append(b, `","created":`...)
+	b = strconv.AppendInt(b, j.created, 10)
+	b = append(b, `,"model":`...)
+	return appendJSON(b, j.model)
+}
+
+// openChoice begins an event and its one choice.
+func (f *chatFormat) openChoice(w *chunker, s *seq) []byte {
+	b := append(f.open(w), `{"index":`...)
+	return strconv.AppendInt(b, int64(s.index), 10)
+}
+
+// close ends an event whose choices are complete.
+func (f *chatFormat) close(w *chunker, b []byte, s *seq) {
+	b = append(b, ']')
+	if f.j.params.everyUsage && s != nil {
+		b = f.j.appendUsage(append(b, `,"usage":`...), s)
+	}
+	w.end(append(b, "}\n\n"...))
+}
+
+func (f *chatFormat) first(w *chunker, s *seq) {
+	b := append(f.openChoice(w, s), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
+	if f.j.params.returnIDs {
+		b = appendIDs(b, s.prompt)
+	} else {
+		b = append(b, "null"...)
+	}
+	b = append(b, `,"prompt_text":null`...)
+	if f.j.params.everyUsage {
+		b = f.j.appendUsage(append(b, `,"usage":`...), s)
+	}
+	w.end(append(b, "}\n\n"...))
+	if s.script != nil {
+		b = append(f.openChoice(w, s), `,"delta":{"tool_calls":[{"id":`...)
+		b = appendJSON(b, f.callID(s))
+		b = append(b, `,"type":"function","index":0,"function":{"name":`...)
+		b = appendJSON(b, f.j.params.toolName)
+		b = append(b, `,"arguments":""}}]},"logprobs":null,"finish_reason":null}`...)
+		f.close(w, b, s)
+	}
+}
+
+func (f *chatFormat) callID(s *seq) string {
+	return "call_" + strconv.FormatUint(mix(s.gen.state^uint64(s.index)), 16)
+}
+
+func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
+	b := f.openChoice(w, s)
+	if s.script != nil && id != tokEOS {
+		b = append(b, `,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
+		b = appendEscaped(b, text)
+		b = append(b, `"}}]},"logprobs":null,"finish_reason":`...)
+	} else {
+		b = append(b, `,"delta":{"content":"`...)
+		b = appendEscaped(b, text)
+		b = append(b, `"},"logprobs":null,"finish_reason":`...)
+	}
+	b = appendReason(b, s)
+	b = append(b, `,"token_ids":`...)
+	b = f.j.appendTokenIDs(b, id)
+	f.close(w, append(b, '}'), s)
+}
+
+// appendReason appends finish_reason's value, and stop_reason once there is one.
+func appendReason(b []byte, s *seq) []byte {
+	if s.reason == "" {
+		return append(b, "null"...)
+	}
+	b = append(b, '"')
+	b = append(b, s.reason...)
+	b = append(b, `","stop_reason":`...)
+	return appendStopped(b, s)
+}
+
+func appendStopped(b []byte, s *seq) []byte {
+	if s.stopped == "" {
+		return append(b, "null"...)
+	}
+	return appendJSON(b, s.stopped)
+}
+
+func (j *job) appendTokenIDs(b []byte, ids ...uint32) []byte {
+	if !j.params.returnIDs {
+		return append(b, "null"...)
+	}
+	return appendIDs(b, ids)
+}
+
+func (f *chatFormat) last(w *chunker, j *job) {
+	if j.params.includeUsage {
+		b := append(f.open(w), `],"usage":`...)
+		b = j.appendUsage(b, nil)
+		b = append(b, `,"system_fingerprint":`...)
+		b = appendJSON(b, j.fingerprint())
+		w.end(append(b, "}\n\n"...))
+	}
+	done(w)
+}
+
+// appendUsage appends the usage of a stream: of one sequence so far, or of all.
+func (j *job) appendUsage(b []byte, s *seq) []byte {
+	prompt, completion, cached := j.usage()
+	if s != nil {
+		prompt, completion = len(s.prompt), len(s.out)
+	}
+	b = appendCounts(b, prompt, completion)
+	if !j.c.life.e.o.HideCached {
+		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(cached), 10)
+		b = append(b, '}')
+	}
+	return append(b, '}')
+}
+
+func appendCounts(b []byte, prompt, completion int) []byte {
+	b = append(b, `{"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(prompt), 10)
+	b = append(b, `,"total_tokens":`...)
+	b = strconv.AppendInt(b, int64(prompt+completion), 10)
+	b = append(b, `,"completion_tokens":`...)
+	return strconv.AppendInt(b, int64(completion), 10)
+}
+
+// appendWholeUsage is the usage of a non-streaming answer, nulls written.
+func (j *job) appendWholeUsage(b []byte) []byte {
+	prompt, completion, cached := j.usage()
+	b = appendCounts(b, prompt, completion)
+	b = append(b, `,"prompt_tokens_details":`...)
+	if j.c.life.e.o.HideCached {
+		b = append(b, "null"...)
+	} else {
+		b = append(b, `{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(cached), 10)
+		b = append(b, '}')
+	}
+	return append(b, `,"completion_tokens_details":null}`...)
+}
+
+func (f *chatFormat) whole(b []byte, j *job) []byte {
+	b = j.identity(b, "chat.completion")
+	b = append(b, `,"choices":[`...)
+	for i, s := range j.seqs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"index":`...)
+		b = strconv.AppendInt(b, int64(i), 10)
+		b = append(b, `,"message":{"role":"assistant","content":`...)
+		if s.script != nil {
+			b = append(b, "null"...)
+		} else {
+			b = appendJSON(b, string(s.text))
+		}
+		b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,`...)
+		if s.script != nil {
+			b = append(b, `"tool_calls":[{"id":`...)
+			b = appendJSON(b, f.callID(s))
+			b = append(b, `,"type":"function","function":{"name":`...)
+			b = appendJSON(b, j.params.toolName)
+			b = append(b, `,"arguments":`...)
+			b = appendJSON(b, string(s.text))
+			b = append(b, `}}],`...)
+		}
+		b = append(b, `"reasoning":null},"logprobs":null,"finish_reason":`...)
+		b = appendReason(b, s)
+		b = append(b, `,"token_ids":`...)
+		b = j.appendTokenIDs(b, s.out...)
+		b = append(b, `,"routed_experts":null}`...)
+	}
+	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
+	b = appendJSON(b, j.fingerprint())
+	b = append(b, `,"usage":`...)
+	b = j.appendWholeUsage(b)
+	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
+	b = j.appendTokenIDs(b, j.seqs[0].prompt...)
+	b = append(b, `,"prompt_text":null,"kv_transfer_params":`...)
+	b = j.handleJSON(b)
+	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
+}

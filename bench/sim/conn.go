@@ -1,0 +1,393 @@
+package sim
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Header is one header line as it came; names keep their case.
+type Header struct{ Name, Value string }
+
+// httpRequest is one request as read from the wire.
+type httpRequest struct {
+	method, path, query string
+	headers             []Header
+	body                []byte
+	close               bool
+	arrived             time.Time // when the head was complete
+}
+
+// get is the first value of a header, case-insensitive, and whether it was there.
+func (r *httpRequest) get(name string) (string, bool) {
+	for _, h := range r.headers {
+		if strings.EqualFold(h.Name, name) {
+			return h.Value, true
+		}
+	}
+	return "", false
+}
+
+// protocolError is a request that cannot be read; it is answered with status.
+type protocolError struct {
+	status int
+	msg    string
+}
+
+func (e *protocolError) Error() string { return e.msg }
+
+const maxHead = 64 << 10
+
+// conn is one client connection. Its own goroutine reads requests, and while one
+// is being answered waits in a read for the client to go away or to send more; the
+// answer is written by whoever makes it (the scheduler, for generated tokens), so a
+// streamed token costs one system call and no goroutine switch.
+type conn struct {
+	life *life
+	rank int  // rank of the port it came in on, -1 on the main port
+	side bool // it came in on the side channel
+	nc   *net.TCPConn
+	raw  syscall.RawConn
+	br   *bufio.Reader
+
+	wmu      sync.Mutex
+	pend     []byte // what the socket did not take yet
+	flushing bool
+	dead     error // set once, nothing is written after
+	wbuf     []byte
+	wn       int
+	werr     error
+	wfn      func(uintptr) bool
+}
+
+var errSlowReader = errors.New("sim: the client reads too slowly")
+
+func newConn(l *life, nc *net.TCPConn, rank int) (*conn, error) {
+	raw, err := nc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{life: l, rank: rank, nc: nc, raw: raw, br: bufio.NewReaderSize(nc, 4096)}
+	c.wfn = func(fd uintptr) bool {
+		for {
+			c.wn, c.werr = syscall.Write(int(fd), c.wbuf)
+			if c.werr != syscall.EINTR {
+				return true
+			}
+		}
+	}
+	return c, nil
+}
+
+// send writes b without ever blocking: at once if the socket takes it, else the
+// rest is kept, up to the bound, and written by a goroutine that lives as long as
+// there is a rest. b may be reused when send returns.
+func (c *conn) send(b []byte) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.dead != nil {
+		return c.dead
+	}
+	if !c.flushing {
+		c.wbuf = b
+		err := c.raw.Write(c.wfn)
+		c.wbuf = nil
+		if err == nil {
+			err = c.werr
+		}
+		switch {
+		case err == nil:
+			b = b[c.wn:]
+		case err != syscall.EAGAIN:
+			c.dead = err
+			return err
+		}
+		if len(b) == 0 {
+			return nil
+		}
+	}
+	if len(c.pend)+len(b) > c.life.e.o.StreamBuffer {
+		c.dead = errSlowReader
+		c.life.slowReaders.Add(1)
+		c.reset()
+		return c.dead
+	}
+	c.pend = append(c.pend, b...)
+	if !c.flushing {
+		c.flushing = true
+		c.life.wg.Add(1)
+		go c.flush()
+	}
+	return nil
+}
+
+// flush writes what send could not, and ends when nothing is left.
+func (c *conn) flush() {
+	defer c.life.wg.Done()
+	var buf []byte
+	for {
+		c.wmu.Lock()
+		if len(c.pend) == 0 || c.dead != nil {
+			c.flushing = false
+			c.wmu.Unlock()
+			return
+		}
+		buf, c.pend = c.pend, buf[:0]
+		c.wmu.Unlock()
+		if _, err := c.nc.Write(buf); err != nil {
+			c.wmu.Lock()
+			c.dead = err
+			c.wmu.Unlock()
+		}
+	}
+}
+
+// drain waits a little until nothing is left to write.
+func (c *conn) drain() {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		c.wmu.Lock()
+		idle := !c.flushing
+		c.wmu.Unlock()
+		if idle {
+			return
+		}
+	}
+}
+
+// kick ends the wait of the connection's goroutine in await.
+func (c *conn) kick() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
+
+// reset closes with RST.
+func (c *conn) reset() {
+	c.nc.SetLinger(0)
+	c.nc.Close()
+}
+
+// readRequest reads one request. io.EOF means the client closed between requests.
+func (c *conn) readRequest() (*httpRequest, error) {
+	line, err := c.line(maxHead)
+	if err != nil {
+		return nil, err
+	}
+	method, rest, ok := strings.Cut(line, " ")
+	target, proto, ok2 := strings.Cut(rest, " ")
+	if !ok || !ok2 || !strings.HasPrefix(proto, "HTTP/1.") {
+		return nil, &protocolError{400, "Invalid HTTP request received."}
+	}
+	r := &httpRequest{method: method, close: proto == "HTTP/1.0"}
+	r.path, r.query, _ = strings.Cut(target, "?")
+	left := maxHead - len(line)
+	length, chunked, expect := -1, false, false
+	for {
+		if line, err = c.line(left); err != nil {
+			return nil, unexpected(err)
+		}
+		if line == "" {
+			break
+		}
+		left -= len(line)
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || name == "" || strings.TrimSpace(name) != name {
+			return nil, &protocolError{400, "Invalid HTTP request received."}
+		}
+		value = strings.Trim(value, " \t")
+		r.headers = append(r.headers, Header{name, value})
+		switch strings.ToLower(name) {
+		case "content-length":
+			n, err := strconv.Atoi(value)
+			if err != nil || n < 0 || length >= 0 && n != length {
+				return nil, &protocolError{400, "Invalid HTTP request received."}
+			}
+			length = n
+		case "transfer-encoding":
+			if !strings.EqualFold(value, "chunked") {
+				return nil, &protocolError{501, "Unsupported transfer-encoding."}
+			}
+			chunked = true
+		case "connection":
+			r.close = r.close || strings.EqualFold(value, "close")
+		case "expect":
+			expect = strings.EqualFold(value, "100-continue")
+		}
+	}
+	r.arrived = time.Now()
+	if chunked && length >= 0 {
+		return nil, &protocolError{400, "Invalid HTTP request received."}
+	}
+	if expect && (chunked || length > 0) {
+		if err := c.send([]byte("HTTP/1.1 100 Continue\r\n\r\n")); err != nil {
+			return nil, err
+		}
+	}
+	limit := c.life.e.o.BodyLimit
+	switch {
+	case chunked:
+		r.body, err = c.chunkedBody(limit)
+	case length > limit:
+		return nil, &protocolError{413, fmt.Sprintf("Request body of %d bytes is over the limit of %d.", length, limit)}
+	case length > 0:
+		r.body = make([]byte, length)
+		_, err = io.ReadFull(c.br, r.body)
+	}
+	if err != nil {
+		return nil, unexpected(err)
+	}
+	return r, nil
+}
+
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// line reads one line without its end, at most limit bytes.
+func (c *conn) line(limit int) (string, error) {
+	var long []byte
+	for {
+		part, err := c.br.ReadSlice('\n')
+		if err != nil && err != bufio.ErrBufferFull {
+			return "", err
+		}
+		if len(long)+len(part) > limit {
+			return "", &protocolError{431, "Request header fields are too large."}
+		}
+		if err == nil && long == nil {
+			return string(bytes.TrimRight(part, "\r\n")), nil
+		}
+		long = append(long, part...)
+		if err == nil {
+			return string(bytes.TrimRight(long, "\r\n")), nil
+		}
+	}
+}
+
+func (c *conn) chunkedBody(limit int) ([]byte, error) {
+	var body []byte
+	for {
+		line, err := c.line(1024)
+		if err != nil {
+			return nil, err
+		}
+		size, _, _ := strings.Cut(line, ";")
+		n, err := strconv.ParseUint(strings.TrimSpace(size), 16, 31)
+		if err != nil {
+			return nil, &protocolError{400, "Invalid HTTP request received."}
+		}
+		if n == 0 {
+			for {
+				if line, err = c.line(maxHead); err != nil || line == "" {
+					return body, err
+				}
+			}
+		}
+		if len(body)+int(n) > limit {
+			return nil, &protocolError{413, fmt.Sprintf("Request body is over the limit of %d bytes.", limit)}
+		}
+		at := len(body)
+		body = append(body, make([]byte, n)...)
+		if _, err = io.ReadFull(c.br, body[at:]); err != nil {
+			return nil, err
+		}
+		if line, err = c.line(2); err != nil || line != "" {
+			return nil, &protocolError{400, "Invalid HTTP request received."}
+		}
+	}
+}
+
+// serve runs the connection until it ends.
+func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
+	defer func() {
+		c.drain()
+		c.nc.Close()
+	}()
+	for {
+		r, err := c.readRequest()
+		if err != nil {
+			var pe *protocolError
+			if errors.As(err, &pe) {
+				c.respond(nil, pe.status, "application/json", errorBody(pe.status, pe.msg, ""))
+			}
+			return
+		}
+		if j := handle(c, r); j != nil && !c.await(j) {
+			return
+		}
+		if r.close {
+			return
+		}
+	}
+}
+
+// await waits until j is answered; it is false when the connection is done for.
+// The read tells at once when the client leaves.
+func (c *conn) await(j *job) bool {
+	_, err := c.br.Peek(1)
+	select {
+	case <-j.done:
+		return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
+	default:
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		j.abort()
+		return false
+	}
+	<-j.done // a pipelined request, or the last bytes of this one are on their way
+	return true
+}
+
+// gone waits d and reports whether the client left meanwhile. Pipelined input
+// also ends the wait: such a client is there.
+func (c *conn) gone(d time.Duration) bool {
+	if d <= 0 {
+		return false
+	}
+	c.nc.SetReadDeadline(time.Now().Add(d))
+	_, err := c.br.Peek(1)
+	c.nc.SetReadDeadline(time.Time{})
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// respond writes a whole answer.
+func (c *conn) respond(r *httpRequest, status int, contentType string, body []byte) {
+	b := make([]byte, 0, len(body)+256)
+	b = appendHead(b, status, contentType, len(body), r == nil || r.close)
+	c.send(append(b, body...))
+}
+
+// appendHead appends a response head; length -1 means chunked.
+func appendHead(b []byte, status int, contentType string, length int, closing bool) []byte {
+	b = append(b, "HTTP/1.1 "...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = append(b, ' ')
+	b = append(b, statusText(status)...)
+	b = append(b, "\r\ndate: "...)
+	b = time.Now().UTC().AppendFormat(b, "Mon, 02 Jan 2006 15:04:05 GMT")
+	b = append(b, "\r\nserver: uvicorn\r\n"...)
+	if contentType != "" {
+		b = append(b, "content-type: "...)
+		b = append(b, contentType...)
+		b = append(b, "\r\n"...)
+	}
+	if length >= 0 {
+		b = append(b, "content-length: "...)
+		b = strconv.AppendInt(b, int64(length), 10)
+		b = append(b, "\r\n"...)
+	} else {
+		b = append(b, "transfer-encoding: chunked\r\n"...)
+	}
+	if closing {
+		b = append(b, "connection: close\r\n"...)
+	}
+	return append(b, "\r\n"...)
+}

@@ -1,0 +1,106 @@
+package sim
+
+import (
+	"net/http"
+	"strconv"
+	"unicode/utf8"
+)
+
+func statusText(code int) string {
+	if t := http.StatusText(code); t != "" {
+		return t
+	}
+	return "Unknown"
+}
+
+// errorType is vLLM's name of an error status.
+func errorType(status int) string {
+	switch status {
+	case 400:
+		return "BadRequestError"
+	case 404:
+		return "NotFoundError"
+	case 422:
+		return "UnprocessableEntityError"
+	case 500:
+		return "InternalServerError"
+	case 501:
+		return "NotImplementedError"
+	case 503:
+		return "ServiceUnavailableError"
+	}
+	return statusText(status)
+}
+
+// errorBody is an error in vLLM's shape (0.10.1 and later).
+func errorBody(status int, msg, param string) []byte {
+	b := append([]byte(nil), `{"error":{"message":`...)
+	b = appendJSON(b, msg)
+	b = append(b, `,"type":`...)
+	b = appendJSON(b, errorType(status))
+	b = append(b, `,"param":`...)
+	if param == "" {
+		b = append(b, "null"...)
+	} else {
+		b = appendJSON(b, param)
+	}
+	b = append(b, `,"code":`...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	return append(b, "}}"...)
+}
+
+// anthropicError is an error of /v1/messages.
+func anthropicError(kind, msg string) []byte {
+	b := append([]byte(nil), `{"type":"error","error":{"type":`...)
+	b = appendJSON(b, kind)
+	b = append(b, `,"message":`...)
+	b = appendJSON(b, msg)
+	return append(b, "}}"...)
+}
+
+const hexDigits = "0123456789abcdef"
+
+// appendJSON appends s as a JSON string, as pydantic dumps it: only quotes,
+// backslashes and control bytes escaped. Bytes that are no UTF-8 become U+FFFD.
+func appendJSON(b []byte, s string) []byte {
+	b = append(b, '"')
+	b = appendEscaped(b, s)
+	return append(b, '"')
+}
+
+func appendEscaped(b []byte, s string) []byte {
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c == '\t':
+			b = append(b, '\\', 't')
+		case c == '\r':
+			b = append(b, '\\', 'r')
+		case c < 0x20:
+			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+		case c < 0x80:
+			b = append(b, c)
+		default:
+			n := runeLen(s[i:])
+			if n == 0 {
+				b = append(b, "\uFFFD"...)
+				continue
+			}
+			b = append(b, s[i:i+n]...)
+			i += n - 1
+		}
+	}
+	return b
+}
+
+// runeLen is the length of the UTF-8 sequence s begins with, 0 if it is broken.
+func runeLen(s string) int {
+	r, n := utf8.DecodeRuneInString(s)
+	if r == utf8.RuneError && n < 2 {
+		return 0
+	}
+	return n
+}

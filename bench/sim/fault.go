@@ -1,0 +1,180 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// FaultKind is what goes wrong.
+type FaultKind uint8
+
+// The kinds. Those with "after" act on a stream once Fault.After events are out
+// (a non-streaming answer counts its tokens).
+const (
+	Refuse     FaultKind = iota // the port refuses connections, idle ones are closed, until ClearFaults or Fault.Delay has passed
+	Status                      // an error answer with Fault.Status (503) in vLLM's shape
+	Stall                       // no byte: before the head when After is 0, else after that many events; for Fault.Delay, or for ever
+	Reset                       // TCP reset: before the head when After is 0, else after
+	Cut                         // the body ends early with FIN, no last chunk, after
+	StreamFail                  // an SSE error event and [DONE], after; status 500 when not streaming
+	Slow                        // Fault.Delay before every token
+	Garbage                     // 200 with a body that is no JSON
+	Dead                        // the engine dies: 500 for all, then the port refuses
+	LoseEvents                  // the next N KV event batches are not published live, replay has them
+	BadHandle                   // prefill answers a handle without block ids
+	NoHandle                    // prefill answers a null handle
+)
+
+var faultKinds = [...]string{"refuse", "status", "stall", "reset", "cut", "streamfail", "slow", "garbage", "dead", "loseevents", "badhandle", "nohandle"}
+
+func (k FaultKind) String() string {
+	if int(k) < len(faultKinds) {
+		return faultKinds[k]
+	}
+	return "fault(" + strconv.Itoa(int(k)) + ")"
+}
+
+// Fault is one thing to go wrong and where. Zero selectors match everything.
+type Fault struct {
+	Kind   FaultKind
+	Path   string        // prefix of the request's path; "" is every inference endpoint (not health, metrics, models, …)
+	Leg    string        // "prefill" (do_remote_decode), "decode" (do_remote_prefill), "plain" (neither), "" any
+	N      int           // how many requests it hits, 0 without end
+	Skip   int           // how many matching requests pass first
+	P      float64       // probability, 0 means always
+	Status int           // of Status, 0 means 503
+	Delay  time.Duration // real time; of Stall, Slow, Refuse
+	After  int           // events that still get out
+}
+
+// ParseFault reads "kind=status,path=/v1/,leg=prefill,n=3,status=503,…".
+func ParseFault(s string) (Fault, error) {
+	var f Fault
+	kind := false
+	for part := range strings.SplitSeq(s, ",") {
+		k, v, ok := strings.Cut(part, "=")
+		if !ok {
+			return f, fmt.Errorf("sim: cannot read fault %q: %q is not key=value", s, part)
+		}
+		var err error
+		switch k {
+		case "kind":
+			i := slices.Index(faultKinds[:], v)
+			if i < 0 {
+				return f, fmt.Errorf("sim: cannot read fault %q: kind %q is none of %s", s, v, strings.Join(faultKinds[:], ", "))
+			}
+			f.Kind, kind = FaultKind(i), true
+		case "path":
+			f.Path = v
+		case "leg":
+			if !slices.Contains([]string{"prefill", "decode", "plain"}, v) {
+				err = fmt.Errorf("want prefill, decode or plain")
+			}
+			f.Leg = v
+		case "n":
+			f.N, err = strconv.Atoi(v)
+		case "skip":
+			f.Skip, err = strconv.Atoi(v)
+		case "p":
+			f.P, err = strconv.ParseFloat(v, 64)
+		case "status":
+			f.Status, err = strconv.Atoi(v)
+			if err == nil && (f.Status < 400 || f.Status > 599) {
+				err = fmt.Errorf("want 400 to 599")
+			}
+		case "delay":
+			f.Delay, err = time.ParseDuration(v)
+		case "after":
+			f.After, err = strconv.Atoi(v)
+		default:
+			return f, fmt.Errorf("sim: cannot read fault %q: key %q is none of kind, path, leg, n, skip, p, status, delay, after", s, k)
+		}
+		if err != nil {
+			return f, fmt.Errorf("sim: cannot read fault %q: value of %s: %w", s, k, err)
+		}
+	}
+	if !kind {
+		return f, fmt.Errorf("sim: cannot read fault %q: kind is missing; want one of %s", s, strings.Join(faultKinds[:], ", "))
+	}
+	return f, nil
+}
+
+// faultSet is what is armed. Faults are tried in the order they came.
+type faultSet struct {
+	mu   sync.Mutex
+	list []*Fault
+	rng  *rand.Rand
+	hits int64
+}
+
+func newFaultSet(seed uint64) *faultSet {
+	return &faultSet{rng: rand.New(rand.NewPCG(seed, 0x5a17))}
+}
+
+func (s *faultSet) add(f Fault) {
+	s.mu.Lock()
+	s.list = append(s.list, &f)
+	s.mu.Unlock()
+}
+
+func (s *faultSet) clear() {
+	s.mu.Lock()
+	s.list = nil
+	s.mu.Unlock()
+}
+
+// match gives the fault that hits this request, if any.
+func (s *faultSet) match(path, leg string, inference bool) *Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, f := range s.list {
+		if f.Kind == Refuse || f.Kind == LoseEvents || f.Leg != "" && f.Leg != leg ||
+			f.Path == "" && !inference || !strings.HasPrefix(path, f.Path) {
+			continue
+		}
+		if f.Skip > 0 {
+			f.Skip--
+			continue
+		}
+		if f.P > 0 && s.rng.Float64() >= f.P {
+			continue
+		}
+		hit := *f
+		if f.N > 0 {
+			if f.N--; f.N == 0 {
+				s.list = slices.Delete(s.list, i, i+1)
+			}
+		}
+		s.hits++
+		return &hit
+	}
+	return nil
+}
+
+// loseBatch says whether the next KV event batch is to be lost.
+func (s *faultSet) loseBatch() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, f := range s.list {
+		if f.Kind != LoseEvents {
+			continue
+		}
+		if f.Skip > 0 {
+			f.Skip--
+			return false
+		}
+		if f.N > 0 {
+			if f.N--; f.N == 0 {
+				s.list = slices.Delete(s.list, i, i+1)
+			}
+		}
+		s.hits++
+		return true
+	}
+	return false
+}

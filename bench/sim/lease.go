@@ -1,0 +1,183 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// lease is what a prefill keeps for a decode: the blocks stay referenced until
+// the decode has read them and says so, or the time is over.
+type lease struct {
+	blocks []int32
+	until  time.Time
+}
+
+// leases are those of one rank, by internal request id.
+type leases struct {
+	held map[string]*lease
+	next time.Time // no lease ends before
+}
+
+func (ls *leases) init() { ls.held = make(map[string]*lease) }
+
+// untilNext is how long nothing ends, at most an hour.
+func (ls *leases) untilNext(now time.Time) time.Duration {
+	if len(ls.held) == 0 {
+		return time.Hour
+	}
+	return max(ls.next.Sub(now), 0) + time.Millisecond
+}
+
+// lease pins the blocks of a finished prefill.
+func (r *rank) lease(s *seq) {
+	until := time.Now().Add(r.o.Lease)
+	if len(r.leases.held) == 0 || until.Before(r.leases.next) {
+		r.leases.next = until
+	}
+	// The block of the last, never computed output token is not part of the handle.
+	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
+	if n < len(s.blocks) {
+		r.pool.release(s.blocks[n:])
+	}
+	r.leases.held[s.j.internal] = &lease{blocks: s.blocks[:n], until: until}
+	r.n.leased++
+}
+
+// expire frees what nobody fetched in time.
+func (r *rank) expire(now time.Time) {
+	if len(r.leases.held) == 0 || now.Before(r.leases.next) {
+		return
+	}
+	r.leases.next = now.Add(time.Hour)
+	for id, l := range r.leases.held {
+		if !l.until.After(now) {
+			r.pool.release(l.blocks)
+			delete(r.leases.held, id)
+			r.n.expired++
+		} else if l.until.Before(r.leases.next) {
+			r.leases.next = l.until
+		}
+	}
+}
+
+// pinned counts the blocks under lease.
+func (ls *leases) pinned() (n int) {
+	for _, l := range ls.held {
+		n += len(l.blocks)
+	}
+	return n
+}
+
+// sideRequest is the body of every call on the side channel, the stand-in for
+// NIXL's handshake, reads and notifications.
+type sideRequest struct {
+	EngineID   string   `json:"engine_id"`
+	RequestIDs []string `json:"request_ids"`
+}
+
+type sideReply struct {
+	Held bool `json:"held"`
+}
+
+// serveSide answers other simulated engines: /read says whether the blocks are
+// still there, /done frees them, /heartbeat keeps them.
+func serveSide(c *conn, r *httpRequest) *job {
+	var q sideRequest
+	if err := json.Unmarshal(r.body, &q); err != nil {
+		c.respond(r, 400, "text/plain", []byte(err.Error()))
+		return nil
+	}
+	var rk *rank
+	for i, x := range c.life.ranks {
+		if c.life.rankID(i) == q.EngineID {
+			rk = x
+		}
+	}
+	if rk == nil {
+		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
+		return nil
+	}
+	reply := sideReply{Held: true}
+	rk.do(func() {
+		now := time.Now()
+		rk.expire(now)
+		for _, id := range q.RequestIDs {
+			l := rk.leases.held[id]
+			switch {
+			case l == nil:
+				reply.Held = false
+				if r.path == "/done" {
+					rk.n.late++
+				}
+			case r.path == "/done":
+				rk.pool.release(l.blocks)
+				delete(rk.leases.held, id)
+				rk.n.released++
+			case r.path == "/heartbeat":
+				if until := now.Add(rk.o.Lease * 2 / 3); until.After(l.until) {
+					l.until = until
+				}
+				rk.n.heartbeats++
+			}
+		}
+	})
+	body, _ := json.Marshal(reply)
+	c.respond(r, 200, "application/json", body)
+	return nil
+}
+
+// handleJSON appends the handle of a finished prefill, with the keys and the
+// order of vLLM 0.32.
+func (j *job) handleJSON(b []byte) []byte {
+	if !j.params.prefillLeg || j.fault != nil && j.fault.Kind == NoHandle {
+		return append(b, "null"...)
+	}
+	s, l := j.seqs[0], j.rank.l
+	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
+	if j.fault == nil || j.fault.Kind != BadHandle {
+		b = append(b, '[')
+		if held := j.rank.leases.held[j.internal]; held != nil {
+			for i, id := range held.blocks {
+				if i > 0 {
+					b = append(b, ',')
+				}
+				b = strconv.AppendInt(b, int64(id), 10)
+			}
+		}
+		b = append(b, ']')
+	}
+	host, port, _ := net.SplitHostPort(l.side.Addr().String())
+	b = append(b, `],"remote_engine_id":`...)
+	b = appendJSON(b, l.rankID(j.rank.index))
+	b = append(b, `,"remote_request_id":`...)
+	b = appendJSON(b, j.internal)
+	b = append(b, `,"remote_host":`...)
+	b = appendJSON(b, host)
+	b = append(b, `,"remote_port":`...)
+	b = append(b, port...)
+	b = append(b, `,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":`...)
+	b = strconv.AppendInt(b, int64(len(s.prompt)), 10)
+	b = append(b, `,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":`...)
+	b = strconv.AppendInt(b, int64(s.cached), 10)
+	return append(b, '}')
+}
+
+// readTransferParams reads a request's kv_transfer_params; null and absent are none.
+func readTransferParams(raw json.RawMessage) (*handle, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	if raw[0] != '{' {
+		return nil, fmt.Errorf("1 validation error:\n  {'type': 'dict_type', 'loc': 'body.kv_transfer_params', 'msg': 'Input should be a valid dictionary', 'input': %s}", strings.ReplaceAll(string(raw), `"`, `'`))
+	}
+	h := &handle{cancelled: make(chan struct{})}
+	if err := json.Unmarshal(raw, &h.wire); err != nil {
+		return nil, fmt.Errorf("kv_transfer_params: %w", err)
+	}
+	h.prefillCached = h.wire.PrefillCached
+	return h, nil
+}

@@ -1,0 +1,269 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// handle is the decode side's view of kv_transfer_params.
+type handle struct {
+	wire struct {
+		RemotePrefill bool            `json:"do_remote_prefill"`
+		RemoteDecode  bool            `json:"do_remote_decode"`
+		BlockIDs      json.RawMessage `json:"remote_block_ids"`
+		EngineID      string          `json:"remote_engine_id"`
+		RequestID     string          `json:"remote_request_id"`
+		Host          string          `json:"remote_host"`
+		Port          int             `json:"remote_port"`
+		NumTokens     int             `json:"remote_num_tokens"`
+		PrefillCached *int            `json:"remote_prefill_cached_tokens"`
+		PromptIDs     json.RawMessage `json:"prompt_token_ids"`
+	}
+	prefillCached *int
+	cancel        sync.Once
+	cancelled     chan struct{} // closed when the job is dropped
+	once          sync.Once     // one release
+}
+
+// incomplete says the block ids are missing, null or empty: what ends a real
+// 0.32 decode engine.
+func (h *handle) incomplete() bool {
+	s := strings.Map(func(r rune) rune {
+		if r == ' ' || r == '\n' || r == '\t' || r == '\r' {
+			return -1
+		}
+		return r
+	}, string(h.wire.BlockIDs))
+	return s == "" || s == "null" || s == "[]" || s == "[[]]"
+}
+
+// usable says vLLM would pull: it needs all four of these.
+func (h *handle) usable() bool {
+	w := &h.wire
+	return w.EngineID != "" && w.RequestID != "" && w.Host != "" && w.Port > 0
+}
+
+func (h *handle) peer() string { return net.JoinHostPort(h.wire.Host, strconv.Itoa(h.wire.Port)) }
+
+// puller is the decode side of transfers: reads, releases and heartbeats.
+type puller struct {
+	l       *life
+	mu      sync.Mutex
+	tracked map[*handle]struct{} // heartbeats are sent for these
+	beating bool
+	met     map[string]bool // engine ids a handshake was done with
+}
+
+func (p *puller) init(l *life) {
+	p.l, p.tracked, p.met = l, make(map[*handle]struct{}), make(map[string]bool)
+}
+
+// track starts the heartbeats of a handle whose request is queued.
+func (p *puller) track(h *handle) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tracked[h] = struct{}{}
+	if !p.beating {
+		p.beating = true
+		p.l.wg.Go(p.beat)
+	}
+}
+
+// beat renews leases every sixth of one while anything is tracked.
+func (p *puller) beat() {
+	t := time.NewTicker(max(p.l.e.o.Lease/6, time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-p.l.stopc:
+			return
+		}
+		type key struct{ peer, engine string }
+		lists := make(map[key][]string)
+		p.mu.Lock()
+		if len(p.tracked) == 0 {
+			p.beating = false
+			p.mu.Unlock()
+			return
+		}
+		for h := range p.tracked {
+			k := key{h.peer(), h.wire.EngineID}
+			lists[k] = append(lists[k], h.wire.RequestID)
+		}
+		p.mu.Unlock()
+		for k, ids := range lists {
+			p.call(k.peer, "/heartbeat", k.engine, ids)
+		}
+	}
+}
+
+// release notifies the prefill that the blocks are not needed (any more), once.
+func (p *puller) release(h *handle) {
+	h.once.Do(func() {
+		p.mu.Lock()
+		delete(p.tracked, h)
+		p.mu.Unlock()
+		p.l.wg.Go(func() { p.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
+	})
+}
+
+// outcome of a pull.
+type outcome uint8
+
+const (
+	pullOK     outcome = iota
+	pullGone           // the prefill no longer held the blocks
+	pullFailed         // no answer in time, or not the engine the handle names
+)
+
+// call posts to a peer's side channel.
+func (p *puller) call(peer, path, engine string, ids []string) (sideReply, error) {
+	var reply sideReply
+	body, _ := json.Marshal(sideRequest{engine, ids})
+	req, err := http.NewRequestWithContext(p.l.ctx, "POST", "http://"+peer+path, bytes.NewReader(body))
+	if err != nil {
+		return reply, err
+	}
+	client := *p.l.peer
+	client.Timeout = 5 * time.Second
+	resp, err := client.Do(req)
+	if err != nil {
+		return reply, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
+	if err == nil && resp.StatusCode != 200 {
+		err = fmt.Errorf("sim: cannot pull from %q: %s", peer, resp.Status)
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &reply)
+	}
+	return reply, err
+}
+
+// pullNow starts the transfer of s, which has its blocks; false when the local
+// cache makes it needless. On the rank's goroutine.
+func (r *rank) pullNow(s *seq, h *handle) bool {
+	remote := h.wire.NumTokens
+	if remote <= 0 || remote > len(s.prompt) {
+		remote = len(s.prompt)
+	}
+	remote = min(remote, len(s.prompt)-1)
+	if remote <= s.local {
+		s.pulled = true
+		r.l.pull.release(h)
+		r.rest(s)
+		return false
+	}
+	s.pulling = true
+	r.pulls[s] = struct{}{}
+	r.l.wg.Go(func() {
+		out := r.l.pull.run(h, remote-s.local)
+		r.post(func() { r.pulled(s, h, remote, out) })
+	})
+	return true
+}
+
+// run reads the blocks: handshake, look whether they are there, wait as long as
+// the bytes take, notify.
+func (p *puller) run(h *handle, tokens int) outcome {
+	o := &p.l.e.o
+	deadline := time.Now().Add(o.PullTimeout)
+	peer := h.peer()
+	p.mu.Lock()
+	first := !p.met[h.wire.EngineID]
+	if len(p.met) > 4096 {
+		clear(p.met)
+	}
+	p.met[h.wire.EngineID] = true
+	p.mu.Unlock()
+	if first && !p.sleep(h, scaled(o.Cost.Handshake, o.Speed)) {
+		p.release(h)
+		return pullFailed
+	}
+	for {
+		reply, err := p.call(peer, "/read", h.wire.EngineID, []string{h.wire.RequestID})
+		if err != nil {
+			if time.Now().After(deadline) || !p.sleep(h, min(o.PullTimeout/10, 100*time.Millisecond)) {
+				p.release(h)
+				return pullFailed
+			}
+			continue
+		}
+		p.sleep(h, scaled(o.Cost.transfer(tokens), o.Speed))
+		p.release(h)
+		if !reply.Held {
+			return pullGone
+		}
+		return pullOK
+	}
+}
+
+// sleep is false when the job was dropped or the life ends.
+func (p *puller) sleep(h *handle, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-h.cancelled:
+	case <-p.l.stopc:
+	}
+	return false
+}
+
+// pulled ends a transfer on the rank's goroutine.
+func (r *rank) pulled(s *seq, h *handle, remote int, out outcome) {
+	s.pulling = false
+	delete(r.pulls, s)
+	if s.j.over {
+		r.pool.release(s.blocks)
+		s.blocks = nil
+		return
+	}
+	s.pulled = true
+	switch {
+	case out == pullFailed:
+		r.n.pullsFailed++
+		r.fail(s.j, 500, "Internal server error")
+		return
+	case out == pullGone:
+		r.n.garbage++
+		if r.o.Expired != "garbage" {
+			r.fail(s.j, 500, "Internal server error")
+			if r.o.Expired == "crash" {
+				go r.e.die(r.l, false)
+			}
+			return
+		}
+	}
+	total := len(s.prompt)
+	r.n.transfers++
+	r.n.transferBytes += int64(remote-s.local) * int64(r.o.Cost.BytesToken)
+	r.n.descriptors += int64((remote - s.local + r.o.BlockSize - 1) / r.o.BlockSize)
+	r.n.transferTime += r.o.Cost.transfer(remote - s.local)
+	r.n.localHit += int64(s.local)
+	r.n.external += int64(total - s.local)
+	r.n.prompt += int64(total)
+	s.computed, s.cached = remote, remote
+	r.store(s, s.local)
+	r.ready = append(r.ready, s)
+	r.rest(s)
+}
+
+// rest queues the other sequences of the job, now that the first has its blocks.
+func (r *rank) rest(s *seq) {
+	for _, x := range s.j.seqs[1:] {
+		x.pulled = true
+		r.waiting = append(r.waiting, x)
+	}
+}

@@ -1,0 +1,307 @@
+package sim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// body is the union of the request bodies of all inference endpoints; fields the
+// simulated engine has no use for are ignored, as unknown ones are.
+type body struct {
+	Model         string          `json:"model"`
+	Stream        bool            `json:"stream"`
+	StreamOptions *streamOptions  `json:"stream_options"`
+	Messages      []message       `json:"messages"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Input         json.RawMessage `json:"input"`
+	Instructions  string          `json:"instructions"`
+	System        json.RawMessage `json:"system"`
+	TokenIDs      json.RawMessage `json:"token_ids"`
+	Sampling      *sampling       `json:"sampling_params"`
+	Tools         []tool          `json:"tools"`
+	ToolChoice    json.RawMessage `json:"tool_choice"`
+	StopSequences []string        `json:"stop_sequences"`
+	KVTransfer    json.RawMessage `json:"kv_transfer_params"`
+	RequestID     string          `json:"request_id"`
+	CacheSalt     string          `json:"cache_salt"`
+	Echo          bool            `json:"echo"`
+	ReturnIDs     bool            `json:"return_token_ids"`
+	MaxCompletion *int            `json:"max_completion_tokens"`
+	MaxOutput     *int            `json:"max_output_tokens"`
+	DPRank        *int            `json:"data_parallel_rank"`
+	AddGeneration *bool           `json:"add_generation_prompt"`
+	TokenStrings  bool            `json:"return_token_strs"`
+	Tokens        json.RawMessage `json:"tokens"`
+	Dimensions    int             `json:"dimensions"`
+	Encoding      string          `json:"encoding_format"`
+	sampling
+}
+
+type streamOptions struct {
+	IncludeUsage    bool `json:"include_usage"`
+	ContinuousUsage bool `json:"continuous_usage_stats"`
+}
+
+type sampling struct {
+	MaxTokens   *int            `json:"max_tokens"`
+	MinTokens   int             `json:"min_tokens"`
+	N           *int            `json:"n"`
+	Seed        int64           `json:"seed"`
+	Stop        json.RawMessage `json:"stop"`
+	IncludeStop bool            `json:"include_stop_str_in_output"`
+	IgnoreEOS   bool            `json:"ignore_eos"`
+}
+
+type message struct {
+	Role       string          `json:"role"`
+	Content    json.RawMessage `json:"content"`
+	ToolCalls  json.RawMessage `json:"tool_calls"`
+	ToolCallID string          `json:"tool_call_id"`
+}
+
+// tool is an OpenAI tool, or an Anthropic or Responses one, which are flat.
+type tool struct {
+	Type     string `json:"type"`
+	Name     string `json:"name"`
+	Function struct {
+		Name       string          `json:"name"`
+		Parameters json.RawMessage `json:"parameters"`
+	} `json:"function"`
+	Parameters  json.RawMessage `json:"parameters"`
+	InputSchema json.RawMessage `json:"input_schema"`
+	raw         json.RawMessage
+}
+
+func (t *tool) UnmarshalJSON(b []byte) error {
+	type plain tool
+	if err := json.Unmarshal(b, (*plain)(t)); err != nil {
+		return err
+	}
+	t.raw = append(json.RawMessage(nil), b...)
+	if t.Function.Name == "" {
+		t.Function.Name = t.Name
+	}
+	if t.Function.Parameters == nil {
+		if t.Function.Parameters = t.Parameters; t.Parameters == nil {
+			t.Function.Parameters = t.InputSchema
+		}
+	}
+	return nil
+}
+
+// refusal is an answer other than 200, decided before the engine sees a request.
+type refusal struct {
+	status     int
+	msg, param string
+}
+
+func (r *refusal) Error() string { return r.msg }
+
+func refuse(status int, param, format string, args ...any) error {
+	return &refusal{status, fmt.Sprintf(format, args...), param}
+}
+
+// readBody decodes a request body.
+func readBody(raw []byte) (*body, error) {
+	var b body
+	err := json.Unmarshal(raw, &b)
+	if err == nil {
+		return &b, nil
+	}
+	var te *json.UnmarshalTypeError
+	var se *json.SyntaxError
+	switch {
+	case errors.As(err, &te):
+		return &b, refuse(400, "body."+te.Field, "1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s'}", te.Type, te.Field, te.Type)
+	case errors.As(err, &se):
+		return &b, refuse(400, "", "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error'}", se.Offset)
+	}
+	return &b, refuse(400, "", "%s", err)
+}
+
+// idList reads a JSON array of token ids; ok is false when it is something else.
+// Prompts of a quarter million ids come this way, so it does not reflect.
+func idList(raw json.RawMessage) (ids []uint32, ok bool) {
+	i := 0
+	space := func() {
+		for i < len(raw) && (raw[i] == ' ' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r') {
+			i++
+		}
+	}
+	if space(); i == len(raw) || raw[i] != '[' {
+		return nil, false
+	}
+	i++
+	if space(); i < len(raw) && raw[i] == ']' {
+		return nil, true
+	}
+	ids = make([]uint32, 0, len(raw)/5)
+	for i < len(raw) {
+		space()
+		from, n := i, uint64(0)
+		for i < len(raw) && raw[i] >= '0' && raw[i] <= '9' && n < 1<<32 {
+			n = n*10 + uint64(raw[i]-'0')
+			i++
+		}
+		if i == from || n >= 1<<32 {
+			return nil, false
+		}
+		ids = append(ids, uint32(n))
+		space()
+		if i == len(raw) {
+			return nil, false
+		}
+		switch raw[i] {
+		case ',':
+			i++
+		case ']':
+			return ids, true
+		default:
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// prompts reads the prompt of completions: a text, ids, or a list of either.
+func prompts(raw json.RawMessage) ([][]uint32, error) {
+	bad := refuse(400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+	if ids, ok := idList(raw); ok {
+		if len(ids) == 0 {
+			return nil, bad
+		}
+		return [][]uint32{ids}, nil
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil && string(raw) != "null" {
+		if text == "" {
+			return nil, bad
+		}
+		return [][]uint32{vocab().encode(nil, text)}, nil
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || len(list) == 0 {
+		return nil, bad
+	}
+	var out [][]uint32
+	for _, item := range list {
+		if len(item) > 0 && item[0] == '[' {
+			ids, ok := idList(item)
+			if !ok || len(ids) == 0 {
+				return nil, bad
+			}
+			out = append(out, ids)
+			continue
+		}
+		one, err := prompts(item)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one...)
+	}
+	return out, nil
+}
+
+// template renders a chat as the simulated models want it, chatml-like.
+func template(msgs []message, tools []tool, generation bool) (string, error) {
+	var b strings.Builder
+	if len(tools) > 0 {
+		b.WriteString("<|im_start|>system\n# Tools\n")
+		for _, t := range tools {
+			b.Write(t.raw)
+			b.WriteByte('\n')
+		}
+		b.WriteString("<|im_end|>\n")
+	}
+	for i, m := range msgs {
+		if m.Role == "" {
+			return "", refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
+		}
+		text, err := contentText(m.Content)
+		if err != nil {
+			return "", err
+		}
+		b.WriteString("<|im_start|>")
+		b.WriteString(m.Role)
+		b.WriteByte('\n')
+		b.WriteString(text)
+		if len(m.ToolCalls) > 0 && string(m.ToolCalls) != "null" {
+			b.WriteByte('\n')
+			b.Write(m.ToolCalls)
+		}
+		b.WriteString("<|im_end|>\n")
+	}
+	if generation {
+		b.WriteString("<|im_start|>assistant\n")
+	}
+	return b.String(), nil
+}
+
+// contentText is the text of a message: a string, or parts. An image becomes a
+// placeholder and its URL's hash, so that different images give different ids.
+func contentText(raw json.RawMessage) (string, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return "", nil
+	}
+	if raw[0] == '"' {
+		var s string
+		err := json.Unmarshal(raw, &s)
+		return s, err
+	}
+	var parts []struct {
+		Type     string          `json:"type"`
+		Text     string          `json:"text"`
+		Content  json.RawMessage `json:"content"`
+		ImageURL struct {
+			URL string `json:"url"`
+		} `json:"image_url"`
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return "", refuse(400, "body.messages", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.messages.content', 'msg': 'Input should be a valid string'}")
+	}
+	var b strings.Builder
+	for _, p := range parts {
+		switch p.Type {
+		case "text", "input_text", "output_text":
+			b.WriteString(p.Text)
+		case "image_url", "image":
+			b.WriteString("<|image|>")
+			b.WriteString(strconv.FormatUint(hashString(p.ImageURL.URL), 16))
+		case "tool_result":
+			s, err := contentText(p.Content)
+			if err != nil {
+				return "", err
+			}
+			b.WriteString(s)
+		}
+	}
+	return b.String(), nil
+}
+
+// stops reads stop: a string, a list, or null.
+func stops(raw json.RawMessage) ([]string, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		if one == "" {
+			return nil, nil
+		}
+		return []string{one}, nil
+	}
+	var list []string
+	if json.Unmarshal(raw, &list) != nil {
+		return nil, refuse(400, "stop", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string or list'}")
+	}
+	out := list[:0]
+	for _, s := range list {
+		if s != "" {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,205 @@
+package sim
+
+import (
+	"strconv"
+	"time"
+)
+
+// chunker writes SSE events of one job at a time, each as one HTTP chunk in one
+// write; with coalesce the events of a step become one chunk.
+type chunker struct {
+	buf      []byte
+	j        *job
+	coalesce bool
+}
+
+const chunkHead = 10 // room for eight hex digits and CRLF
+
+func (w *chunker) open(j *job) { w.j = j }
+
+// begin gives the buffer to append one event to; end takes it back.
+func (w *chunker) begin() []byte {
+	return append(w.buf[:0], "          "...)
+}
+
+func (w *chunker) end(b []byte) {
+	w.buf = b
+	w.j.events++
+	if w.coalesce {
+		w.j.coal = append(w.j.coal, b[chunkHead:]...)
+		return
+	}
+	w.chunk(b)
+}
+
+// chunk frames b, whose first chunkHead bytes are room, and sends it.
+func (w *chunker) chunk(b []byte) {
+	n := len(b) - chunkHead
+	at := chunkHead - 2
+	b[at], b[at+1] = '\r', '\n'
+	for first := true; first || n > 0; first = false {
+		at--
+		b[at] = hexDigits[n&15]
+		n >>= 4
+	}
+	b = append(b, "\r\n"...)
+	w.buf = b
+	w.j.c.send(b[at:]) // a dead client is noticed by its own goroutine
+}
+
+// flush sends what a step held back.
+func (w *chunker) flush() {
+	if len(w.j.coal) == 0 {
+		return
+	}
+	w.chunk(append(append(w.buf[:0], "          "...), w.j.coal...))
+	w.j.coal = w.j.coal[:0]
+}
+
+// finish ends the body.
+func (w *chunker) finish() {
+	w.flush()
+	w.j.c.send([]byte("0\r\n\r\n"))
+}
+
+// streamHead is the response head of every event stream.
+func streamHead(closing bool) []byte {
+	return appendHead(nil, 200, "text/event-stream; charset=utf-8", -1, closing)
+}
+
+// emit ends a step: one token for every sequence whose context is computed.
+func (r *rank) emit() {
+	r.batch = append(r.batch[:0], r.running...)
+	for _, s := range r.batch {
+		j := s.j
+		if j.over || s.chunk == 0 && !s.owed || s.computed != s.total() {
+			continue
+		}
+		s.chunk = 0
+		if j.fault != nil && r.trip(s) {
+			s.owed = true
+			continue
+		}
+		s.owed = false
+		id, last := s.produce()
+		text := s.addText(id)
+		last = last || s.reason != ""
+		r.n.generated++
+		if j.params.stream {
+			r.scratch.open(j)
+			if !s.started {
+				s.started = true
+				j.format.first(&r.scratch, s)
+			}
+			j.format.delta(&r.scratch, s, id, text)
+			if r.o.Coalesce {
+				r.dirty = append(r.dirty, j)
+			}
+		} else {
+			j.events++
+		}
+		if last {
+			r.retire(s)
+		}
+	}
+	clear(r.batch)
+	keep := r.running[:0]
+	for _, s := range r.running {
+		if s.reason == "" && !s.j.over {
+			keep = append(keep, s)
+		}
+	}
+	clear(r.running[len(keep):])
+	r.running = keep
+	for i, j := range r.dirty {
+		if !j.over {
+			r.scratch.open(j)
+			r.scratch.flush()
+		}
+		r.dirty[i] = nil
+	}
+	r.dirty = r.dirty[:0]
+}
+
+// retire ends a sequence, and with the last one of its job the answer.
+func (r *rank) retire(s *seq) {
+	j := s.j
+	r.n.finish(s.reason)
+	if j.params.prefillLeg && s == j.seqs[0] {
+		r.lease(s)
+	} else {
+		r.pool.release(s.blocks)
+		s.blocks = nil
+	}
+	if j.left--; j.left > 0 {
+		return
+	}
+	if j.params.stream {
+		r.scratch.open(j)
+		j.format.last(&r.scratch, j)
+		r.scratch.finish()
+	} else {
+		b := j.format.whole(make([]byte, 0, 1024), j)
+		j.c.respond(j.req, 200, "application/json", b)
+	}
+	r.end(j)
+}
+
+// trip makes the job's fault happen when its time has come; true when s gets no
+// token now.
+func (r *rank) trip(s *seq) bool {
+	j, f := s.j, s.j.fault
+	if s.heldTo.After(time.Now()) {
+		return true
+	}
+	if f.Kind == Slow {
+		if s.heldTo.IsZero() {
+			s.heldTo = time.Now().Add(f.Delay)
+			return true
+		}
+		s.heldTo = time.Time{}
+		return false
+	}
+	if j.events < f.After {
+		return false
+	}
+	switch f.Kind {
+	case Stall:
+		if f.Delay > 0 && !s.heldTo.IsZero() {
+			j.fault = nil
+			return false
+		}
+		s.heldTo = time.Now().Add(1000 * time.Hour)
+		if f.Delay > 0 {
+			s.heldTo = time.Now().Add(f.Delay)
+		}
+	case Reset:
+		r.drop(j)
+		j.c.reset()
+		r.end(j)
+	case Cut:
+		r.drop(j)
+		j.req.close = true
+		r.end(j)
+	case StreamFail:
+		r.fail(j, 500, "Internal server error")
+	case Dead:
+		r.fail(j, 500, deadMessage)
+		go r.e.die(r.l, false)
+	default:
+		return false
+	}
+	return true
+}
+
+// appendIDs appends token ids as a JSON array.
+func appendIDs(b []byte, ids []uint32) []byte {
+	b = append(b, '[')
+	for i, id := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, uint64(id), 10)
+	}
+	return append(b, ']')
+}
