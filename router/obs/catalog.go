@@ -1,0 +1,145 @@
+package obs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Family is one metric name with what it means.
+type Family struct {
+	Name   string
+	Type   string // counter, gauge, histogram
+	Labels string // comma separated
+	Help   string
+}
+
+// Catalog is every name that /metrics may show but for the go_ and process_
+// ones, in the order of docs/metrics.md, which Document writes.
+var Catalog = []Family{
+	{"sluice_requests_accepted_total", "counter", "", "Inference requests admitted: read whole, well formed, of a known route."},
+	{"sluice_requests_refused_total", "counter", "endpoint, reason", "Requests the router itself answered with an error; reason as in X-Sluice-Reason."},
+	{"sluice_responses_total", "counter", "endpoint, code", "Responses whose last byte was written, by HTTP status."},
+	{"sluice_request_duration_seconds", "histogram", "endpoint", "From the request's head to the response's last byte."},
+	{"sluice_time_to_first_token_seconds", "histogram", "endpoint", "From the request's head to its first token, of streamed responses."},
+	{"sluice_client_connections", "gauge", "", "Open client connections."},
+	{"sluice_panics_total", "counter", "", "Panics of handlers, recovered; each is logged with its stack. Above 0 is a bug."},
+
+	{"sluice_legs_total", "counter", "leg, outcome", "Engine calls ended; leg is prefill, decode or whole, outcome ok, the engine's status class or a reason."},
+	{"sluice_legs_in_flight", "gauge", "leg", "Engine calls under way."},
+	{"sluice_leg_duration_seconds", "histogram", "leg", "From an engine call's start to its end."},
+	{"sluice_leg_retries_total", "counter", "leg", "Legs that were run again on another rank."},
+	{"sluice_fallbacks_total", "counter", "kind", "Requests whose prefill/decode plan was not run as made, by why (incomplete_handle, plain_decode, lease_expired, prefill_failed, …)."},
+
+	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut)."},
+	{"sluice_stream_events_total", "counter", "", "Events relayed."},
+	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},
+	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan: relayed, but not looked into for usage."},
+	{"sluice_stream_engine_errors_total", "counter", "", "Streams in which the engine sent an error event."},
+
+	{"sluice_output_tokens_total", "counter", "", "Tokens generated, as engines reported in the usage of streams."},
+	{"sluice_cache_prompt_tokens_total", "counter", "", "Prompt tokens of requests with a predicted overlap, zero included."},
+	{"sluice_cache_predicted_tokens_total", "counter", "", "Of those, tokens predicted to be cached on the chosen rank."},
+	{"sluice_cache_compared_prompt_tokens_total", "counter", "", "Prompt tokens of requests for which the engine reported its cached tokens."},
+	{"sluice_cache_compared_predicted_tokens_total", "counter", "", "Of those, tokens predicted to be cached."},
+	{"sluice_cache_reported_tokens_total", "counter", "", "Of those, tokens the engine reported as cached: over the prompt's, the actual hit rate."},
+	{"sluice_cache_prediction_error_tokens_total", "counter", "", "Sum of the differences between predicted and reported, without sign."},
+
+	{"sluice_worker_state", "gauge", "worker, role, state", "1 for the state the worker is in."},
+	{"sluice_rank_legs_total", "counter", "worker, rank, leg, outcome", "Engine calls ended, by rank."},
+	{"sluice_rank_requests", "gauge", "worker, rank", "Requests placed on the rank by this router and not ended."},
+	{"sluice_rank_prefill_tokens", "gauge", "worker, rank", "Prompt tokens reserved on the rank and not yet computed."},
+	{"sluice_rank_decode_blocks", "gauge", "worker, rank", "KV blocks reserved on the rank by requests being decoded."},
+	{"sluice_rank_engine_running", "gauge", "worker, rank", "Requests running, as the engine says; absent until it has."},
+	{"sluice_rank_engine_waiting", "gauge", "worker, rank", "Requests waiting, as the engine says; absent until it has."},
+	{"sluice_rank_kv_usage_ratio", "gauge", "worker, rank", "Share of KV blocks in use, as the engine says."},
+	{"sluice_rank_held_blocks", "gauge", "worker, rank", "KV blocks the index holds for the rank."},
+	{"sluice_rank_feed_live", "gauge", "worker, rank", "1 while the rank's KV events are contiguous: its overlap can be trusted."},
+	{"sluice_kv_feed_total", "counter", "worker, rank, kind", "What came over the rank's KV event feed (batches, stored, removed, cleared, repeated, unknown_removed, orphans) and what went wrong (gaps, replays, replayed_batches, restarts, resets, garbage, oversize, wrong_rank)."},
+
+	{"sluice_kv_index_blocks", "gauge", "", "Entries (rank, tier, block) of the KV index."},
+	{"sluice_kv_index_bytes", "gauge", "", "Memory the KV index takes."},
+	{"sluice_kv_approx_blocks", "gauge", "", "Entries of the approximate index (text mode, engines without events)."},
+	{"sluice_kv_approx_bytes", "gauge", "", "Memory the approximate index takes."},
+	{"sluice_kv_handles_pinned", "gauge", "", "Prefill hand-overs whose blocks a prefill worker keeps for a decode not yet begun."},
+	{"sluice_prompts_total", "counter", "source", "Prompts by where their tokens came from (request, cache, engine, text: none found, routed over text; none: neither)."},
+	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for another request's lookup of the same."},
+	{"sluice_tokenizer_rested_total", "counter", "", "Prompts for which the engine was not asked because it had just failed."},
+	{"sluice_tokenizer_refused_total", "counter", "", "Lookups that an engine answered with a 4xx."},
+	{"sluice_tokenizer_failed_total", "counter", "", "Lookups that failed otherwise, time-outs included."},
+	{"sluice_tokenizer_timeouts_total", "counter", "", "Lookups that took longer than tokens.timeout."},
+	{"sluice_tokenizer_cache_entries", "gauge", "", "Prompts in the token cache."},
+	{"sluice_tokenizer_cache_bytes", "gauge", "", "Memory of the token cache."},
+	{"sluice_memory_budget_used_bytes", "gauge", "", "Request bodies held now, against limits.body_budget."},
+	{"sluice_build_info", "gauge", "version", "1, with the version in its label."},
+}
+
+var families = func() map[string]*Family {
+	m := make(map[string]*Family, len(Catalog))
+	for i := range Catalog {
+		m[Catalog[i].Name] = &Catalog[i]
+	}
+	return m
+}()
+
+// describe copies lines, which come family by family, and puts the metadata of
+// each family before its first.
+func describe(w io.Writer, lines []byte) {
+	var last *Family
+	for len(lines) > 0 {
+		end := bytes.IndexByte(lines, '\n') + 1
+		if end == 0 {
+			end = len(lines)
+		}
+		line := lines[:end]
+		lines = lines[end:]
+		if f := familyOf(line); f != nil && f != last {
+			fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", f.Name, f.Help, f.Name, f.Type)
+			last = f
+		}
+		w.Write(line)
+	}
+}
+
+// familyOf finds the family of a line of the exposition; nil when the catalog
+// does not know it.
+func familyOf(line []byte) *Family {
+	if i := bytes.IndexAny(line, "{ "); i >= 0 {
+		line = line[:i]
+	}
+	if f := families[string(line)]; f != nil {
+		return f
+	}
+	for _, part := range [...]string{"_bucket", "_sum", "_count"} {
+		if name, ok := bytes.CutSuffix(line, []byte(part)); ok {
+			if f := families[string(name)]; f != nil && f.Type == "histogram" {
+				return f
+			}
+		}
+	}
+	return nil
+}
+
+// Document writes the catalog as docs/metrics.md.
+func Document(w io.Writer) {
+	fmt.Fprint(w, `# Metrics
+
+Served at `+"`/metrics`"+` in Prometheus' text format, by the front and by the admin listener. Durations are in seconds,
+sizes in bytes. A rank is one (worker, data-parallel rank); its series appear when its worker first becomes ready and are
+gone from the next scrape when the worker leaves. Series without a value yet are not shown. Beside these stand the usual
+`+"`go_…` and `process_…`"+` ones.
+
+This file is written from the catalog in `+"`router/obs/catalog.go`"+`: `+"`go test ./router/obs -run TestDocument -rewrite`"+`.
+
+| name | type | labels | meaning |
+| --- | --- | --- | --- |
+`)
+	for _, f := range Catalog {
+		labels := f.Labels
+		if labels != "" {
+			labels = "`" + strings.ReplaceAll(labels, ", ", "`, `") + "`"
+		}
+		fmt.Fprintf(w, "| `%s` | %s | %s | %s |\n", f.Name, f.Type, labels, f.Help)
+	}
+}

@@ -1,0 +1,261 @@
+package obs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// Metrics counts. All methods are safe for concurrent use; those of the
+// observers neither block nor allocate, but for a series' first appearance.
+type Metrics struct {
+	set *metrics.Set
+
+	accepted, panics                            *metrics.Counter
+	events, bytes, unscanned, engineErrors      *metrics.Counter
+	output                                      *metrics.Counter
+	prompt, predicted                           *metrics.Counter
+	comparedPrompt, comparedPredicted, reported *metrics.Counter
+	predictionError                             *metrics.Counter
+	connections                                 atomic.Int64
+	inFlight                                    [3]atomic.Int64 // by leg
+	legTimes                                    [3]histogram
+	ttft                                        fine
+
+	refused   vec[[2]string, metrics.Counter]
+	responses vec[response, metrics.Counter]
+	legs      vec[legOutcome, metrics.Counter]
+	retries   vec[schedule.Leg, metrics.Counter]
+	fallbacks vec[string, metrics.Counter]
+	streams   vec[relay.Cause, metrics.Counter]
+	endpoints map[string]*endpoint // fixed after NewMetrics
+
+	mu    sync.Mutex // of changes to ranks and workers
+	ranks atomic.Pointer[map[worker.ID]*rankSeries]
+	// workers gives the fleet's members, for their states; nil until WatchWorkers.
+	workers func() []*worker.Worker
+}
+
+type response struct {
+	endpoint string
+	code     int
+}
+
+type legOutcome struct {
+	leg     schedule.Leg
+	outcome string
+}
+
+type endpoint struct {
+	name       string
+	took, ttft histogram
+}
+
+// otherEndpoint stands for paths that are no inference route: labels come from
+// a closed list, or any client could make series.
+const otherEndpoint = "other"
+
+// NewMetrics makes an empty Metrics; nothing of it is process-wide, so several
+// routers may live in one process.
+func NewMetrics() *Metrics {
+	s := metrics.NewSet()
+	m := &Metrics{
+		set:      s,
+		accepted: s.NewCounter("sluice_requests_accepted_total"), panics: s.NewCounter("sluice_panics_total"),
+		events: s.NewCounter("sluice_stream_events_total"), bytes: s.NewCounter("sluice_stream_bytes_total"),
+		unscanned: s.NewCounter("sluice_stream_unscanned_events_total"), engineErrors: s.NewCounter("sluice_stream_engine_errors_total"),
+		output: s.NewCounter("sluice_output_tokens_total"),
+		prompt: s.NewCounter("sluice_cache_prompt_tokens_total"), predicted: s.NewCounter("sluice_cache_predicted_tokens_total"),
+		comparedPrompt: s.NewCounter("sluice_cache_compared_prompt_tokens_total"), comparedPredicted: s.NewCounter("sluice_cache_compared_predicted_tokens_total"),
+		reported: s.NewCounter("sluice_cache_reported_tokens_total"), predictionError: s.NewCounter("sluice_cache_prediction_error_tokens_total"),
+		endpoints: map[string]*endpoint{},
+	}
+	counter := func(name string, labels ...string) *metrics.Counter {
+		return s.GetOrCreateCounter(series(name, labels...))
+	}
+	m.refused.make = func(k [2]string) *metrics.Counter {
+		return counter("sluice_requests_refused_total", "endpoint", k[0], "reason", k[1])
+	}
+	m.responses.make = func(k response) *metrics.Counter {
+		return counter("sluice_responses_total", "endpoint", k.endpoint, "code", strconv.Itoa(k.code))
+	}
+	m.legs.make = func(k legOutcome) *metrics.Counter {
+		return counter("sluice_legs_total", "leg", k.leg.String(), "outcome", k.outcome)
+	}
+	m.retries.make = func(l schedule.Leg) *metrics.Counter { return counter("sluice_leg_retries_total", "leg", l.String()) }
+	m.fallbacks.make = func(kind string) *metrics.Counter { return counter("sluice_fallbacks_total", "kind", kind) }
+	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
+	for _, e := range front.Endpoints {
+		m.endpoints[e.Path] = &endpoint{name: e.Path}
+	}
+	m.endpoints[otherEndpoint] = &endpoint{name: otherEndpoint}
+	s.NewGauge("sluice_client_connections", func() float64 { return float64(m.connections.Load()) })
+	for l := range m.inFlight {
+		n := &m.inFlight[l]
+		s.NewGauge(series("sluice_legs_in_flight", "leg", schedule.Leg(l).String()), func() float64 { return float64(n.Load()) })
+	}
+	s.RegisterMetricsWriter(m.writeHistograms)
+	s.RegisterMetricsWriter(m.writeWorkers)
+	return m
+}
+
+// series formats a name with labels, given as name, value, name, value, ….
+func series(name string, labels ...string) string {
+	if families[name] == nil {
+		panic("obs: metric " + name + " is not in the catalog") // a bug, seen by the first test that counts
+	}
+	return name + "{" + labelList(labels...) + "}"
+}
+
+func labelList(labels ...string) string {
+	var b strings.Builder
+	for i := 0; i+1 < len(labels); i += 2 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "%s=%s", labels[i], quote(labels[i+1]))
+	}
+	return b.String()
+}
+
+var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+
+func quote(v string) string { return `"` + escapes.Replace(v) + `"` }
+
+// Func shows a figure that somebody else keeps, read at each scrape. name must
+// be in the Catalog; labels are name, value, name, value, ….
+func (m *Metrics) Func(f func() float64, name string, labels ...string) {
+	if len(labels) > 0 {
+		name = series(name, labels...)
+	} else if families[name] == nil {
+		panic("obs: metric " + name + " is not in the catalog")
+	}
+	m.set.GetOrCreateGauge(name, f)
+}
+
+// WritePrometheus writes everything in Prometheus' text format, with the
+// process's own figures.
+func (m *Metrics) WritePrometheus(w io.Writer) {
+	var b bytes.Buffer
+	m.set.WritePrometheus(&b)
+	describe(w, b.Bytes())
+	metrics.WriteProcessMetrics(w)
+}
+
+func (m *Metrics) writeHistograms(w io.Writer) {
+	names := make([]string, 0, len(m.endpoints))
+	for name := range m.endpoints {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		m.endpoints[n].took.write(w, "sluice_request_duration_seconds", labelList("endpoint", n))
+	}
+	for _, n := range names {
+		m.endpoints[n].ttft.write(w, "sluice_time_to_first_token_seconds", labelList("endpoint", n))
+	}
+	for l := range m.legTimes {
+		m.legTimes[l].write(w, "sluice_leg_duration_seconds", labelList("leg", schedule.Leg(l).String()))
+	}
+}
+
+func (m *Metrics) endpoint(path string) *endpoint {
+	if e, ok := m.endpoints[path]; ok {
+		return e
+	}
+	return m.endpoints[otherEndpoint]
+}
+
+// Accepted implements front.Observer.
+func (m *Metrics) Accepted() { m.accepted.Inc() }
+
+// Refused implements front.Observer.
+func (m *Metrics) Refused(endpoint string, reason front.Reason) {
+	m.refused.get([2]string{m.endpoint(endpoint).name, string(reason)}).Inc()
+}
+
+// Ended implements front.Observer.
+func (m *Metrics) Ended(endpoint string, status int, took time.Duration) {
+	e := m.endpoint(endpoint)
+	e.took.observe(took)
+	m.responses.get(response{e.name, status}).Inc()
+}
+
+// Panicked implements front.Observer; the front logs it.
+func (m *Metrics) Panicked(string, any, []byte) { m.panics.Inc() }
+
+// Connections implements front.Observer.
+func (m *Metrics) Connections(open int) { m.connections.Store(int64(open)) }
+
+// LegStarted implements disagg.Observer.
+func (m *Metrics) LegStarted(leg schedule.Leg, _ worker.ID) {
+	if int(leg) < len(m.inFlight) {
+		m.inFlight[leg].Add(1)
+	}
+}
+
+// LegEnded implements disagg.Observer.
+func (m *Metrics) LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration) {
+	if int(leg) < len(m.inFlight) {
+		m.inFlight[leg].Add(-1)
+		m.legTimes[leg].observe(took)
+	}
+	k := legOutcome{leg, outcome}
+	m.legs.get(k).Inc()
+	if r := m.rank(id); r != nil {
+		r.legs.get(k).Add(1)
+	}
+}
+
+// FellBack implements disagg.Observer.
+func (m *Metrics) FellBack(kind string) { m.fallbacks.get(kind).Inc() }
+
+// Retried implements disagg.Observer.
+func (m *Metrics) Retried(leg schedule.Leg) { m.retries.get(leg).Inc() }
+
+// FirstToken implements disagg.Observer.
+func (m *Metrics) FirstToken(endpoint string, took time.Duration) {
+	m.endpoint(endpoint).ttft.observe(took)
+	m.ttft.observe(took)
+}
+
+// Streamed implements disagg.Observer.
+func (m *Metrics) Streamed(_ string, res *relay.Result) {
+	m.streams.get(res.Cause).Inc()
+	m.events.AddInt64(res.Events)
+	m.bytes.AddInt64(res.Bytes)
+	m.unscanned.AddInt64(res.Unscanned)
+	if res.EngineErr {
+		m.engineErrors.Inc()
+	}
+	m.output.AddInt64(int64(max(0, res.Usage.Completion)))
+}
+
+// Cached implements disagg.Observer.
+func (m *Metrics) Cached(_ worker.ID, promptTokens, predicted, actual int) {
+	if promptTokens <= 0 {
+		return
+	}
+	m.prompt.Add(promptTokens)
+	m.predicted.Add(max(0, predicted))
+	if actual < 0 {
+		return
+	}
+	m.comparedPrompt.Add(promptTokens)
+	m.comparedPredicted.Add(max(0, predicted))
+	m.reported.Add(actual)
+	m.predictionError.Add(max(predicted-actual, actual-predicted))
+}

@@ -1,0 +1,292 @@
+package obs
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/router/kvevents"
+	"sluice/router/kvindex"
+	"sluice/router/schedule"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write docs/metrics.md anew")
+
+var (
+	_ front.Observer    = (*Metrics)(nil)
+	_ kvevents.Observer = (*Metrics)(nil)
+)
+
+func rank(id string, n uint16) *worker.Rank {
+	w := worker.New(worker.Spec{ID: id, Ranks: []uint16{n}, Role: worker.Decode})
+	return w.Ranks[0]
+}
+
+func scrape(m *Metrics) string {
+	var b bytes.Buffer
+	m.WritePrometheus(&b)
+	return b.String()
+}
+
+// exercise makes every series there is.
+func exercise(m *Metrics, r *worker.Rank) {
+	m.RankJoined(r)
+	m.WatchWorkers(func() []*worker.Worker { return []*worker.Worker{r.Worker} })
+	m.WatchIndex(kvindex.New(kvindex.Options{}), kvindex.NewApprox(kvindex.ApproxOptions{}))
+	m.WatchTokenizer(tokenize.New(tokenize.Options{}))
+	m.Func(func() float64 { return 1 }, "sluice_build_info", "version", "1.0")
+	m.Accepted()
+	m.Refused("/v1/completions", front.BadJSON)
+	m.Refused("/made/up/by/a/client", front.UnknownRoute)
+	m.Ended("/v1/completions", 200, 20*time.Millisecond)
+	m.Panicked("id", nil, nil)
+	m.Connections(3)
+	for l := range schedule.Leg(3) {
+		m.LegStarted(l, r.ID)
+		m.LegEnded(l, r.ID, "ok", time.Millisecond)
+		m.Retried(l)
+	}
+	m.LegStarted(schedule.DecodeLeg, r.ID)
+	m.FellBack("incomplete_handle")
+	m.FirstToken("/v1/completions", 7*time.Millisecond)
+	m.Streamed("/v1/completions", &relay.Result{Cause: relay.Completed, Events: 5, Bytes: 100, EngineErr: true, Unscanned: 1, Usage: relay.Usage{Completion: 9}})
+	m.Cached(r.ID, 100, 64, 80)
+	m.Cached(r.ID, 100, 0, -1)
+	for _, k := range feedKinds {
+		m.FeedCounted(r.ID, k, 2)
+	}
+	r.Running.Store(1)
+	r.Waiting.Store(0)
+	r.SetKVUsage(0.25)
+	r.Feed.Store(uint32(worker.FeedLive))
+}
+
+func TestExposition(t *testing.T) {
+	m := NewMetrics()
+	r := rank("d1", 3)
+	exercise(m, r)
+	got := scrape(m)
+	for _, want := range []string{
+		"sluice_requests_accepted_total 1\n",
+		`sluice_requests_refused_total{endpoint="/v1/completions",reason="bad_json"} 1`,
+		`sluice_requests_refused_total{endpoint="other",reason="unknown_route"} 1`,
+		`sluice_responses_total{endpoint="/v1/completions",code="200"} 1`,
+		`sluice_request_duration_seconds_bucket{endpoint="/v1/completions",le="0.01"} 0`,
+		`sluice_request_duration_seconds_bucket{endpoint="/v1/completions",le="0.025"} 1`,
+		`sluice_request_duration_seconds_bucket{endpoint="/v1/completions",le="+Inf"} 1`,
+		`sluice_request_duration_seconds_count{endpoint="/v1/completions"} 1`,
+		`sluice_time_to_first_token_seconds_sum{endpoint="/v1/completions"} 0.007`,
+		`sluice_legs_total{leg="prefill",outcome="ok"} 1`,
+		`sluice_legs_in_flight{leg="decode"} 1`,
+		`sluice_rank_legs_total{worker="d1",rank="3",leg="decode",outcome="ok"} 1`,
+		`sluice_worker_state{worker="d1",role="decode",state="joining"} 1`,
+		`sluice_rank_kv_usage_ratio{worker="d1",rank="3"} 0.25`,
+		`sluice_rank_feed_live{worker="d1",rank="3"} 1`,
+		`sluice_kv_feed_total{worker="d1",rank="3",kind="gaps"} 2`,
+		`sluice_cache_prompt_tokens_total 200`, `sluice_cache_predicted_tokens_total 64`,
+		`sluice_cache_compared_prompt_tokens_total 100`, `sluice_cache_reported_tokens_total 80`, `sluice_cache_prediction_error_tokens_total 16`,
+		"# TYPE sluice_legs_total counter\n", "# TYPE sluice_leg_duration_seconds histogram\n", "process_resident_memory_bytes", "go_goroutines",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "# TYPE sluice_rank_requests "); n != 1 {
+		t.Errorf("%d TYPE lines of one family", n)
+	}
+}
+
+// What is exposed is in the catalog, with its labels, and so in the docs.
+func TestEveryNameIsDocumented(t *testing.T) {
+	m := NewMetrics()
+	exercise(m, rank("d1", 0))
+	seen := map[string]bool{}
+	label := regexp.MustCompile(`([a-z_]+)="`)
+	for line := range strings.Lines(scrape(m)) {
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "go_") || strings.HasPrefix(line, "process_") {
+			continue
+		}
+		f := familyOf([]byte(line))
+		if f == nil {
+			t.Errorf("not in the catalog: %s", line)
+			continue
+		}
+		seen[f.Name] = true
+		var labels []string
+		for _, l := range label.FindAllStringSubmatch(line, -1) {
+			if l[1] != "le" {
+				labels = append(labels, l[1])
+			}
+		}
+		if got := strings.Join(labels, ", "); got != f.Labels {
+			t.Errorf("%s has labels %q, the catalog says %q", f.Name, got, f.Labels)
+		}
+	}
+	// Kept by others, through Func.
+	elsewhere := map[string]bool{"sluice_kv_handles_pinned": true, "sluice_memory_budget_used_bytes": true}
+	for _, f := range Catalog {
+		if !seen[f.Name] && !elsewhere[f.Name] {
+			t.Errorf("%s is documented and never exposed", f.Name)
+		}
+	}
+}
+
+func TestDocument(t *testing.T) {
+	const path = "../../docs/metrics.md"
+	var b bytes.Buffer
+	Document(&b)
+	if *rewrite {
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, b.Bytes()) {
+		t.Errorf("%s is not what the catalog says: go test ./router/obs -run TestDocument -rewrite", path)
+	}
+}
+
+func TestSeriesLeaveWithTheirRank(t *testing.T) {
+	m := NewMetrics()
+	a, b := rank("a", 0), rank("b", 1)
+	exercise(m, a)
+	exercise(m, b)
+	if got := scrape(m); !strings.Contains(got, `worker="a"`) || !strings.Contains(got, `worker="b"`) {
+		t.Fatal("series of a joined rank are missing")
+	}
+	m.RankLeft(a)
+	m.WatchWorkers(nil)
+	m.LegEnded(schedule.DecodeLeg, a.ID, "ok", 0) // a late one
+	m.FeedCounted(a.ID, "gaps", 1)
+	if got := scrape(m); strings.Contains(got, `worker="a"`) || !strings.Contains(got, `worker="b"`) {
+		t.Errorf("stale series, or the other's are gone:\n%s", got)
+	}
+}
+
+func TestLabelsAreEscaped(t *testing.T) {
+	m := NewMetrics()
+	m.RankJoined(rank("a\"b\\c\nd", 0))
+	if got := scrape(m); !strings.Contains(got, `worker="a\"b\\c\nd"`) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestSeriesAreBounded(t *testing.T) {
+	m := NewMetrics()
+	for i := range 5000 {
+		m.Ended("/v1/completions", i, 0)
+		m.FellBack(fmt.Sprint(i))
+	}
+	if n := strings.Count(scrape(m), "sluice_fallbacks_total{"); n != maxSeries {
+		t.Errorf("%d series", n)
+	}
+}
+
+func TestCountingDoesNotAllocate(t *testing.T) {
+	m := NewMetrics()
+	r := rank("d1", 0)
+	exercise(m, r)
+	res := &relay.Result{Cause: relay.Completed, Events: 5}
+	if n := testing.AllocsPerRun(200, func() {
+		m.Accepted()
+		m.Ended("/v1/completions", 200, time.Millisecond)
+		m.LegStarted(schedule.DecodeLeg, r.ID)
+		m.LegEnded(schedule.DecodeLeg, r.ID, "ok", time.Millisecond)
+		m.FirstToken("/v1/completions", time.Millisecond)
+		m.Streamed("/v1/completions", res)
+		m.Cached(r.ID, 10, 5, 5)
+		m.FeedCounted(r.ID, "stored", 1)
+		m.Refused("/v1/completions", front.BadJSON)
+		m.FellBack("incomplete_handle")
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	m := NewMetrics()
+	r := rank("d1", 0)
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := range 200 {
+				m.Ended("/v1/completions", 200+i%7, 0)
+				m.LegEnded(schedule.DecodeLeg, r.ID, fmt.Sprint(i%5), 0)
+				if g == 0 {
+					m.RankJoined(r)
+					scrape(m)
+					m.RankLeft(r)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var tot Totals
+	m.Totals(&tot)
+	if tot.Ended != 800 {
+		t.Errorf("%d responses counted, want 800", tot.Ended)
+	}
+}
+
+func TestQuantiles(t *testing.T) {
+	var f fine
+	var before, d Distribution
+	f.observe(time.Hour) // before the window
+	f.copyTo(&before)
+	for i := 1; i <= 1000; i++ {
+		f.observe(time.Duration(i) * time.Millisecond)
+	}
+	f.copyTo(&d)
+	win, n := d.Since(&before)
+	if n != 1000 {
+		t.Fatalf("%d in the window", n)
+	}
+	for _, c := range []struct {
+		q    float64
+		want time.Duration
+	}{{0.5, 500 * time.Millisecond}, {0.99, 990 * time.Millisecond}, {1, time.Second}, {0, time.Millisecond}} {
+		got := win.Quantile(c.q)
+		if diff := float64(got-c.want) / float64(c.want); diff > 0.13 || diff < -0.13 {
+			t.Errorf("quantile %v is %v, want %v within 12.5 %%", c.q, got, c.want)
+		}
+	}
+	if (&Distribution{}).Quantile(0.5) != 0 {
+		t.Error("a quantile of nothing")
+	}
+	for _, d := range []time.Duration{-1, 0, 1, 1 << 62} {
+		f.observe(d) // no index out of range
+	}
+}
+
+func TestLogger(t *testing.T) {
+	var b bytes.Buffer
+	log, err := NewLogger(&b, "warn", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("quiet")
+	log.Warn("loud", "admin_token", "s3cret", slog.Group("auth", "Authorization", "Bearer s3cret"), "prompt_tokens", 12, "tokenizer", "engine")
+	got := b.String()
+	if strings.Contains(got, "quiet") || strings.Contains(got, "s3cret") || !strings.Contains(got, `"prompt_tokens":12`) || !strings.Contains(got, `"tokenizer":"engine"`) {
+		t.Errorf("got %s", got)
+	}
+	for _, bad := range [][2]string{{"loud", "text"}, {"info", "xml"}} {
+		if _, err := NewLogger(&b, bad[0], bad[1]); err == nil || !strings.Contains(err.Error(), "want") {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package obs
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"sluice/router/worker"
+)
+
+// feedKinds are the counters of kvevents.Observer, in the catalog's order.
+var feedKinds = [...]string{"batches", "stored", "removed", "cleared", "repeated", "unknown_removed", "orphans", "gaps",
+	"replays", "replayed_batches", "restarts", "resets", "garbage", "oversize", "wrong_rank", "other"}
+
+// rankSeries is what is counted of one rank. Its gauges are read from the
+// worker.Rank itself at each scrape.
+type rankSeries struct {
+	rank *worker.Rank
+	feed [len(feedKinds)]atomic.Uint64
+	legs vec[legOutcome, atomic.Uint64]
+}
+
+func (m *Metrics) rank(id worker.ID) *rankSeries {
+	if p := m.ranks.Load(); p != nil {
+		return (*p)[id]
+	}
+	return nil
+}
+
+// RankJoined begins the series of a rank, anew when it was there before.
+func (m *Metrics) RankJoined(r *worker.Rank) { m.changeRanks(r.ID, &rankSeries{rank: r}) }
+
+// RankLeft ends the series of a rank: the next scrape does not show them.
+func (m *Metrics) RankLeft(r *worker.Rank) { m.changeRanks(r.ID, nil) }
+
+func (m *Metrics) changeRanks(id worker.ID, s *rankSeries) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := map[worker.ID]*rankSeries{}
+	if p := m.ranks.Load(); p != nil {
+		next = maps.Clone(*p)
+	}
+	if s == nil {
+		delete(next, id)
+	} else {
+		next[id] = s
+	}
+	m.ranks.Store(&next)
+}
+
+// WatchWorkers shows the state of each worker that list gives at a scrape.
+func (m *Metrics) WatchWorkers(list func() []*worker.Worker) {
+	m.mu.Lock()
+	m.workers = list
+	m.mu.Unlock()
+}
+
+// FeedCounted implements kvevents.Observer.
+func (m *Metrics) FeedCounted(id worker.ID, counter string, n int) {
+	s := m.rank(id)
+	if s == nil || n <= 0 {
+		return
+	}
+	at := len(feedKinds) - 1
+	for i, k := range feedKinds {
+		if k == counter {
+			at = i
+			break
+		}
+	}
+	s.feed[at].Add(uint64(n))
+}
+
+// rankGauges are the figures read from a worker.Rank; ok is false where the
+// engine has not said.
+var rankGauges = []struct {
+	name string
+	read func(r *worker.Rank) (v float64, ok bool)
+}{
+	{"sluice_rank_requests", func(r *worker.Rank) (float64, bool) { return float64(r.Requests.Load()), true }},
+	{"sluice_rank_prefill_tokens", func(r *worker.Rank) (float64, bool) { return float64(r.PrefillTokens.Load()), true }},
+	{"sluice_rank_decode_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.DecodeBlocks.Load()), true }},
+	{"sluice_rank_engine_running", func(r *worker.Rank) (float64, bool) { n := r.Running.Load(); return float64(n), n >= 0 }},
+	{"sluice_rank_engine_waiting", func(r *worker.Rank) (float64, bool) { n := r.Waiting.Load(); return float64(n), n >= 0 }},
+	{"sluice_rank_kv_usage_ratio", func(r *worker.Rank) (float64, bool) { return r.KVUsage(), true }},
+	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.Held.Load()), true }},
+	{"sluice_rank_feed_live", func(r *worker.Rank) (float64, bool) {
+		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {
+			return 1, true
+		}
+		return 0, true
+	}},
+}
+
+// writeWorkers writes what is shown per worker and rank.
+func (m *Metrics) writeWorkers(w io.Writer) {
+	m.mu.Lock()
+	list := m.workers
+	m.mu.Unlock()
+	if list != nil {
+		for _, wk := range list() {
+			s, _ := wk.State()
+			fmt.Fprintf(w, "sluice_worker_state{%s} 1\n", labelList("worker", wk.Spec.ID, "role", wk.Spec.Role.String(), "state", s.String()))
+		}
+	}
+	p := m.ranks.Load()
+	if p == nil || len(*p) == 0 {
+		return
+	}
+	ranks := slices.SortedFunc(maps.Values(*p), func(a, b *rankSeries) int {
+		return cmp.Or(cmp.Compare(a.rank.ID.Worker, b.rank.ID.Worker), cmp.Compare(a.rank.ID.Rank, b.rank.ID.Rank))
+	})
+	labels := make([]string, len(ranks))
+	for i, s := range ranks {
+		labels[i] = labelList("worker", s.rank.ID.Worker, "rank", strconv.Itoa(int(s.rank.ID.Rank)))
+	}
+	for _, g := range rankGauges {
+		for i, s := range ranks {
+			if v, ok := g.read(s.rank); ok {
+				fmt.Fprintf(w, "%s{%s} %g\n", g.name, labels[i], v)
+			}
+		}
+	}
+	for i, s := range ranks {
+		for k, n := range s.legs.all() {
+			fmt.Fprintf(w, "sluice_rank_legs_total{%s,%s} %d\n", labels[i], labelList("leg", k.leg.String(), "outcome", k.outcome), n.Load())
+		}
+	}
+	for i, s := range ranks {
+		for k := range s.feed {
+			if n := s.feed[k].Load(); n > 0 {
+				fmt.Fprintf(w, "sluice_kv_feed_total{%s,kind=%q} %d\n", labels[i], feedKinds[k], n)
+			}
+		}
+	}
+}
