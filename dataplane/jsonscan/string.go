@@ -34,13 +34,14 @@ func Unquote(dst, quoted []byte) []byte {
 // (c^2)-0x21 is set only where c is '"' (0x22^2 = 0x20) or below 0x20, and that
 // of (c^'\\')-1 only where c is '\\'. A borrow can mark the byte above such a
 // one as well, so a mark is looked at before it is believed; none is missed.
+// Marks on bytes from 0x80 on mean nothing.
 const (
 	ones = 0x0101010101010101
 	tops = 0x8080808080808080
 )
 
 func specials(w uint64) uint64 {
-	return (((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)) &^ w
+	return ((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)
 }
 
 // packTops gathers the top bits of m's eight bytes into the low eight bits.
@@ -63,7 +64,12 @@ blocks:
 		w2 := binary.LittleEndian.Uint64(p[16:])
 		w3 := binary.LittleEndian.Uint64(p[24:])
 		m0, m1, m2, m3 := specials(w0), specials(w1), specials(w2), specials(w3)
+		if (m0|m1|m2|m3|w0|w1|w2|w3)&tops == 0 {
+			i += 32
+			continue
+		}
 		acc |= w0 | w1 | w2 | w3
+		m0, m1, m2, m3 = m0&^w0, m1&^w1, m2&^w2, m3&^w3
 		if (m0|m1|m2|m3)&tops == 0 {
 			i += 32
 			continue
@@ -76,15 +82,18 @@ blocks:
 			marks &= marks - 1
 			switch c := p[at]; {
 			case c == '\\':
-				n := escapeLen(b[i+at:])
-				if n == 0 {
-					return ^(i + at), false
+				n := 2
+				if j := i + at + 1; j >= len(b) || escapeLens[b[j]] != 2 {
+					if n = escapeLen(b[i+at:]); n == 0 {
+						return ^(i + at), false
+					}
 				}
-				if at+n >= 32 {
-					i += at + n
+				next := at + n
+				if next >= 32 {
+					i += next
 					continue blocks
 				}
-				marks = marks >> (at + n) << (at + n)
+				marks = marks >> (next & 31) << (next & 31)
 			case c == '"':
 				return i + at + 1, acc&tops != 0
 			case c < ' ':
