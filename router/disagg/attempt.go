@@ -1,0 +1,163 @@
+package disagg
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxSuspects bounds how many engines may break (close or reset the connection
+// after the whole request was sent) under one request: a request that kills its
+// engine must not be walked through the fleet.
+const maxSuspects = 2
+
+// runWhole runs a request on one rank, elsewhere again while that is safe.
+func (q *request) runWhole() {
+	for q.attempt = 1; ; q.attempt++ {
+		if !q.again(q.decode(schedule.Whole, q.plan.Whole)) {
+			return
+		}
+	}
+}
+
+// runDisaggregated runs prefill, then decode. A pair that fails before the
+// client has seen a byte is run again with other ranks; when prefill cannot be
+// had, decode does the whole request.
+func (q *request) runDisaggregated() {
+	for q.attempt = 1; ; q.attempt++ {
+		switch q.prefill() {
+		case prefillAnswered:
+			return
+		case prefillAgain:
+			if q.attempt < q.pd.MaxAttempts {
+				q.r.opt.Observer.Retried(schedule.PrefillLeg)
+				continue
+			}
+			fallthrough
+		case prefillNone:
+			q.handle = nil
+			if !q.pd.PlainDecode {
+				q.refuse(front.UpstreamFailed, "prefill failed on every worker tried, and plain_decode is off", time.Second)
+				return
+			}
+			q.fellBack("plain_decode", "decode does the whole request")
+		}
+		if !q.again(q.decode(schedule.DecodeLeg, q.plan.Decode)) {
+			return
+		}
+	}
+}
+
+// again says whether a leg's end calls for another attempt; when not, the
+// request has been answered.
+func (q *request) again(end legEnd) bool {
+	if end == legAnswered {
+		return false
+	}
+	q.r.opt.Observer.Retried(schedule.DecodeLeg)
+	return true
+}
+
+// mayRunAgain says whether a failed leg may be run on another rank.
+func (q *request) mayRunAgain(candidates []*worker.Rank) bool {
+	return q.attempt < q.pd.MaxAttempts && q.suspects < maxSuspects && q.other(candidates)
+}
+
+// other says whether a candidate is left that has not failed this request.
+func (q *request) other(candidates []*worker.Rank) bool {
+	for _, c := range candidates {
+		if !q.isExcluded(c) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *request) isExcluded(r *worker.Rank) bool {
+	for _, e := range q.excluded {
+		if e == r {
+			return true
+		}
+	}
+	return false
+}
+
+// legID is the request id the engines see: the client's own for the first
+// attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
+// wrong on an id they have seen.
+func (q *request) legID() string {
+	if q.attempt <= 1 {
+		return q.x.RequestID
+	}
+	return q.x.RequestID + "-" + strconv.Itoa(q.attempt)
+}
+
+// headers makes the header lines of one leg.
+func (q *request) headers(r *worker.Rank) []upstream.Field {
+	q.fields = q.x.ForwardFields(q.fields[:0])
+	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: q.legID()})
+	if r.SendRank {
+		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(r.ID.Rank))})
+	}
+	return q.fields
+}
+
+// failure sorts a failed engine call.
+type failure struct {
+	reason front.Reason
+	// unsent: the engine has seen nothing of the request.
+	unsent bool
+	// suspect: the engine broke with the request in hand.
+	suspect bool
+	// ofEngine: the failure counts against the worker's health.
+	ofEngine bool
+}
+
+func sort(err error) failure {
+	var up *upstream.Error
+	f := failure{reason: front.UpstreamFailed, ofEngine: true}
+	if errors.As(err, &up) {
+		f.unsent = up.Phase == upstream.PhaseDial
+	}
+	switch {
+	case errors.Is(err, upstream.ErrTooManyConns):
+		return failure{reason: front.TooManyConnections, unsent: true}
+	case errors.Is(err, upstream.ErrTimeout):
+		f.reason = front.UpstreamTimeout
+		// A slow answer to a long prompt is no sign of ill health; a connection
+		// that cannot be made is.
+		f.ofEngine = f.unsent
+	case errors.Is(err, upstream.ErrProtocol):
+		f.reason = front.UpstreamGarbage
+		f.suspect = true
+	default:
+		f.suspect = !f.unsent
+	}
+	return f
+}
+
+// failed books a failed leg: against the worker, against the request, in the
+// log and for explain. It says how the failure sorts.
+func (q *request) failed(r *worker.Rank, leg string, err error) failure {
+	f := sort(err)
+	if f.ofEngine {
+		q.r.opt.Fleet.Failed(r, err)
+	}
+	if f.suspect {
+		q.suspects++
+	}
+	q.excluded = append(q.excluded, r)
+	q.r.opt.Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
+	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
+	return f
+}
+
+// worthRetry: statuses that speak of the worker's state, not of the request.
+func worthRetry(status int) bool {
+	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
+}

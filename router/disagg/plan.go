@@ -1,0 +1,136 @@
+package disagg
+
+import (
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// Plan says which legs a request has. Ranks are chosen leg by leg when the plan
+// is run, so that a retry sees the load of its own moment.
+type Plan struct {
+	// Family of the hand-over; nil when one rank does the whole request.
+	Family Family
+	// Prefill and Decode are the candidates of the two legs.
+	Prefill, Decode []*worker.Rank
+	// Whole are the candidates of a request run on one rank.
+	Whole []*worker.Rank
+	// Why one rank does it all although the pool could disaggregate; "" when
+	// it could not, or does.
+	Why string
+}
+
+// planFor makes the plan of a request over a pool.
+func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, pd *config.PD, family Family) Plan {
+	if !ep.Disaggregable {
+		return Plan{Whole: anyRank(pool)}
+	}
+	if !disaggregated(pool, family) {
+		return Plan{Whole: pool.Aggregated}
+	}
+	p := Plan{
+		Family:  family,
+		Prefill: labelled(pool.Prefill, pd.PrefillLabel),
+		Decode:  labelled(pool.Decode, pd.DecodeLabel),
+	}
+	if ep.Kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)) {
+		// One handle names the blocks of one prompt.
+		p.Whole, p.Family, p.Why = p.Decode, nil, "batch_prompt"
+	}
+	return p
+}
+
+// disaggregated says whether the members of a pool ask for two legs. Members,
+// not Ready ranks: an unhealthy prefill pool must be waited for and named, not
+// silently skipped.
+func disaggregated(pool *fleet.Pool, family Family) bool {
+	return family != nil && pool.Members[worker.Prefill] > 0
+}
+
+// anyRank lists every ready rank, for endpoints without a KV cache behind them.
+func anyRank(pool *fleet.Pool) []*worker.Rank {
+	switch {
+	case len(pool.Prefill) == 0 && len(pool.Decode) == 0:
+		return pool.Aggregated
+	case len(pool.Aggregated) == 0 && len(pool.Prefill) == 0:
+		return pool.Decode
+	}
+	all := make([]*worker.Rank, 0, len(pool.Prefill)+len(pool.Decode)+len(pool.Aggregated))
+	all = append(all, pool.Aggregated...)
+	all = append(all, pool.Decode...)
+	return append(all, pool.Prefill...)
+}
+
+// labelled keeps the ranks whose worker carries one of the labels; no labels
+// asked for keeps all, without copying.
+func labelled(ranks []*worker.Rank, labels []string) []*worker.Rank {
+	if len(labels) == 0 {
+		return ranks
+	}
+	var kept []*worker.Rank
+	for _, r := range ranks {
+		if hasAny(r.Worker.Spec.Labels, labels) {
+			kept = append(kept, r)
+		}
+	}
+	return kept
+}
+
+func hasAny(have, want []string) bool {
+	for _, w := range want {
+		for _, h := range have {
+			if h == w {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// batched says whether a completions prompt holds more than one prompt: a list
+// of strings or of lists with a second element. A list of ids is one prompt.
+func batched(prompt []byte) bool {
+	if len(prompt) == 0 || prompt[0] != '[' {
+		return false
+	}
+	inner := prompt[1:]
+	for len(inner) > 0 && (inner[0] == ' ' || inner[0] == '\n' || inner[0] == '\t' || inner[0] == '\r') {
+		inner = inner[1:]
+	}
+	return len(inner) > 0 && (inner[0] == '"' || inner[0] == '[') && elements(prompt) > 1
+}
+
+// elements counts the elements of a well-formed JSON array.
+func elements(array []byte) int {
+	depth, commas, inString, any := 0, 0, false, false
+	for i := 0; i < len(array); i++ {
+		c := array[i]
+		switch {
+		case inString:
+			if c == '\\' {
+				i++
+			} else if c == '"' {
+				inString = false
+			}
+		case c == '"':
+			inString, any = true, true
+		case c == '[' || c == '{':
+			if depth > 0 {
+				any = true
+			}
+			depth++
+		case c == ']' || c == '}':
+			depth--
+		case c == ',' && depth == 1:
+			commas++
+		case depth == 1 && c > ' ':
+			any = true
+		}
+	}
+	if !any {
+		return 0
+	}
+	return commas + 1
+}

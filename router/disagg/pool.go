@@ -1,0 +1,139 @@
+package disagg
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// findPool finds the pool of the request's model and makes the plan. Where the
+// pool has no healthy worker it waits, at most Timeouts.PoolWait. It answers
+// and returns false when there is nothing to run on.
+func (q *request) findPool() bool {
+	opt := &q.r.opt
+	q.model = string(q.x.Doc.String(jsonscan.KeyModel, nil))
+	q.takeView(opt.Fleet.View())
+	if q.missing() == "" {
+		return true
+	}
+	if q.pool == nil && !undecided(opt.Fleet.View()) {
+		q.unknownModel()
+		return false
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
+	defer cancel()
+	q.x.OnGone(cancel)
+	defer q.x.OnGone(nil)
+	began := time.Now()
+	view, ok := opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
+		q.takeView(v)
+		return q.missing() == "" || q.pool == nil && !undecided(v)
+	})
+	q.takeView(view)
+	if ok && q.missing() == "" {
+		q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
+		return true
+	}
+	switch {
+	case q.x.Gone():
+		q.refuse(front.ClientGone, "the client closed the connection while waiting for a worker", 0)
+	case q.pool == nil:
+		q.unknownModel()
+	default:
+		q.emptyPool()
+	}
+	return false
+}
+
+func (q *request) takeView(v *fleet.View) {
+	pool, ok := v.Pool(q.model)
+	if !ok {
+		q.pool = nil
+		return
+	}
+	q.pool = pool
+	m := q.r.pdOf(pool.Model)
+	q.pd = &m.pd
+	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, &m.pd, m.family)
+}
+
+// missing names the first leg without a candidate, "" when the plan can run.
+func (q *request) missing() front.Reason {
+	switch {
+	case q.pool == nil:
+		return front.UnknownModel
+	case q.plan.Family == nil && len(q.plan.Whole) == 0:
+		if q.plan.Why != "" {
+			return front.NoDecodeWorker
+		}
+		return front.NoWorker
+	case q.plan.Family == nil:
+		return ""
+	case len(q.plan.Prefill) == 0:
+		return front.NoPrefillWorker
+	case len(q.plan.Decode) == 0:
+		return front.NoDecodeWorker
+	}
+	return ""
+}
+
+// undecided says whether a worker that has not answered yet could still turn
+// out to serve a model nobody has named.
+func undecided(v *fleet.View) bool {
+	for _, w := range v.Workers {
+		if s, _ := w.State(); s != worker.Ready && s != worker.Gone && len(w.Info().Models) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *request) unknownModel() {
+	known := q.r.opt.Fleet.View().Models
+	msg := fmt.Sprintf("the model %q does not exist here", q.model)
+	if q.model == "" {
+		msg = `the request names no model ("model")`
+	}
+	if len(known) == 0 {
+		msg += "; no worker has told its models yet"
+	} else {
+		msg += "; known models: " + strings.Join(known, ", ")
+	}
+	q.x.Error(front.UnknownModel, "model", msg, 0)
+}
+
+// emptyPool says which pool has no healthy worker, with the labels asked for.
+func (q *request) emptyPool() {
+	reason := q.missing()
+	role, labels := "", []string(nil)
+	members := 0
+	switch reason {
+	case front.NoPrefillWorker:
+		role, labels, members = "prefill", q.pd.PrefillLabel, q.pool.Members[worker.Prefill]
+	case front.NoDecodeWorker:
+		role, labels, members = "decode", q.pd.DecodeLabel, q.pool.Members[worker.Decode]
+	default:
+		members = q.pool.Members[worker.Aggregated] + q.pool.Members[worker.Prefill] + q.pool.Members[worker.Decode]
+		role = "aggregated"
+		if !q.x.Endpoint.Disaggregable {
+			role = "any"
+		}
+	}
+	msg := fmt.Sprintf("no healthy %s worker for model %q", role, q.pool.Model)
+	if len(labels) > 0 {
+		msg += fmt.Sprintf(" with one of the labels %q", labels)
+	}
+	if members == 0 {
+		msg += "; the pool is empty"
+	} else {
+		msg += fmt.Sprintf("; %d known, none ready", members)
+	}
+	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.opt.Timeouts.PoolWait), time.Second)
+}

@@ -1,0 +1,145 @@
+package disagg
+
+import (
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxPrefillAnswer bounds a prefill response: one token and a handle, but with
+// the ids of every block of a long prompt, and prompt log-probabilities if the
+// client asked for them.
+const maxPrefillAnswer = 64 << 20
+
+type prefillEnd int
+
+const (
+	prefillDone     prefillEnd = iota // q.handle is good
+	prefillAgain                      // failed; another rank may be tried
+	prefillNone                       // no handle to be had: decode plainly
+	prefillAnswered                   // the request has been answered
+)
+
+// prefill runs the prefill leg of one attempt.
+func (q *request) prefill() prefillEnd {
+	opt := &q.r.opt
+	choice, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
+	if !ok {
+		return prefillNone
+	}
+	defer choice.Reservation.Release()
+	rank := choice.Rank
+	q.prefillRank, q.prefillCached = rank, choice.CachedTokens
+	q.edits = q.plan.Family.PrefillEdits(q.edits[:0], q.x.Endpoint.Kind, &q.x.Doc)
+	q.segments = q.x.Doc.Segments(q.segments[:0], q.edits...)
+
+	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	began := time.Now()
+	var call upstream.Call
+	// While prefill runs nothing is pinned yet: a client that leaves takes it
+	// down at once.
+	q.x.OnGone(call.Cut)
+	status, resp, err := q.callPrefill(rank, &call, began)
+	q.x.OnGone(nil)
+	took := time.Since(began)
+
+	if err != nil {
+		return q.prefillFailed(rank, &call, err, took)
+	}
+	defer resp.Release()
+	opt.Fleet.Succeeded(rank)
+	switch {
+	case status == 200:
+	case worthRetry(status):
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
+		q.excluded = append(q.excluded, rank)
+		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
+		if !q.other(q.plan.Prefill) {
+			opt.Observer.FellBack("prefill_failed")
+			return prefillNone
+		}
+		return prefillAgain
+	default:
+		// What prefill refuses decode would refuse too: the client's to see.
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
+		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
+		q.end(resp, status)
+		return prefillAnswered
+	}
+
+	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", took)
+	q.handleAt = time.Now()
+	q.handle, err = q.plan.Family.Handle(q.answer)
+	if err != nil {
+		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
+		return prefillNone
+	}
+	if q.x.Gone() {
+		// Nobody is left to decode for; the engine frees the blocks when the
+		// handle's lease runs out.
+		q.fellBack("abandoned_handle", "the client left between the legs; the lease of "+rank.ID.String()+" will run out")
+		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
+		return prefillAnswered
+	}
+	return prefillDone
+}
+
+// callPrefill sends the leg and reads the whole answer into q.answer.
+func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
+	resp, err := q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
+		Method:   "POST",
+		Path:     q.x.Endpoint.Path,
+		Fields:   q.headers(rank),
+		Body:     q.segments,
+		Deadline: began.Add(q.r.opt.Timeouts.Prefill),
+	}, call)
+	if err != nil {
+		return 0, nil, err
+	}
+	q.answer, err = resp.ReadAll(q.answer[:0], maxPrefillAnswer)
+	if err != nil {
+		resp.Release()
+		return 0, nil, err
+	}
+	return resp.Status, resp, nil
+}
+
+func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err error, took time.Duration) prefillEnd {
+	opt := &q.r.opt
+	if call.WasCut() {
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(front.ClientGone), took)
+		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+		return prefillAnswered
+	}
+	f := q.failed(rank, "prefill", err)
+	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
+	if f.reason == front.UpstreamTimeout && !f.unsent {
+		q.refuse(front.UpstreamTimeout, fmt.Sprintf("prefill on %s did not answer within %s", rank.ID, opt.Timeouts.Prefill), 0)
+		return prefillAnswered
+	}
+	if q.suspects >= maxSuspects {
+		q.refuse(front.UpstreamFailed, fmt.Sprintf("%d engines closed the connection while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
+		return prefillAnswered
+	}
+	if !q.other(q.plan.Prefill) {
+		opt.Observer.FellBack("prefill_failed")
+		return prefillNone
+	}
+	return prefillAgain
+}
+
+func statusClass(status int) string {
+	switch status / 100 {
+	case 2:
+		return "ok"
+	case 4:
+		return "4xx"
+	case 5:
+		return "5xx"
+	}
+	return "other"
+}

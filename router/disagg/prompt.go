@@ -1,0 +1,135 @@
+package disagg
+
+import (
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/schedule"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+const (
+	// approxBlockTokens is the grain of the approximate index where tokens are
+	// known; approxBlockBytes the grain over text, about as many tokens.
+	approxBlockTokens = 16
+	approxBlockBytes  = 64
+)
+
+// findPrompt finds the prompt's tokens and what every rank holds of them. It
+// cannot fail: with nothing found, the choice goes by load alone.
+func (q *request) findPrompt() {
+	if !q.x.Endpoint.Disaggregable {
+		return
+	}
+	q.tokens()
+	salt := blockhash.NewSalt(q.pool.Model, "", string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
+	if len(q.prompt.Tokens) > 0 {
+		q.findOverlaps(salt)
+		q.keys = blockhash.Seqs(q.keys[:0], salt, q.prompt.Tokens, approxBlockTokens)
+	} else {
+		q.keys = blockhash.TextSeqs(q.keys[:0], salt, q.prompt.Text, approxBlockBytes)
+	}
+	q.approx.Reset()
+	q.r.opt.Approx.Find(q.keys, &q.approx)
+}
+
+// tokens asks the tokenizer, lending it a ready rank to ask in turn.
+func (q *request) tokens() {
+	var call upstream.Call
+	var ep *upstream.Endpoint
+	if r := q.askRank(); r != nil {
+		ep = q.r.opt.Fleet.Endpoint(r)
+		q.x.OnGone(call.Cut)
+		defer q.x.OnGone(nil)
+	}
+	q.r.opt.Tokenizer.Prompt(&q.prompt, tokenizeKind(q.x.Endpoint.Kind), &q.x.Doc, ep, &call)
+}
+
+// askRank rotates over the candidates, prefill's first, so that tokenizing is
+// not one worker's burden.
+func (q *request) askRank() *worker.Rank {
+	ranks := q.plan.Prefill
+	if q.plan.Family == nil {
+		ranks = q.plan.Whole
+	}
+	if len(ranks) == 0 {
+		return nil
+	}
+	return ranks[int(q.r.next.Add(1))%len(ranks)]
+}
+
+func tokenizeKind(k front.Kind) tokenize.Kind {
+	switch k {
+	case front.Chat:
+		return tokenize.Chat
+	case front.Completions:
+		return tokenize.Completion
+	case front.ResponsesAPI:
+		return tokenize.Responses
+	case front.Messages:
+		return tokenize.Messages
+	case front.Generate:
+		return tokenize.Generate
+	}
+	return tokenize.Other
+}
+
+// findOverlaps looks the prompt up once per block size that the candidates
+// have; fleets of one engine have one.
+func (q *request) findOverlaps(salt blockhash.Salt) {
+	q.sized = q.sized[:0]
+	for _, ranks := range [...][]*worker.Rank{q.plan.Whole, q.plan.Prefill, q.plan.Decode} {
+		for _, r := range ranks {
+			size := r.BlockSize()
+			if size > 0 && worker.FeedState(r.Feed.Load()) != worker.FeedNone && !q.sizeDone(size) {
+				q.findOverlap(salt, size)
+			}
+		}
+	}
+}
+
+func (q *request) sizeDone(size int) bool {
+	for i := range q.sized {
+		if q.sized[i].BlockSize == size {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *request) findOverlap(salt blockhash.Salt, size int) {
+	if len(q.sized) < cap(q.sized) {
+		q.sized = q.sized[:len(q.sized)+1] // the memory of its Overlap is kept
+	} else {
+		q.sized = append(q.sized, schedule.SizedOverlap{})
+	}
+	s := &q.sized[len(q.sized)-1]
+	s.BlockSize = size
+	q.keyRoom = blockhash.Seqs(q.keyRoom[:0], salt, q.prompt.Tokens, size)
+	s.Overlap.Reset()
+	q.r.opt.Index.Find(q.keyRoom, &s.Overlap)
+}
+
+// choose picks the rank of one leg.
+func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
+	q.query = schedule.Query{
+		Leg:               leg,
+		Candidates:        candidates,
+		Overlaps:          q.sized,
+		Approx:            &q.approx,
+		ApproxBlockTokens: approxBlockTokens,
+		PromptTokens:      q.prompt.Count,
+		MaxTokens:         q.maxTokens,
+		Excluded:          q.excluded,
+		RequestID:         q.x.RequestID,
+		Attempt:           q.attempt,
+	}
+	c, ok := q.r.opt.Scheduler.Choose(&q.query)
+	if ok && worker.FeedState(c.Rank.Feed.Load()) == worker.FeedNone && len(q.keys) > 0 {
+		// Engines without events: what they will hold is learned from here.
+		q.r.opt.Approx.Observe(c.Rank.Slot, q.keys)
+	}
+	return c, ok
+}

@@ -1,0 +1,227 @@
+package disagg
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/kvindex"
+	"sluice/router/schedule"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+// Observer counts what the runner does. Methods run on the request path: they
+// must not block or allocate.
+type Observer interface {
+	// LegStarted and LegEnded enclose one engine call. outcome is "ok", a
+	// front.Reason, or the engine's status class ("4xx", "5xx").
+	LegStarted(leg schedule.Leg, id worker.ID)
+	LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration)
+	// FellBack: the plan was not run as made ("incomplete_handle",
+	// "plain_decode", "lease_expired", "batch_prompt", "abandoned_handle", …).
+	FellBack(kind string)
+	// Retried: a leg was run again elsewhere.
+	Retried(leg schedule.Leg)
+	// FirstToken: time from the request's head to its first token.
+	FirstToken(endpoint string, took time.Duration)
+	// Streamed is told once a stream has ended.
+	Streamed(endpoint string, res *relay.Result)
+	// Cached compares what was predicted with what the engine reported; actual
+	// is -1 when it reported nothing.
+	Cached(id worker.ID, promptTokens, predicted, actual int)
+}
+
+// Options of a Runner. All but Log are required.
+type Options struct {
+	Fleet     *fleet.Fleet
+	Scheduler *schedule.Scheduler
+	Index     kvindex.Index
+	Approx    *kvindex.Approx
+	Tokenizer *tokenize.Tokenizer
+	Observer  Observer
+	PD        config.PD               // for models without an override
+	Models    map[string]config.Model // overrides by model name
+	Timeouts  config.Timeouts
+	Log       *slog.Logger
+}
+
+// Runner runs requests. It is the front's Handler, safe for concurrent use.
+type Runner struct {
+	opt      Options
+	defaults modelPD
+	models   map[string]modelPD
+	requests sync.Pool
+	next     atomic.Uint32 // rotates whom we ask to tokenize
+}
+
+type modelPD struct {
+	pd     config.PD
+	family Family // nil: no disaggregation for this model
+}
+
+// NewRunner makes a Runner; it fails on a family it does not know.
+func NewRunner(opt Options) (*Runner, error) {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Runner{opt: opt, models: make(map[string]modelPD, len(opt.Models))}
+	r.requests.New = func() any { return new(request) }
+	var err error
+	if r.defaults, err = newModelPD(opt.PD); err != nil {
+		return nil, err
+	}
+	for name, m := range opt.Models {
+		if m.PD == nil {
+			continue
+		}
+		if r.models[name], err = newModelPD(*m.PD); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func newModelPD(pd config.PD) (modelPD, error) {
+	switch pd.Family {
+	case "off":
+		return modelPD{pd: pd}, nil
+	case "":
+		pd.Family = "nixl"
+	}
+	f, err := FamilyByName(pd.Family)
+	return modelPD{pd: pd, family: f}, err
+}
+
+func (r *Runner) pdOf(model string) *modelPD {
+	if m, ok := r.models[model]; ok {
+		return &m
+	}
+	return &r.defaults
+}
+
+// request is one client's request under way: the scratch of a run, pooled. It
+// is not used after the handler has returned; what a relayed stream needs then
+// stands in streamEnd.
+type request struct {
+	r     *Runner
+	x     *front.Exchange
+	model string
+	pool  *fleet.Pool
+	pd    *config.PD
+	plan  Plan
+
+	stream    bool
+	maxTokens int
+	attempt   int // counts prefill/decode pairs from 1
+	suspects  int // engines that broke after this request was sent to them
+
+	prompt  tokenize.Prompt
+	sized   []schedule.SizedOverlap // overlap per block size of the pool
+	approx  kvindex.Overlap
+	keys    []blockhash.Seq // of the approximate index
+	keyRoom []blockhash.Seq // scratch for the event index
+
+	query    schedule.Query
+	excluded []*worker.Rank
+	fields   []upstream.Field
+	edits    []jsonscan.Edit
+	segments [][]byte
+	answer   []byte // a leg's whole response
+	handle   []byte // borrows from the prefill response
+	handleAt time.Time
+
+	prefillRank   *worker.Rank
+	prefillCached int // predicted, tokens
+}
+
+// ServeInference implements front.Handler.
+func (r *Runner) ServeInference(x *front.Exchange) {
+	q := r.requests.Get().(*request)
+	q.r, q.x = r, x
+	defer q.recycle()
+
+	q.stream = x.Doc.Bool(jsonscan.KeyStream)
+	q.maxTokens = askedTokens(&x.Doc, x.Endpoint.Kind)
+	if !q.findPool() {
+		return
+	}
+	q.findPrompt()
+	if x.Gone() {
+		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
+		return
+	}
+	if q.plan.Why != "" {
+		q.fellBack(q.plan.Why, "one rank does the whole request")
+	}
+	if q.plan.Family == nil {
+		q.runWhole()
+	} else {
+		q.runDisaggregated()
+	}
+}
+
+// recycle forgets what borrows from the exchange, keeps bounded scratch.
+func (q *request) recycle() {
+	const most = 1 << 20
+	r := q.r
+	if cap(q.answer) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
+		return // let the collector have what one huge prompt needed
+	}
+	keep := request{
+		prompt:   tokenize.Prompt{Tokens: q.prompt.Tokens[:0]},
+		sized:    q.sized[:0],
+		approx:   q.approx,
+		keys:     q.keys[:0],
+		keyRoom:  q.keyRoom[:0],
+		excluded: q.excluded[:0],
+		fields:   q.fields[:0],
+		edits:    q.edits[:0],
+		segments: q.segments[:0],
+		answer:   q.answer[:0],
+	}
+	clear(keep.fields[:cap(keep.fields)])
+	clear(keep.segments[:cap(keep.segments)])
+	*q = keep
+	r.requests.Put(q)
+}
+
+// askedTokens is the client's limit on output, 0 when it gave none.
+func askedTokens(doc *jsonscan.Doc, kind front.Kind) int {
+	keys := [...]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
+	switch kind {
+	case front.ResponsesAPI:
+		keys[0] = jsonscan.KeyMaxOutputTokens
+	case front.Generate:
+		keys[0] = jsonscan.KeySamplingMaxTokens
+	}
+	for _, k := range keys {
+		if n, ok := doc.Int(k); ok && n > 0 {
+			return int(min(n, 1<<24))
+		}
+	}
+	return 0
+}
+
+// refuse answers with an error of the router's own and ends the explain record.
+func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
+	q.x.Error(reason, "", message, retryAfter)
+	q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),
+	})
+}
+
+// fellBack counts a departure from the plan, logs it and notes it for explain.
+func (q *request) fellBack(kind, detail string) {
+	q.r.opt.Observer.FellBack(kind)
+	q.r.opt.Scheduler.Note(q.x.RequestID, kind+": "+detail)
+	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
+}
