@@ -355,13 +355,13 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// skipIDs passes elements that are plain integers of up to seven digits followed
+// skipIDs passes elements that are plain integers of up to eight digits followed
 // by a comma and at most one space, which is what long arrays of token ids
 // consist of. It stops at the first element that is anything else.
 func skipIDs(b []byte, i int) int {
 	for i+9 <= len(b) {
 		n := digits(binary.LittleEndian.Uint64(b[i:]))
-		if n == 0 || n == 8 || b[i+n] != ',' || b[i] == '0' && n > 1 {
+		if n == 0 || b[i+n] != ',' || b[i] == '0' && n > 1 {
 			return i
 		}
 		if i += n + 1; b[i] == ' ' {

@@ -151,6 +151,8 @@ func TestScanErrors(t *testing.T) {
 		{`{"a":[1 2]}`, `body at byte 8: got "2"; want "," or "]"`},
 		{`{"a":[01]}`, `body at byte 7: got "1"; want no digit after a leading zero`},
 		{`{"a":[1,01,2]}`, `body at byte 9: got "1"; want no digit after a leading zero`},
+		{`{"a":[1,2,03,4,5,6,7,8,9]}`, `body at byte 11: got "3"; want no digit after a leading zero`},
+		{`{"a":[12345678,123456789,1x,2,3,4,5]}`, `body at byte 26: got "x"; want "," or "]"`},
 		{`{"a":-}`, `body at byte 6: got "}"; want a digit`},
 		{`{"a":1.}`, `body at byte 7: got "}"; want a digit after the point`},
 		{`{"a":1e+}`, `body at byte 8: got "}"; want a digit in the exponent`},
