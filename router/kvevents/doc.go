@@ -3,6 +3,9 @@
 // family, replay on a gap and at start, and a restart of the engine drops what
 // its old life held before anything new is applied.
 //
-// Feed is one rank's subscription; cmd starts and stops feeds as the fleet
-// changes. Nothing here is on the path of a request.
+// Feeds is its main type: cmd starts and stops one feed per rank as the fleet
+// changes, with endpoints from Resolve, ParseKVEventSources or ParseServerInfo.
+// Decoder turns one message into Events. Nothing here is on the path of a
+// request, and nothing an engine sends can make it panic or take memory beyond
+// Options.MaxFrame.
 package kvevents

@@ -1,0 +1,304 @@
+package kvevents
+
+import "fmt"
+
+// Batch is the envelope of a message's events.
+type Batch struct {
+	Time    float64 // seconds since 1970, by the engine's clock
+	HasRank bool
+	Rank    int // data-parallel rank, when HasRank
+	Len     int // events
+}
+
+// Decoder reads one message at a time: Reset, then Next until it is done. It
+// reuses its buffers, so that a stream of messages costs no allocation; it
+// belongs to one goroutine.
+type Decoder struct {
+	family family
+	events reader
+	left   int
+	stored storedFields
+	words  map[string]string
+}
+
+// family is the part that differs between engines: what the elements of a
+// BlockStored array mean. The map form names its fields.
+type family interface {
+	// storedElement reads element i (0 is the tag) of a BlockStored array; it
+	// is called for i from firstOwnElement on, and passes over what it does
+	// not know.
+	storedElement(d *Decoder, i int, ev *Event) error
+}
+
+// NewDecoder makes the decoder of an engine family, "vllm" or "sglang"; for any
+// other name it tells the two apart by what it finds.
+func NewDecoder(engine string) *Decoder {
+	d := &Decoder{words: make(map[string]string)}
+	switch engine {
+	case "vllm":
+		d.family = vllm{}
+	case "sglang":
+		d.family = sglang{}
+	default:
+		d.family = either{}
+	}
+	return d
+}
+
+// Reset begins a message. The whole payload is checked to be well formed before
+// anything of it is handed out; it is borrowed until the next Reset.
+func (d *Decoder) Reset(payload []byte) (Batch, error) {
+	d.left, d.events = 0, reader{}
+	b, err := d.envelope(reader{payload})
+	if err != nil {
+		return Batch{}, fmt.Errorf("kvevents: cannot read a batch of %d bytes: %w", len(payload), err)
+	}
+	d.left = b.Len
+	return b, nil
+}
+
+// envelope reads [ts, events, rank, …]; vLLM 0.9.0 sends no rank.
+func (d *Decoder) envelope(r reader) (b Batch, err error) {
+	n, err := r.array()
+	if err != nil {
+		return b, err
+	}
+	if n < 2 {
+		return b, fmt.Errorf("an array of %d elements, want 2 or more", n)
+	}
+	if b.Time, err = r.timestamp(); err != nil {
+		return b, fmt.Errorf("time: %w", err)
+	}
+	d.events = r
+	if b.Len, err = d.events.array(); err != nil {
+		return b, fmt.Errorf("events: %w", err)
+	}
+	if err = r.skip(); err != nil {
+		return b, fmt.Errorf("events: %w", err)
+	}
+	for i := 2; i < n; i++ {
+		if i == 2 && !r.null() {
+			if b.Rank, err = r.small(); err != nil {
+				return b, fmt.Errorf("rank: %w", err)
+			}
+			b.HasRank = true
+		} else if i > 2 {
+			if err = r.skip(); err != nil {
+				return b, err
+			}
+		}
+	}
+	return b, nil
+}
+
+// Next decodes the next event into ev; more is false when there is none left.
+// After an error the event is passed over and Next may be called on.
+func (d *Decoder) Next(ev *Event) (more bool, err error) {
+	if d.left == 0 {
+		return false, nil
+	}
+	d.left--
+	start := d.events
+	if err := d.event(ev); err != nil {
+		d.events = start
+		if d.events.skip() != nil {
+			d.left = 0
+		}
+		return true, fmt.Errorf("kvevents: cannot read an event: %w", err)
+	}
+	return true, nil
+}
+
+func (d *Decoder) event(ev *Event) error {
+	*ev = Event{Hashes: ev.Hashes[:0], Tokens: ev.Tokens[:0], Locals: ev.Locals[:0]}
+	d.stored = storedFields{}
+	c, err := d.events.lead()
+	if err != nil {
+		return err
+	}
+	if c&0xf0 == 0x80 || c == 0xde || c == 0xdf {
+		err = d.mapEvent(ev)
+	} else {
+		err = d.arrayEvent(ev)
+	}
+	if err != nil || ev.Kind != BlockStored {
+		return err
+	}
+	return d.finish(ev)
+}
+
+func kindOf(tag []byte) EventKind {
+	switch string(tag) {
+	case "BlockStored":
+		return BlockStored
+	case "BlockRemoved":
+		return BlockRemoved
+	case "AllBlocksCleared":
+		return AllBlocksCleared
+	}
+	return Unknown
+}
+
+// firstOwnElement is where the families' BlockStored arrays begin to differ.
+const firstOwnElement = 6
+
+// arrayEvent reads the positional form: vLLM to 0.23, SGLang to 0.5.19.
+func (d *Decoder) arrayEvent(ev *Event) error {
+	r := &d.events
+	n, err := r.array()
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return fmt.Errorf("an empty array, want an event's name first")
+	}
+	tag, err := r.text()
+	if err != nil {
+		return err
+	}
+	ev.Kind = kindOf(tag)
+	if ev.Kind == BlockStored && n < firstOwnElement || ev.Kind == BlockRemoved && n < 2 {
+		return fmt.Errorf("%s of %d elements, which is too few", ev.Kind, n)
+	}
+	for i := 1; i < n && err == nil; i++ {
+		switch ev.Kind {
+		case BlockStored:
+			err = d.storedElement(i, ev)
+		case BlockRemoved:
+			err = d.removedElement(i, ev)
+		default:
+			err = r.skip()
+		}
+		if err != nil {
+			return fmt.Errorf("%s, element %d: %w", ev.Kind, i, err)
+		}
+	}
+	return nil
+}
+
+func (d *Decoder) storedElement(i int, ev *Event) error {
+	switch i {
+	case 1:
+		return d.hashes(ev)
+	case 2:
+		return d.parent(ev)
+	case 3:
+		return d.tokens(ev)
+	case 4:
+		return d.blockSize(ev)
+	case 5:
+		return d.loraID()
+	}
+	return d.family.storedElement(d, i, ev)
+}
+
+// removedElement reads vLLM's BlockRemoved; SGLang's is a shorter one.
+func (d *Decoder) removedElement(i int, ev *Event) error {
+	switch i {
+	case 1:
+		return d.hashes(ev)
+	case 2:
+		return d.word(&ev.Medium)
+	case 3:
+		return d.group(ev)
+	case 4:
+		return d.locality(ev)
+	}
+	return d.events.skip()
+}
+
+// mapEvent reads the form with names: vLLM from 0.24, SGLang from 0.5.20.
+func (d *Decoder) mapEvent(ev *Event) error {
+	r := &d.events
+	n, err := r.dict()
+	if err != nil {
+		return err
+	}
+	if ev.Kind, err = mapKind(*r, n); err != nil {
+		return err
+	}
+	var seen uint8
+	for range n {
+		key, err := r.text()
+		if err != nil {
+			return err
+		}
+		switch ev.Kind {
+		case BlockStored, BlockRemoved:
+			err = d.field(key, ev, &seen)
+		default:
+			err = r.skip()
+		}
+		if err != nil {
+			return fmt.Errorf("%s, field %q: %w", ev.Kind, key, err)
+		}
+	}
+	var need uint8
+	switch ev.Kind {
+	case BlockStored:
+		need = sawHashes | sawTokens | sawBlockSize
+	case BlockRemoved:
+		need = sawHashes
+	}
+	if seen&need != need {
+		return fmt.Errorf("%s lacks block_hashes, token_ids or block_size", ev.Kind)
+	}
+	return nil
+}
+
+const (
+	sawHashes = 1 << iota
+	sawTokens
+	sawBlockSize
+)
+
+// mapKind finds the "type" among a map's n entries, wherever it stands.
+func mapKind(r reader, n int) (EventKind, error) {
+	for range n {
+		key, err := r.text()
+		if err != nil {
+			return 0, err
+		}
+		if string(key) == "type" {
+			tag, err := r.text()
+			return kindOf(tag), err
+		}
+		if err = r.skip(); err != nil {
+			return 0, err
+		}
+	}
+	return 0, fmt.Errorf("a map without a type")
+}
+
+// field reads one named field; both families' names are here, for none of them
+// means two things.
+func (d *Decoder) field(key []byte, ev *Event, seen *uint8) error {
+	switch string(key) {
+	case "block_hashes":
+		*seen |= sawHashes
+		return d.hashes(ev)
+	case "parent_block_hash":
+		return d.parent(ev)
+	case "token_ids":
+		*seen |= sawTokens
+		return d.tokens(ev)
+	case "block_size":
+		*seen |= sawBlockSize
+		return d.blockSize(ev)
+	case "lora_id":
+		return d.loraID()
+	case "medium":
+		return d.word(&ev.Medium)
+	case "lora_name":
+		return d.word(&ev.LoRA)
+	case "cache_salt":
+		return d.word(&ev.CacheSalt)
+	case "extra_keys":
+		return d.extraKeys()
+	case "group_idx":
+		return d.group(ev)
+	case "locality":
+		return d.locality(ev)
+	}
+	return d.events.skip()
+}

@@ -1,0 +1,215 @@
+package kvevents
+
+import (
+	"fmt"
+	"strconv"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+)
+
+func (d *Decoder) hashes(ev *Event) error {
+	n, err := d.events.array()
+	if err != nil {
+		return err
+	}
+	ev.Hashes = ev.Hashes[:0]
+	for range n {
+		h, err := d.hash()
+		if err != nil {
+			return err
+		}
+		ev.Hashes = append(ev.Hashes, h)
+	}
+	return nil
+}
+
+// hash folds an engine's hash to 64 bits: integers as they are, negative ones in
+// two's complement, digests by their last eight bytes, so that the two ways a
+// vLLM engine may publish the same hash agree.
+func (d *Decoder) hash() (kvindex.EngineHash, error) {
+	c, err := d.events.lead()
+	if err != nil {
+		return 0, err
+	}
+	if c < 0xc4 || c > 0xc6 {
+		v, _, err := d.events.integer()
+		return kvindex.EngineHash(v), err
+	}
+	b, err := d.events.binary()
+	if err != nil {
+		return 0, err
+	}
+	if len(b) == 0 {
+		return 0, fmt.Errorf("an empty hash")
+	}
+	var h kvindex.EngineHash
+	for _, x := range b[max(0, len(b)-8):] {
+		h = h<<8 | kvindex.EngineHash(x)
+	}
+	return h, nil
+}
+
+func (d *Decoder) parent(ev *Event) (err error) {
+	if ev.HasParent = !d.events.null(); ev.HasParent {
+		ev.Parent, err = d.hash()
+	}
+	return err
+}
+
+func (d *Decoder) tokens(ev *Event) error {
+	r := &d.events
+	ev.Tokens, ev.Pairs = ev.Tokens[:0], false
+	if r.null() {
+		return nil
+	}
+	n, err := r.array()
+	if err != nil {
+		return err
+	}
+	if n > 0 && len(r.b) > 0 {
+		c := r.b[0]
+		ev.Pairs = c&0xf0 == 0x90 || c == 0xdc || c == 0xdd
+	}
+	for range n {
+		if ev.Pairs {
+			two, err := r.array()
+			if err != nil {
+				return err
+			}
+			if two != 2 {
+				return fmt.Errorf("a position of %d tokens among pairs", two)
+			}
+			if ev.Tokens, err = r.token(ev.Tokens); err != nil {
+				return err
+			}
+		}
+		if ev.Tokens, err = r.token(ev.Tokens); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reader) token(dst []uint32) ([]uint32, error) {
+	v, negative, err := r.integer()
+	if err != nil {
+		return dst, err
+	}
+	if negative || v > 1<<32-1 {
+		return dst, fmt.Errorf("token %d, want 0 to 4294967295", int64(v))
+	}
+	return append(dst, uint32(v)), nil
+}
+
+func (d *Decoder) blockSize(ev *Event) (err error) {
+	if ev.BlockSize = 0; !d.events.null() {
+		ev.BlockSize, err = d.events.small()
+	}
+	return err
+}
+
+func (d *Decoder) group(ev *Event) (err error) {
+	if ev.Group = 0; !d.events.null() {
+		ev.Group, err = d.events.small()
+	}
+	return err
+}
+
+// locality is unspecified, LOCAL or REMOTE; what is not known is not local.
+func (d *Decoder) locality(ev *Event) error {
+	if ev.Remote = false; d.events.null() {
+		return nil
+	}
+	s, err := d.events.text()
+	ev.Remote = string(s) != "LOCAL"
+	return err
+}
+
+// word reads a string or nil. The few that come again and again are kept, so
+// that reading them allocates nothing.
+func (d *Decoder) word(to *string) error {
+	if *to = ""; d.events.null() {
+		return nil
+	}
+	s, err := d.events.text()
+	if err != nil {
+		return err
+	}
+	*to = d.keep(s)
+	return nil
+}
+
+const (
+	keptWords   = 4096
+	keptWordLen = 256
+)
+
+func (d *Decoder) keep(s []byte) string {
+	if w, ok := d.words[string(s)]; ok || len(s) > keptWordLen {
+		if ok {
+			return w
+		}
+		return string(s)
+	}
+	if len(d.words) >= keptWords {
+		clear(d.words)
+	}
+	w := string(s)
+	d.words[w] = w
+	return w
+}
+
+// storedFields are what must wait until the whole event has been read.
+type storedFields struct {
+	extra     reader // at extra_keys, when hasExtra
+	hasExtra  bool
+	adapter   int64 // lora_id
+	hasLoraID bool
+}
+
+func (d *Decoder) loraID() error {
+	if d.stored.hasLoraID = !d.events.null(); !d.stored.hasLoraID {
+		return nil
+	}
+	v, _, err := d.events.integer()
+	d.stored.adapter = int64(v)
+	return err
+}
+
+func (d *Decoder) extraKeys() error {
+	d.stored.hasExtra = !d.events.null()
+	if !d.stored.hasExtra {
+		return nil
+	}
+	d.stored.extra = d.events
+	return d.events.skip()
+}
+
+// finish names the adapter and hashes the blocks.
+func (d *Decoder) finish(ev *Event) error {
+	if ev.LoRA == "" && d.stored.hasLoraID {
+		var buf [32]byte
+		ev.LoRA = d.keep(strconv.AppendInt(append(buf[:0], "lora_id:"...), d.stored.adapter, 10))
+	}
+	positions, perBlock := len(ev.Tokens), ev.BlockSize
+	if ev.Pairs {
+		positions, perBlock = positions/2, 2*perBlock
+	}
+	placed := ev.Group == 0 && ev.BlockSize > 0 && len(ev.Hashes) > 0 && positions/ev.BlockSize == len(ev.Hashes) && positions%ev.BlockSize == 0
+	if placed {
+		ev.Locals = blockhash.Locals(ev.Locals[:0], ev.Tokens, perBlock)
+		if ev.Pairs {
+			for i, l := range ev.Locals {
+				ev.Locals[i] = blockhash.Tagged(l, pairTag)
+			}
+		}
+	}
+	if d.stored.hasExtra {
+		return d.mixExtra(ev)
+	}
+	return nil
+}
+
+// pairTag keeps blocks of token pairs apart from blocks of as many tokens.
+var pairTag = []byte("pairs")
