@@ -1,0 +1,340 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice/router/worker"
+)
+
+// Families of prefill/decode hand-over. The later ones are known by name, so
+// that a file written for a newer version gets a clear word.
+var (
+	families      = []string{"nixl", "off"}
+	laterFamilies = []string{"nixl-push", "sglang", "orchestrated", "lmcache", "trtllm", "mooncake", "storage"}
+)
+
+// Validate checks the whole configuration once more; for one made in code. Load,
+// ApplyEnv and Apply have checked already.
+func (c *Config) Validate() error {
+	if c.origins == nil {
+		c.origins = map[string]origin{}
+	}
+	var f faults
+	c.finish()
+	c.check(&f)
+	return f.err()
+}
+
+// originOf is where a field was given, or the nearest group around it.
+func (c *Config) originOf(path string) origin {
+	for path != "" {
+		if o, ok := c.origins[path]; ok {
+			return o
+		}
+		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+	}
+	return origin{}
+}
+
+// finish fills what has its default from other fields.
+func (c *Config) finish() {
+	prefill := false
+	for i := range c.Workers {
+		w := &c.Workers[i]
+		prefill = prefill || w.Role == worker.Prefill
+		w.URL = strings.TrimRight(w.URL, "/")
+		for j := range w.RankURLs {
+			w.RankURLs[j] = strings.TrimRight(w.RankURLs[j], "/")
+		}
+		if n := len(w.RankURLs); n > 0 && n <= worker.MaxSlots {
+			if w.URL == "" {
+				w.URL = w.RankURLs[0]
+			}
+			if len(w.Ranks) == 0 {
+				w.Ranks, _ = parseRanks(strconv.Itoa(n))
+			}
+		}
+	}
+	if _, given := c.origins["pd.family"]; !given && (c.PD.Family == "" || c.PD.Family == "off") {
+		c.PD.Family = "off"
+		if prefill {
+			c.PD.Family = "nixl"
+		}
+	}
+	// A model's pd holds what it says itself; the rest is the common pd's.
+	common := reflect.ValueOf(c.PD)
+	for name, m := range c.Models {
+		if m.PD == nil {
+			continue
+		}
+		pd := reflect.ValueOf(m.PD).Elem()
+		_, parsed := c.origins["models."+name]
+		for _, f := range fieldsOf(pd.Type()) {
+			if _, given := c.origins["models."+name+".pd."+f.Tag.Get("yaml")]; !given && (parsed || pd.FieldByIndex(f.Index).IsZero()) {
+				pd.FieldByIndex(f.Index).Set(common.FieldByIndex(f.Index))
+			}
+		}
+	}
+}
+
+// check adds a fault for everything that is wrong between fields, or in a field
+// in a way its tags cannot say.
+func (c *Config) check(f *faults) {
+	bad := func(path, format string, args ...any) {
+		at := c.originOf(path)
+		if !slices.ContainsFunc(f.list, func(e *Error) bool { return e.Field == path && path != "" }) {
+			f.add(at, path, format, args...)
+		}
+	}
+	c.checkListeners(bad)
+	c.checkPD(bad, "pd", &c.PD)
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
+		if pd := c.Models[name].PD; pd != nil {
+			c.checkPD(bad, "models."+name+".pd", pd)
+		}
+	}
+	c.checkWorkers(bad)
+	if c.Limits.MaxBody > c.Limits.BodyBudget {
+		bad("limits.max_body", "%d bytes, over limits.body_budget, %d, which all bodies share; want at most that", c.Limits.MaxBody, c.Limits.BodyBudget)
+	}
+}
+
+type report func(path, format string, args ...any)
+
+func (c *Config) checkListeners(bad report) {
+	if err := checkAddr(c.Listen); err != nil {
+		bad("listen", "%s: %v; want HOST:PORT, as 127.0.0.1:8080 or :8080", quoted(c.Listen), err)
+	}
+	admin := c.Admin.Listen
+	if admin == "off" {
+		return
+	}
+	if err := checkAddr(admin); err != nil {
+		bad("admin.listen", `%s: %v; want HOST:PORT on a loopback address, as 127.0.0.1:9901, or "off"`, quoted(admin), err)
+		return
+	}
+	host, port, _ := net.SplitHostPort(admin)
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		bad("admin.listen", `%s is not a loopback address, and what it serves is not for the network; want 127.0.0.1:%s, [::1]:%s, localhost:%s or "off"`, quoted(admin), port, port, port)
+	}
+	if admin == c.Listen && port != "0" {
+		bad("admin.listen", "%s is where clients connect (listen); want another port", quoted(admin))
+	}
+}
+
+func checkAddr(addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("not an address with a port")
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("port %s is not from 0 to 65535", quoted(port))
+	}
+	if strings.ContainsAny(host, " /@") {
+		return fmt.Errorf("%s is no host", quoted(host))
+	}
+	return nil
+}
+
+func (c *Config) checkPD(bad report, path string, pd *PD) {
+	switch {
+	case slices.Contains(families, pd.Family):
+	case slices.Contains(laterFamilies, pd.Family):
+		bad(path+".family", "%s is not in this version; want %s", quoted(pd.Family), strings.Join(families, " or "))
+	default:
+		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), didYouMean(pd.Family, append(slices.Clone(families), laterFamilies...)), strings.Join(families, " or "))
+	}
+	if pd.LeaseMargin >= pd.Lease {
+		bad(path+".lease_margin", "%q is not under the lease, %q, so no decode could ever be sent", pd.LeaseMargin, pd.Lease)
+	}
+	if path == "pd" && pd.Family == "off" {
+		for i, w := range c.Workers {
+			if w.Role == worker.Prefill {
+				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want nixl, or that worker as decode or aggregated`, i, quoted(w.URL))
+				break
+			}
+		}
+	}
+}
+
+func (c *Config) checkWorkers(bad report) {
+	ids, urls, ranks := map[string]int{}, map[string]int{}, 0
+	for i := range c.Workers {
+		w := &c.Workers[i]
+		path := fmt.Sprintf("workers[%d]", i)
+		if w.ID != "" {
+			if !idForm.MatchString(w.ID) {
+				bad(path+".id", "%s is no id; want at most 128 letters, digits or any of . _ : @ -", quoted(w.ID))
+			} else if first, twice := ids[w.ID]; twice {
+				bad(path+".id", "%s is the id of workers[%d] already; want another", quoted(w.ID), first)
+			}
+			ids[w.ID] = i
+		}
+		own := map[string]bool{}
+		checkURL := func(path, raw string) {
+			key, err := engineURL(raw)
+			if err != nil {
+				bad(path, "%s: %v; want http://HOST:PORT or https://HOST:PORT, with an optional path", quoted(raw), err)
+				return
+			}
+			if first, twice := urls[key]; twice && first != i {
+				bad(path, "%s is the URL of workers[%d] already; several ranks of one server are one worker with ranks", quoted(raw), first)
+			}
+			urls[key] = i
+			own[key] = true
+		}
+		checkURL(path+".url", w.URL)
+		for j, u := range w.RankURLs {
+			checkURL(fmt.Sprintf("%s.rank_urls[%d]", path, j), u)
+		}
+		if distinct := len(own); len(w.RankURLs) > 1 && distinct < len(w.RankURLs) {
+			bad(path+".rank_urls", "a URL is there twice; want one server for each rank")
+		}
+		c.checkRanks(bad, path, w)
+		c.checkEvents(bad, path, w)
+		checkWords(bad, path, w)
+		ranks += max(len(w.Ranks), 1)
+	}
+	if ranks > worker.MaxSlots {
+		bad("workers", "%d ranks in all; want at most %d", ranks, worker.MaxSlots)
+	}
+}
+
+var idForm = regexp.MustCompile(`^[A-Za-z0-9._:@-]{1,128}$`)
+
+// engineURL checks the URL of an engine and gives the form two equal ones share.
+func engineURL(raw string) (string, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case raw == "":
+		return "", fmt.Errorf("there is none")
+	case err != nil:
+		return "", fmt.Errorf("not a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return "", fmt.Errorf("its scheme is not http or https")
+	case u.Hostname() == "":
+		return "", fmt.Errorf("it names no host")
+	case u.User != nil:
+		return "", fmt.Errorf("it holds a user or password")
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.Contains(raw, "#"):
+		return "", fmt.Errorf("it holds a query or fragment")
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", fmt.Errorf("port %s is not from 1 to 65535", quoted(port))
+	}
+	return u.Scheme + "://" + strings.ToLower(u.Hostname()) + ":" + port + u.EscapedPath(), nil
+}
+
+func (c *Config) checkRanks(bad report, path string, w *Worker) {
+	seen := map[uint16]bool{}
+	for j, r := range w.Ranks {
+		if seen[r] {
+			bad(fmt.Sprintf("%s.ranks[%d]", path, j), "rank %d is there twice", r)
+		}
+		seen[r] = true
+	}
+	if n := max(len(w.Ranks), 1); len(w.RankURLs) > 0 && len(w.RankURLs) != n {
+		bad(path+".rank_urls", "%d URLs for %d ranks; want one for each", len(w.RankURLs), n)
+	}
+}
+
+func (c *Config) checkEvents(bad report, path string, w *Worker) {
+	last := 0
+	for _, r := range w.Ranks {
+		last = max(last, int(r))
+	}
+	n := max(len(w.Ranks), 1)
+	check := func(field string, list []string) {
+		for j, ep := range list {
+			at := fmt.Sprintf("%s.%s[%d]", path, field, j)
+			if field == "kv_events" && (ep == "auto" || ep == "off") {
+				if len(list) > 1 {
+					bad(at, "%s stands beside other values; want it alone", quoted(ep))
+				}
+				continue
+			}
+			port, err := zmqEndpoint(ep)
+			switch {
+			case err != nil && field == "kv_events":
+				bad(at, "%s: %v; want auto, off, tcp://HOST:PORT or ipc://PATH", quoted(ep), err)
+			case err != nil:
+				bad(at, "%s: %v; want tcp://HOST:PORT or ipc://PATH", quoted(ep), err)
+			case len(list) == 1 && port > 0 && port+last > 65535:
+				bad(at, "%s: rank %d would be at port %d; want a lower base port, or one endpoint for each rank", quoted(ep), last, port+last)
+			case len(list) == 1 && port == 0 && n > 1:
+				bad(at, "%s: an ipc endpoint is of one rank; want one for each of the %d", quoted(ep), n)
+			}
+		}
+		if len(list) > 1 && len(list) != n {
+			bad(path+"."+field, "%d endpoints for %d ranks; want one base endpoint, or one for each rank", len(list), n)
+		}
+	}
+	check("kv_events", w.KVEvents)
+	check("kv_replay", w.KVReplay)
+	if len(w.KVReplay) > 0 && (len(w.KVEvents) == 0 || w.KVEvents[0] == "auto" || w.KVEvents[0] == "off") {
+		bad(path+".kv_replay", "is of no use without endpoints in kv_events (auto asks the engine for both); want kv_events as well")
+	}
+}
+
+// zmqEndpoint checks one endpoint; port is 0 for ipc.
+func zmqEndpoint(ep string) (port int, err error) {
+	ep = strings.TrimPrefix(ep, "bind:")
+	if p, ok := strings.CutPrefix(ep, "ipc://"); ok && p != "" {
+		return 0, nil
+	}
+	addr, ok := strings.CutPrefix(ep, "tcp://")
+	i := strings.LastIndexByte(addr, ':')
+	if !ok || i < 1 || strings.ContainsAny(addr, "/@ ") {
+		return 0, fmt.Errorf("not a ZMQ endpoint")
+	}
+	n, err := strconv.ParseUint(addr[i+1:], 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("port %s is not from 1 to 65535", quoted(addr[i+1:]))
+	}
+	return int(n), nil
+}
+
+func checkWords(bad report, path string, w *Worker) {
+	if engines := []string{"", "vllm", "sglang", "trtllm"}; !slices.Contains(engines, w.Engine) {
+		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), didYouMean(w.Engine, engines))
+	}
+	for j, m := range w.Models {
+		if m == "" || len(m) > 512 || strings.ContainsFunc(m, control) {
+			bad(fmt.Sprintf("%s.models[%d]", path, j), "%s is no model's name; want 1 to 512 bytes of printable text", quoted(m))
+		}
+	}
+	for j, l := range w.Labels {
+		if l == "" || len(l) > 128 || strings.ContainsFunc(l, control) || strings.ContainsAny(l, " ,") {
+			bad(fmt.Sprintf("%s.labels[%d]", path, j), "%s is no label; want 1 to 128 bytes without spaces and commas", quoted(l))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(w.Options)) {
+		at := path + ".options." + key
+		if !slices.Contains(optionKeys, key) {
+			bad(at, "no such option%s; known: %s", didYouMean(key, optionKeys), strings.Join(optionKeys, ", "))
+			continue
+		}
+		for _, v := range w.Options[key] {
+			if n, err := strconv.ParseUint(v, 10, 16); strings.HasSuffix(key, "_port") && (err != nil || n == 0) {
+				bad(at, "%s is no port; want 1 to 65535", quoted(v))
+			}
+			if v == "" {
+				bad(at, "is empty; want a value")
+			}
+		}
+	}
+}
+
+func control(r rune) bool { return r < 0x20 || r == 0x7f || r == 0xfffd }

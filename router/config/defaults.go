@@ -1,0 +1,47 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Default is the configuration of a router that was told nothing.
+func Default() *Config {
+	const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
+	return &Config{
+		Listen: "127.0.0.1:8080",
+		Admin:  Admin{Listen: "127.0.0.1:9901"},
+		Log:    Log{Level: "info", Format: "text"},
+		PD: PD{
+			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 2 * time.Second,
+			MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
+		},
+		Limits: Limits{
+			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096,
+		},
+		Timeouts: Timeouts{
+			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
+			Connect: 2 * time.Second, Prefill: 300 * time.Second, Decode: 600 * time.Second,
+			StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second,
+		},
+		Health:   Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second},
+		Tokens:   Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
+		Index:    Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute},
+		Schedule: Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Explain: 10_000, Policy: "kv"},
+		origins:  map[string]origin{},
+	}
+}
+
+// DefaultRuntimeFile is where serve keeps the address and token of an admin
+// listener: one file an address, in a folder of the user's own.
+func DefaultRuntimeFile(adminAddr string) string {
+	dir := os.Getenv("XDG_RUNTIME_DIR")
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	name := strings.NewReplacer(":", "_", "/", "_", "[", "", "]", "").Replace(adminAddr)
+	return filepath.Join(dir, "sluice-"+strconv.Itoa(os.Getuid()), name+".json")
+}

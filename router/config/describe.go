@@ -1,0 +1,165 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	"sluice/router/worker"
+)
+
+// Describe says in words what a router with this configuration would do, for
+// `sluice check`. Warnings are in it.
+func (c *Config) Describe() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("listens on %s for clients", c.Listen)
+	switch {
+	case c.Admin.Listen == "off":
+		line("has no admin listener")
+	case c.Admin.Token == "":
+		line("listens on %s for admin, with a random token", c.Admin.Listen)
+	default:
+		line("listens on %s for admin, with the token given", c.Admin.Listen)
+	}
+
+	specs := c.Specs()
+	line("\nworkers: %d", len(specs))
+	for _, role := range []worker.Role{worker.Prefill, worker.Decode, worker.Aggregated} {
+		for _, s := range specs {
+			if s.Role == role {
+				line("  %s", describeSpec(s))
+			}
+		}
+	}
+
+	line("\nlegs:")
+	c.describeLegs(line, "every model", &c.PD)
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
+		if pd := c.Models[name].PD; pd != nil {
+			c.describeLegs(line, "model "+quoted(name), pd)
+		}
+	}
+
+	t, h := c.Timeouts, c.Health
+	line("\ntime-outs: prefill %s, decode %s, between two reads of a stream %s, connect %s, waiting for a pool %s, drain %s", t.Prefill, t.Decode, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
+	line("health: a probe each %s with %s to answer, out after %d failures in a row", h.Interval, h.Timeout, h.FailAfter)
+	if h.Scrape > 0 {
+		line("load: /metrics of every engine each %s", h.Scrape)
+	} else {
+		line("load: engines are not asked, only what this router placed counts")
+	}
+	line("choice: %s; tokens: %s", c.Schedule.Policy, c.Tokens.Mode)
+	line("limits: body %s, all bodies %s, head %s, %s connections, %s to one engine; index %s",
+		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.BodyBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
+		humanize.Comma(int64(c.Limits.MaxConns)), humanize.Comma(int64(c.Limits.EngineConns)), humanize.IBytes(uint64(c.Index.MaxBytes)))
+	if warnings := c.Warnings(); len(warnings) > 0 {
+		line("\nto think about:")
+		for _, w := range warnings {
+			line("  %s", w)
+		}
+	}
+	return b.String()
+}
+
+func describeSpec(s worker.Spec) string {
+	parts := []string{fmt.Sprintf("%-10s %s at %s", s.Role, s.ID, s.URL)}
+	if n := len(s.Ranks); n > 1 || n == 1 && s.Ranks[0] != 0 {
+		how := "by header"
+		if len(s.RankURLs) > 0 {
+			how = "each at a URL of its own"
+		}
+		parts = append(parts, fmt.Sprintf("ranks %s (%s)", strings.Trim(fmt.Sprint(s.Ranks), "[]"), how))
+	}
+	if len(s.Models) > 0 {
+		parts = append(parts, "models "+strings.Join(s.Models, ", "))
+	} else {
+		parts = append(parts, "models as it tells")
+	}
+	if len(s.Labels) > 0 {
+		parts = append(parts, "labels "+strings.Join(s.Labels, ", "))
+	}
+	switch s.KVEvents[0] {
+	case "auto":
+		parts = append(parts, "KV events from where it tells")
+	case "off":
+		parts = append(parts, "no KV events")
+	default:
+		events := "KV events from " + strings.Join(s.KVEvents, ", ")
+		if len(s.KVReplay) > 0 {
+			events += " (replay " + strings.Join(s.KVReplay, ", ") + ")"
+		} else {
+			events += " (no replay)"
+		}
+		parts = append(parts, events)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
+	if pd.Family == "off" {
+		line("  %s: one leg, on an aggregated or decode worker", what)
+		return
+	}
+	line("  %s: prefill, then decode with the handle prefill gave (%s), at most %d pairs, %d decode workers a handle", what, pd.Family, pd.MaxAttempts, pd.DecodeTries)
+	line("    a handle is used for %s of its lease of %s", pd.Lease-pd.LeaseMargin, pd.Lease)
+	if pd.PlainDecode {
+		line("    without a usable handle: decode alone")
+	} else {
+		line("    without a usable handle: refused")
+	}
+	for _, l := range []struct {
+		leg   string
+		words []string
+	}{{"prefill", pd.PrefillLabel}, {"decode", pd.DecodeLabel}} {
+		if len(l.words) > 0 {
+			line("    %s workers with the labels %s only", l.leg, strings.Join(l.words, ", "))
+		}
+	}
+}
+
+// Warnings are what is allowed but likely not meant.
+func (c *Config) Warnings() []string {
+	var out []string
+	var n [3]int
+	for _, w := range c.Workers {
+		n[w.Role]++
+	}
+	switch {
+	case len(c.Workers) == 0:
+		out = append(out, "there is no worker: every request waits and gets 503; name some with --engine, --prefill and --decode, or under workers")
+	case n[worker.Prefill] > 0 && n[worker.Decode]+n[worker.Aggregated] == 0:
+		out = append(out, "there are prefill workers but none that decodes: every request gets 503")
+	case n[worker.Prefill] == 0 && c.PD.Family != "off":
+		out = append(out, fmt.Sprintf("pd.family is %s, but there is no prefill worker: every request takes one leg", c.PD.Family))
+	}
+	pds := map[string]*PD{"pd": &c.PD}
+	for name, m := range c.Models {
+		if m.PD != nil {
+			pds["models."+name+".pd"] = m.PD
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(pds)) {
+		out = append(out, c.missingLabels(path+".prefill_labels", worker.Prefill, pds[path].PrefillLabel)...)
+		out = append(out, c.missingLabels(path+".decode_labels", worker.Decode, pds[path].DecodeLabel)...)
+	}
+	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
+		out = append(out, "listen is open to every network this machine is on, without a login")
+	}
+	return out
+}
+
+func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {
+	for _, w := range c.Workers {
+		if w.Role == role && !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(w.Labels, l) }) {
+			return nil
+		}
+	}
+	if len(labels) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s asks for %s, but no %s worker has all of them", path, strings.Join(labels, ", "), role)}
+}

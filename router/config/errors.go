@@ -1,0 +1,161 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// origin is where a value was given: a place in a file, an environment
+// variable, or a flag.
+type origin struct {
+	file      string
+	line, col int
+	from      string // "SLUICE_LISTEN", "--listen"; "" for a file
+}
+
+func (o origin) String() string {
+	if o.from != "" || o.file == "" {
+		return o.from
+	}
+	return o.file + ":" + strconv.Itoa(o.line) + ":" + strconv.Itoa(o.col)
+}
+
+// Error is one fault of a configuration.
+type Error struct {
+	File      string // "" when it was not given in a file
+	Line, Col int    // from 1; 0 when it was not given in a file
+	From      string // the environment variable or flag; "" for a file
+	Field     string // "timeouts.prefill", "workers[2].url"; "" for the file itself
+	Msg       string // what is wrong, the value quoted, and what would be accepted
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	var parts []string
+	if at := (origin{e.File, e.Line, e.Col, e.From}).String(); at != "" {
+		parts = append(parts, at)
+	}
+	if e.Field != "" {
+		parts = append(parts, e.Field)
+	}
+	return strings.Join(append(parts, e.Msg), ": ")
+}
+
+// Errors are all faults found, in the order of the file.
+type Errors []*Error
+
+// Error implements error: a line for each.
+func (es Errors) Error() string {
+	if len(es) == 1 {
+		return "config: cannot use the configuration: " + es[0].Error()
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "config: cannot use the configuration, %d errors:", len(es))
+	for _, e := range es {
+		b.WriteString("\n  " + e.Error())
+	}
+	return b.String()
+}
+
+// Unwrap lets errors.As find each Error.
+func (es Errors) Unwrap() []error {
+	list := make([]error, len(es))
+	for i, e := range es {
+		list[i] = e
+	}
+	return list
+}
+
+// faults collects errors; maxFaults keeps a file of garbage from making more
+// text than anyone reads.
+type faults struct {
+	list Errors
+	more int
+}
+
+const maxFaults = 50
+
+func (f *faults) add(at origin, field, format string, args ...any) {
+	if len(f.list) >= maxFaults {
+		f.more++
+		return
+	}
+	f.list = append(f.list, &Error{at.file, at.line, at.col, at.from, field, fmt.Sprintf(format, args...)})
+}
+
+// err is nil when nothing was added.
+func (f *faults) err() error {
+	if len(f.list) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(f.list, func(a, b *Error) int {
+		if a.Line != b.Line {
+			return a.Line - b.Line
+		}
+		return a.Col - b.Col
+	})
+	if f.more > 0 {
+		last := f.list[len(f.list)-1]
+		f.list = append(f.list, &Error{File: last.File, Line: last.Line, Col: last.Col, Msg: fmt.Sprintf("and %d more", f.more)})
+	}
+	return f.list
+}
+
+// quoted shows a value in an error, cut and with passwords of URLs hidden.
+func quoted(v string) string {
+	if i := strings.Index(v, "://"); i >= 0 {
+		rest := v[i+3:]
+		host, _, _ := strings.Cut(rest, "/")
+		if at := strings.LastIndexByte(host, '@'); at >= 0 {
+			v = v[:i+3] + "…" + rest[at:]
+		}
+	}
+	if r := []rune(v); len(r) > 100 {
+		v = string(r[:100]) + "…"
+	}
+	return strconv.Quote(v)
+}
+
+// didYouMean names the known word nearest to a mistyped one, "" when none is near.
+func didYouMean(got string, known []string) string {
+	best, bestAt := "", max(len(got)/3, 2)+1
+	for _, k := range known {
+		if d := distance(got, k); d < bestAt {
+			best, bestAt = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+// distance is the edit distance with swaps of neighbours, of words as long as
+// names in a config are; longer ones are far from everything.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	var d [65][65]int
+	for i := range len(a) + 1 {
+		d[i][0] = i
+	}
+	for j := range len(b) + 1 {
+		d[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			d[i][j] = min(d[i-1][j]+1, d[i][j-1]+1, d[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d[i][j] = min(d[i][j], d[i-2][j-2]+1)
+			}
+		}
+	}
+	return d[len(a)][len(b)]
+}

@@ -1,0 +1,40 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+)
+
+const hidden = "(hidden)"
+
+// String shows the address and hides the token.
+func (a Admin) String() string {
+	token := ""
+	if a.Token != "" {
+		token = hidden
+	}
+	return fmt.Sprintf("{listen: %s, token: %s, runtime_file: %s}", a.Listen, token, a.RuntimeFile)
+}
+
+// GoString hides the token from %#v too.
+func (a Admin) GoString() string { return a.String() }
+
+// LogValue hides the token from slog.
+func (a Admin) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// plainConfig is Config without its methods, so that printing does not recurse;
+// Admin keeps its own.
+type plainConfig Config
+
+// String shows every value but secrets.
+func (c Config) String() string {
+	p := plainConfig(c)
+	p.origins = nil
+	return fmt.Sprintf("%+v", p)
+}
+
+// GoString hides secrets from %#v too.
+func (c Config) GoString() string { return c.String() }
+
+// LogValue hides secrets from slog.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }

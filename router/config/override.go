@@ -1,0 +1,258 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sluice/router/worker"
+)
+
+// leaves calls f for every field that one text can set: scalars and lists of
+// words, of the fixed part of the tree (not of workers and models).
+func leaves(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
+	for _, field := range fieldsOf(v.Type()) {
+		sub, fv := under(path, field.Tag.Get("yaml")), v.FieldByIndex(field.Index)
+		switch {
+		case fv.Kind() == reflect.Struct:
+			leaves(fv, sub, f)
+		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
+		default:
+			f(sub, fv, field.Tag)
+		}
+	}
+}
+
+// set gives one field, by its path, the value of text.
+func (c *Config) set(path, text string, from string, faults *faults) {
+	at := origin{from: from}
+	var known []string
+	found := false
+	leaves(reflect.ValueOf(c).Elem(), "", func(p string, v reflect.Value, tag reflect.StructTag) {
+		known = append(known, p)
+		if p != path {
+			return
+		}
+		found = true
+		c.origins[p] = at
+		if v.Kind() == reflect.Slice {
+			v.Set(reflect.ValueOf(strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })))
+			return
+		}
+		if err := setScalar(v, tag, text); err != nil {
+			faults.add(at, p, "%v", err)
+		}
+	})
+	if !found {
+		faults.add(at, path, "no such field%s; known: %s", didYouMean(path, known), strings.Join(known, ", "))
+	}
+}
+
+// addWorker takes a worker of a flag or the environment in; it replaces the one
+// of the same id.
+func (c *Config) addWorker(role worker.Role, text, from string, faults *faults) {
+	at := origin{from: from}
+	w, err := ParseWorker(role, text)
+	if err != nil {
+		faults.add(at, "", "%v", err)
+		return
+	}
+	i := len(c.Workers)
+	if w.ID != "" {
+		if same := slices.IndexFunc(c.Workers, func(o Worker) bool { return o.ID == w.ID }); same >= 0 {
+			// Only what came from elsewhere is replaced: an id twice on one command line is a fault.
+			if c.originOf(fmt.Sprintf("workers[%d]", same)).from != from {
+				i = same
+			}
+		}
+	}
+	path := fmt.Sprintf("workers[%d]", i)
+	if i == len(c.Workers) {
+		c.Workers = append(c.Workers, w)
+	} else {
+		c.Workers[i] = w
+		for p := range c.origins {
+			if strings.HasPrefix(p, path+".") {
+				delete(c.origins, p)
+			}
+		}
+	}
+	c.origins[path] = at
+}
+
+var workerVars = []struct {
+	name string
+	role worker.Role
+}{{"SLUICE_ENGINE", worker.Aggregated}, {"SLUICE_PREFILL", worker.Prefill}, {"SLUICE_DECODE", worker.Decode}}
+
+// serviceVar is what Kubernetes adds for a service named sluice or sluice-admin;
+// it is nobody's typing mistake.
+var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$`)
+
+// ApplyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
+// path of a field, and SLUICE_ENGINE, SLUICE_PREFILL, SLUICE_DECODE, each a list
+// of workers parted by spaces. A name that begins as a group of fields does but
+// ends in none is an error, like an unknown field in a file.
+func (c *Config) ApplyEnv(environ []string) error {
+	var f faults
+	names := map[string]string{} // variable -> path
+	groups := map[string]bool{}
+	leaves(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) {
+		names[envName(path)] = path
+		if group, _, nested := strings.Cut(path, "."); nested {
+			groups[envName(group)+"_"] = true
+		}
+	})
+	for _, v := range slices.Sorted(slices.Values(environ)) {
+		name, text, _ := strings.Cut(v, "=")
+		if !strings.HasPrefix(name, "SLUICE_") || text == "" {
+			continue
+		}
+		if i := slices.IndexFunc(workerVars, func(w struct {
+			name string
+			role worker.Role
+		}) bool {
+			return w.name == name
+		}); i >= 0 {
+			for _, spec := range strings.Fields(text) {
+				c.addWorker(workerVars[i].role, spec, name, &f)
+			}
+			continue
+		}
+		if path, ok := names[name]; ok {
+			c.set(path, text, name, &f)
+			continue
+		}
+		for group := range groups {
+			if strings.HasPrefix(name, group) && !serviceVar.MatchString(name) {
+				known := make([]string, 0, len(names))
+				for n := range names {
+					if strings.HasPrefix(n, group) {
+						known = append(known, n)
+					}
+				}
+				slices.Sort(known)
+				f.add(origin{from: name}, "", "no such variable%s; known: %s", didYouMean(name, known), strings.Join(known, ", "))
+			}
+		}
+	}
+	c.finish()
+	c.check(&f)
+	return f.err()
+}
+
+func envName(path string) string {
+	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+}
+
+// Flags are the configuration's flags of one command line.
+type Flags struct {
+	config  string
+	sets    []setting
+	workers []workerFlag
+}
+
+type setting struct{ flag, path, text string }
+
+type workerFlag struct {
+	flag string
+	role worker.Role
+	text string
+}
+
+// namedFlags are the fields that have a flag of their own; --set does the rest.
+var namedFlags = []struct{ name, path, usage string }{
+	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
+	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
+	{"pd", "pd.family", "prefill/decode `FAMILY`: nixl or off [nixl when there are prefill workers]"},
+	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
+	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
+	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded [kv]"},
+	{"tokens", "tokens.mode", "`MODE`, where token ids come from: auto, engine, text, ids [auto]"},
+	{"max-body", "limits.max_body", "largest request body, a `SIZE` as 32MiB [32MiB]"},
+	{"prefill-timeout", "timeouts.prefill", "`DURATION` of a prefill leg [5m]"},
+	{"decode-timeout", "timeouts.decode", "`DURATION` of a decode or aggregated leg [10m]"},
+	{"pool-wait", "timeouts.pool_wait", "`DURATION` a request waits for a pool without a healthy worker [5s]"},
+	{"drain", "timeouts.drain", "`DURATION` streams under way have at SIGTERM [30s]"},
+	{"lease", "pd.lease", "`DURATION` a prefill worker keeps blocks for decode [30s]"},
+}
+
+// RegisterFlags adds the configuration's flags to fs.
+func RegisterFlags(fs *flag.FlagSet) *Flags {
+	f := &Flags{}
+	fs.StringVar(&f.config, "config", "", "YAML `FILE`; environment and flags go over it [$SLUICE_CONFIG]")
+	for _, w := range []struct {
+		name string
+		role worker.Role
+		what string
+	}{
+		{"engine", worker.Aggregated, "an engine that prefills and decodes"},
+		{"prefill", worker.Prefill, "a prefill worker"},
+		{"decode", worker.Decode, "a decode worker"},
+	} {
+		fs.Func(w.name, w.what+", `URL[,key=value…]`; may be given several times", func(s string) error {
+			f.workers = append(f.workers, workerFlag{"--" + w.name, w.role, s})
+			return nil
+		})
+	}
+	for _, n := range namedFlags {
+		fs.Func(n.name, n.usage, func(s string) error {
+			f.sets = append(f.sets, setting{"--" + n.name, n.path, s})
+			return nil
+		})
+	}
+	fs.Func("set", "any other field of the file, as `PATH=VALUE`: health.fail_after=3; may be given several times", func(s string) error {
+		path, value, found := strings.Cut(s, "=")
+		if !found {
+			return fmt.Errorf("want PATH=VALUE, as health.fail_after=3")
+		}
+		f.sets = append(f.sets, setting{"--set", path, value})
+		return nil
+	})
+	return f
+}
+
+// ConfigPath is the file named by --config, else by SLUICE_CONFIG; "" for none.
+func (f *Flags) ConfigPath() string {
+	if f.config != "" {
+		return f.config
+	}
+	return os.Getenv("SLUICE_CONFIG")
+}
+
+// Apply puts the flags over c and checks the whole.
+func (f *Flags) Apply(c *Config) error {
+	var faults faults
+	for _, s := range f.sets {
+		c.set(s.path, s.text, s.flag, &faults)
+	}
+	for _, w := range f.workers {
+		c.addWorker(w.role, w.text, w.flag, &faults)
+	}
+	c.finish()
+	c.check(&faults)
+	return faults.err()
+}
+
+// Resolve is the whole way of a command: the file if one is named, the
+// environment, the flags, and the checks.
+func (f *Flags) Resolve(environ []string) (*Config, error) {
+	c := Default()
+	if path := f.ConfigPath(); path != "" {
+		var err error
+		if c, err = Load(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.ApplyEnv(environ); err != nil {
+		return nil, err
+	}
+	if err := f.Apply(c); err != nil {
+		return nil, err
+	}
+	return c, nil
+}

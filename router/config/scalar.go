@@ -1,0 +1,138 @@
+package config
+
+import (
+	"encoding"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+// setScalar reads text into one field by its type and tags. The error says what
+// is wrong and what would be accepted; the caller names the place.
+func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		if err := u.UnmarshalText([]byte(text)); err != nil {
+			return fmt.Errorf("%s", strings.TrimPrefix(err.Error(), "worker: "))
+		}
+		return nil
+	}
+	shown := quoted(text)
+	if tag.Get("secret") != "" {
+		shown = "(hidden)"
+	}
+	switch {
+	case v.Type() == durationType:
+		if text == "off" && tag.Get("off") != "" {
+			v.SetInt(-1)
+			return nil
+		}
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%s is no duration; want %s", shown, wantRange("a number with a unit, as 500ms, 5s or 2m", tag))
+		}
+		return within(d, tag, shown, func(s string) time.Duration { return mustParse(time.ParseDuration(s)) }, func() { v.SetInt(int64(d)) })
+	case tag.Get("unit") == "bytes":
+		n, err := parseBytes(text)
+		if err != nil {
+			return fmt.Errorf("%s is no size; want %s", shown, wantRange("a number of bytes, or one with a unit, as 32MiB or 1GiB", tag))
+		}
+		return within(n, tag, shown, func(s string) int64 { return mustParse(parseBytes(s)) }, func() { v.SetInt(n) })
+	}
+	switch v.Kind() {
+	case reflect.String:
+		if words := strings.Fields(tag.Get("oneof")); words != nil && !contains(words, text) {
+			return fmt.Errorf("%s is not known%s; want %s", shown, didYouMean(text, words), strings.Join(words, ", "))
+		}
+		v.SetString(text)
+	case reflect.Bool:
+		switch strings.ToLower(text) {
+		case "true", "yes", "on":
+			v.SetBool(true)
+		case "false", "no", "off":
+			v.SetBool(false)
+		default:
+			return fmt.Errorf("%s is neither true nor false", shown)
+		}
+	case reflect.Int, reflect.Int64, reflect.Uint16:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || v.Kind() == reflect.Uint16 && (n < 0 || n > math.MaxUint16) {
+			return fmt.Errorf("%s is no number; want %s", shown, wantRange("a whole number", tag))
+		}
+		return within(n, tag, shown, func(s string) int64 { return mustParse(strconv.ParseInt(s, 10, 64)) }, func() {
+			if v.CanInt() {
+				v.SetInt(n)
+			} else {
+				v.SetUint(uint64(n))
+			}
+		})
+	case reflect.Float64:
+		x, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
+			return fmt.Errorf("%s is no finite number; want %s", shown, wantRange("a number", tag))
+		}
+		return within(x, tag, shown, func(s string) float64 { return mustParse(strconv.ParseFloat(s, 64)) }, func() { v.SetFloat(x) })
+	default:
+		panic("config: a field of kind " + v.Kind().String() + " has no reader") // a fault of the struct, seen by every test
+	}
+	return nil
+}
+
+// within sets when x is inside the tags min and max.
+func within[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, shown string, parse func(string) T, set func()) error {
+	if lo := tag.Get("min"); lo != "" && x < parse(lo) {
+		return fmt.Errorf("%s is too small; want %s", shown, wantRange("", tag))
+	}
+	if hi := tag.Get("max"); hi != "" && x > parse(hi) {
+		return fmt.Errorf("%s is too large; want %s", shown, wantRange("", tag))
+	}
+	set()
+	return nil
+}
+
+// wantRange words what a field accepts.
+func wantRange(what string, tag reflect.StructTag) string {
+	lo, hi := tag.Get("min"), tag.Get("max")
+	switch {
+	case lo != "" && hi != "":
+		what += " from " + lo + " to " + hi
+	case lo != "":
+		what += " " + lo + " or more"
+	}
+	if tag.Get("off") != "" {
+		what += `, or "off"`
+	}
+	return strings.TrimSpace(strings.Replace(what, "  ", " ", 1))
+}
+
+// parseBytes reads 1024, 32MiB, 1GB; fractions of a unit as 1.5GiB.
+func parseBytes(s string) (int64, error) {
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n > math.MaxInt64 {
+		return 0, fmt.Errorf("not a size: %s", quoted(s))
+	}
+	return int64(n), nil
+}
+
+// mustParse is for the literals of tags, which every test reads.
+func mustParse[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func contains(list []string, s string) bool {
+	for _, x := range list {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,175 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice/router/worker"
+)
+
+// workerKey is one key of URL,key=value,… on the command line.
+type workerKey struct {
+	name, form, doc string
+	set             func(w *Worker, values []string) error
+}
+
+// workerKeys is the one table of them, for parsing, --help and the docs. It is a
+// function because option refers to it.
+var workerKeys = []workerKey{
+	{"model", "NAME[+NAME…]", "model names it serves [asked from /v1/models]", func(w *Worker, v []string) error { w.Models = append(w.Models, v...); return nil }},
+	{"ranks", "COUNT or R+R…", "data-parallel ranks: 4 is ranks 0 to 3, 0+1 a list, 2+ rank 2 alone [one rank, 0]", nil},
+	{"rank_urls", "URL+URL…", "a server of its own for each rank, in their order; the rank header is then not sent", func(w *Worker, v []string) error { w.RankURLs = v; return nil }},
+	{"id", "NAME", "name in metrics, logs, headers [role and number: prefill-0]", one(func(w *Worker, v string) { w.ID = v })},
+	{"label", "WORD", "a word that pools select by; may be given several times", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
+	{"engine", "vllm|sglang|trtllm", "what it runs [found out]", one(func(w *Worker, v string) { w.Engine = v })},
+	{"block_size", "TOKENS", "tokens per KV block [found out]", func(w *Worker, v []string) error {
+		n, err := strconv.Atoi(v[0])
+		if err != nil || len(v) > 1 || n < 0 {
+			return fmt.Errorf("%s is no number of tokens", quoted(strings.Join(v, "+")))
+		}
+		w.BlockSize = n
+		return nil
+	}},
+	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
+	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
+	{"bootstrap_port", "PORT[+PORT…]", "bootstrap server of a prefill worker (families sglang, mooncake)", nil},
+	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
+	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, likewise (family lmcache)", nil},
+	{"peer_host", "HOST", "host of those ports [that of the URL] (family lmcache)", nil},
+}
+
+func one(set func(*Worker, string)) func(*Worker, []string) error {
+	return func(w *Worker, v []string) error {
+		if len(v) != 1 || v[0] == "" {
+			return fmt.Errorf("%s is not one value", quoted(strings.Join(v, "+")))
+		}
+		set(w, v[0])
+		return nil
+	}
+}
+
+// optionKeys are the keys that go into Options, unread here but for their form.
+var optionKeys = []string{"bootstrap_port", "init_port", "alloc_port", "peer_host"}
+
+func keyNames() []string {
+	var names []string
+	for _, k := range workerKeys {
+		names = append(names, k.name)
+	}
+	return names
+}
+
+// KeyTable renders the keys of a worker flag, a line each, for --help and docs.
+func KeyTable() string {
+	var b strings.Builder
+	for _, k := range workerKeys {
+		fmt.Fprintf(&b, "  %-46s %s\n", k.name+"="+k.form, k.doc)
+	}
+	b.WriteString("Values of a list join with +. In a file the keys are fields of an entry of workers,\nmodel as models, label as labels, and those of a family stand under options.\n")
+	return b.String()
+}
+
+// ParseWorker reads URL[,key=value…] as --engine, --prefill and --decode take it.
+func ParseWorker(role worker.Role, text string) (Worker, error) {
+	w := Worker{Role: role}
+	parts := strings.Split(text, ",")
+	if w.URL = strings.TrimSpace(parts[0]); !strings.Contains(w.URL, "://") {
+		return w, fmt.Errorf("%s does not begin with a URL; want http://HOST:PORT[,key=value…]", quoted(text))
+	}
+	seen := map[string]bool{}
+	for _, part := range parts[1:] {
+		name, value, found := strings.Cut(part, "=")
+		name = strings.TrimSpace(name)
+		i := slices.IndexFunc(workerKeys, func(k workerKey) bool { return k.name == name })
+		switch {
+		case i < 0:
+			return w, fmt.Errorf("no such key %s%s; keys:\n%s", quoted(name), didYouMean(name, keyNames()), strings.TrimRight(KeyTable(), "\n"))
+		case !found || value == "":
+			return w, fmt.Errorf("key %s has no value; want %s=%s", name, name, workerKeys[i].form)
+		case seen[name] && name != "label" && name != "model":
+			return w, fmt.Errorf("key %s is given twice; a list joins with +, as %s=%s", name, name, workerKeys[i].form)
+		}
+		seen[name] = true
+		if err := setKey(&w, workerKeys[i], value); err != nil {
+			return w, fmt.Errorf("key %s: %w; want %s=%s", name, err, name, workerKeys[i].form)
+		}
+	}
+	return w, nil
+}
+
+func setKey(w *Worker, k workerKey, value string) (err error) {
+	switch {
+	case k.name == "ranks":
+		w.Ranks, err = parseRanks(value)
+		return err
+	case k.set != nil:
+		return k.set(w, strings.Split(value, "+"))
+	}
+	if w.Options == nil {
+		w.Options = map[string][]string{}
+	}
+	w.Options[k.name] = strings.Split(value, "+")
+	return nil
+}
+
+// parseRanks reads a count, or a list joined with +.
+func parseRanks(text string) ([]uint16, error) {
+	list, isList := strings.CutSuffix(text, "+")
+	if !isList && !strings.Contains(text, "+") {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 || n > worker.MaxSlots {
+			return nil, fmt.Errorf("%s is no count of ranks from 1 to %d", quoted(text), worker.MaxSlots)
+		}
+		ranks := make([]uint16, n)
+		for i := range ranks {
+			ranks[i] = uint16(i)
+		}
+		return ranks, nil
+	}
+	var ranks []uint16
+	for r := range strings.SplitSeq(list, "+") {
+		n, err := strconv.ParseUint(r, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("%s is no rank from 0 to 65535", quoted(r))
+		}
+		ranks = append(ranks, uint16(n))
+	}
+	return ranks, nil
+}
+
+// Specs are the workers as the fleet takes them: every one with an id, made from
+// role and number where none was given.
+func (c *Config) Specs() []worker.Spec {
+	taken := map[string]bool{}
+	for _, w := range c.Workers {
+		taken[w.ID] = true
+	}
+	var next [3]int
+	specs := make([]worker.Spec, 0, len(c.Workers))
+	for i, w := range c.Workers {
+		for w.ID == "" {
+			id := fmt.Sprintf("%s-%d", w.Role, next[w.Role])
+			next[w.Role]++
+			if !taken[id] {
+				w.ID = id
+			}
+		}
+		events := w.KVEvents
+		if len(events) == 0 {
+			events = []string{"auto"}
+		}
+		source := "config"
+		if from := c.originOf(fmt.Sprintf("workers[%d]", i)).from; strings.HasPrefix(from, "--") {
+			source = "flag"
+		} else if from != "" {
+			source = "env"
+		}
+		specs = append(specs, worker.Spec{
+			ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
+			Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, Options: w.Options, Source: source,
+		})
+	}
+	return specs
+}

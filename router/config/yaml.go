@@ -1,0 +1,385 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Bounds of a file: its bytes, and the values it may unfold to through aliases.
+const (
+	maxFile   = 4 << 20
+	maxValues = 200_000
+)
+
+// Load reads a YAML file over the defaults and checks it. The error, if any, is
+// Errors with every fault found, each with its line and column. An empty file is
+// the defaults.
+func Load(path string) (*Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("config: cannot read %q: %w; `sluice init URL…` writes a file to begin with", path, errors.Unwrap(err))
+	}
+	return Parse(path, text)
+}
+
+// Parse is Load of text that stands in no file, or was read already; name
+// stands for the file in errors.
+func Parse(name string, text []byte) (*Config, error) {
+	var f faults
+	c := Default()
+	d := decoder{file: name, faults: &f, origins: c.origins}
+	if root := d.parse(text); root != nil {
+		d.value(root, reflect.ValueOf(c).Elem(), "", "")
+	}
+	c.finish()
+	c.check(&f)
+	return c, f.err()
+}
+
+// decoder walks the syntax tree instead of the library's own decoding into
+// structs: that stops at the first fault and keeps no places, and every fault of
+// a file is wanted with its place, those of the checks made afterwards too.
+type decoder struct {
+	file    string
+	faults  *faults
+	origins map[string]origin
+	values  int
+	anchors map[string]ast.Node
+}
+
+// parse gives the root node; nil for an empty file or one that is no YAML.
+func (d *decoder) parse(text []byte) (root ast.Node) {
+	top := origin{file: d.file, line: 1, col: 1}
+	if len(text) > maxFile {
+		d.faults.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
+		return nil
+	}
+	defer func() {
+		// The parser is not ours, and files are anyone's.
+		if p := recover(); p != nil {
+			d.faults.add(top, "", "the file is no YAML: %v", p)
+			root = nil
+		}
+	}()
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		at, msg := top, err.Error()
+		var se yaml.Error
+		if errors.As(err, &se) {
+			msg = se.GetMessage()
+			if t := se.GetToken(); t != nil && t.Position != nil {
+				at.line, at.col = max(t.Position.Line, 1), max(t.Position.Column, 1)
+			}
+		}
+		d.faults.add(at, "", "the file is no YAML: %s", msg)
+		return nil
+	}
+	d.anchors = map[string]ast.Node{}
+	for i, doc := range file.Docs {
+		if doc.Body == nil {
+			continue
+		}
+		if i > 0 && root != nil {
+			d.faults.add(d.at(doc.Body), "", "a second document begins here; want one")
+			break
+		}
+		root = doc.Body
+		ast.Walk(anchorsOf(d.anchors), root)
+	}
+	if root == nil || root.Type() == ast.CommentType || root.Type() == ast.NullType {
+		return nil
+	}
+	return root
+}
+
+type anchorsOf map[string]ast.Node
+
+// Visit implements ast.Visitor.
+func (m anchorsOf) Visit(n ast.Node) ast.Visitor {
+	if a, ok := n.(*ast.AnchorNode); ok {
+		m[a.Name.String()] = a.Value
+	}
+	return m
+}
+
+func (d *decoder) at(n ast.Node) origin {
+	o := origin{file: d.file, line: 1, col: 1}
+	for n != nil {
+		// A mapping's own token is the first colon; its place is that of its first key.
+		if m, ok := n.(*ast.MappingNode); ok && len(m.Values) > 0 && !m.IsFlowStyle {
+			n = m.Values[0].Key
+			continue
+		}
+		if m, ok := n.(*ast.MappingValueNode); ok {
+			n = m.Key
+			continue
+		}
+		if t := n.GetToken(); t != nil && t.Position != nil {
+			o.line, o.col = max(t.Position.Line, 1), max(t.Position.Column, 1)
+		}
+		break
+	}
+	return o
+}
+
+// plain follows anchors, aliases and tags to what they stand for.
+func (d *decoder) plain(n ast.Node) ast.Node {
+	for range 32 {
+		switch x := n.(type) {
+		case *ast.AnchorNode:
+			n = x.Value
+		case *ast.TagNode:
+			n = x.Value
+		case *ast.AliasNode:
+			target, ok := d.anchors[x.Value.String()]
+			if !ok {
+				d.faults.add(d.at(n), "", "the alias %s names no anchor", quoted("*"+x.Value.String()))
+				return nil
+			}
+			n = target
+		default:
+			return n
+		}
+	}
+	d.faults.add(d.at(n), "", "aliases lead to aliases without end")
+	return nil
+}
+
+// value reads a node into v; path names the field in errors.
+func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.StructTag) {
+	at := d.at(n)
+	if d.values++; d.values > maxValues {
+		if d.values == maxValues+1 {
+			d.faults.add(at, path, "the file unfolds to more than %d values", maxValues)
+		}
+		return
+	}
+	if n = d.plain(n); n == nil {
+		return
+	}
+	if path != "" {
+		d.origins[path] = at
+	}
+	if _, null := n.(*ast.NullNode); null && tag.Get("yaml") != "" {
+		return // "limits:" with everything below commented out keeps the defaults
+	}
+	switch {
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, v.Elem(), path, tag)
+	case v.Kind() == reflect.Struct:
+		d.structure(n, v, path, at)
+	case v.Kind() == reflect.Map:
+		d.mapping(n, v, path, at)
+	case v.Kind() == reflect.Slice:
+		d.list(n, v, path, tag, at)
+	default:
+		text, ok := scalarText(n)
+		if !ok {
+			d.faults.add(at, path, "%s stands where one value should; want %s", kindOf(n), example(v, tag))
+			return
+		}
+		if err := setScalar(v, tag, text); err != nil {
+			d.faults.add(at, path, "%v", err)
+		}
+	}
+}
+
+func (d *decoder) structure(n ast.Node, v reflect.Value, path string, at origin) {
+	known := fieldsOf(v.Type())
+	for key, value := range d.entries(n, path, at) {
+		sub := under(path, key.name)
+		f, ok := known.find(key.name)
+		if !ok {
+			d.faults.add(key.at, sub, "no such field%s; known: %s", didYouMean(key.name, known.names()), strings.Join(known.names(), ", "))
+			continue
+		}
+		d.value(value, v.FieldByIndex(f.Index), sub, f.Tag)
+	}
+}
+
+func (d *decoder) mapping(n ast.Node, v reflect.Value, path string, at origin) {
+	v.Set(reflect.MakeMap(v.Type()))
+	for key, value := range d.entries(n, path, at) {
+		elem := reflect.New(v.Type().Elem()).Elem()
+		sub := under(path, key.name)
+		d.origins[sub] = key.at
+		d.value(value, elem, sub, `yaml:"-"`)
+		v.SetMapIndex(reflect.ValueOf(key.name), elem)
+	}
+}
+
+func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.StructTag, at origin) {
+	elem := v.Type().Elem()
+	seq, ok := n.(*ast.SequenceNode)
+	switch {
+	case ok && elem.Kind() == reflect.Uint16 && len(seq.Values) > 65536:
+		d.faults.add(at, path, "%d ranks; want at most 65536", len(seq.Values))
+		return
+	case ok:
+		v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
+		for i, item := range seq.Values {
+			d.value(item, v.Index(i), path+"["+strconv.Itoa(i)+"]", "")
+		}
+		return
+	case elem.Kind() == reflect.Struct:
+		d.faults.add(at, path, "%s stands where a list should; want entries that begin with \"- \"", kindOf(n))
+		return
+	}
+	// One value stands for a list of one; ranks: 4 is a count, as in a flag.
+	text, ok := scalarText(n)
+	if !ok {
+		d.faults.add(at, path, "%s stands where a list should; want [a, b] or one value", kindOf(n))
+		return
+	}
+	if elem.Kind() == reflect.Uint16 {
+		ranks, err := parseRanks(text)
+		if err != nil {
+			d.faults.add(at, path, "%v", err)
+			return
+		}
+		v.Set(reflect.ValueOf(ranks))
+		return
+	}
+	v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+	if err := setScalar(v.Index(0), tag, text); err != nil {
+		d.faults.add(at, path, "%v", err)
+	}
+}
+
+type yamlKey struct {
+	name string
+	at   origin
+}
+
+// entries iterates over the keys of a mapping; anything else is a fault.
+// Duplicate keys the parser refuses itself, but not in every style of mapping.
+func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(yamlKey, ast.Node) bool) {
+	return func(yield func(yamlKey, ast.Node) bool) {
+		var values []*ast.MappingValueNode
+		switch x := n.(type) {
+		case *ast.MappingNode:
+			values = x.Values
+		case *ast.MappingValueNode:
+			values = []*ast.MappingValueNode{x}
+		default:
+			d.faults.add(at, path, "%s stands where fields should; want name: value", kindOf(n))
+			return
+		}
+		seen := map[string]bool{}
+		for _, mv := range values {
+			key := yamlKey{at: d.at(mv.Key)}
+			if mv.Key.IsMergeKey() {
+				merged := d.plain(mv.Value)
+				if d.values++; merged == nil || d.values > maxValues {
+					continue
+				}
+				for k, v := range d.entries(merged, path, key.at) {
+					if !yield(k, v) {
+						return
+					}
+				}
+				continue
+			}
+			text, ok := scalarText(mv.Key)
+			if !ok {
+				d.faults.add(key.at, path, "a field's name is %s; want a word", kindOf(mv.Key))
+				continue
+			}
+			if key.name = text; seen[text] {
+				d.faults.add(key.at, under(path, text), "the field is given twice")
+				continue
+			}
+			seen[text] = true
+			if !yield(key, mv.Value) {
+				return
+			}
+		}
+	}
+}
+
+func under(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// scalarText is a scalar as it was written; false for what is none.
+func scalarText(n ast.Node) (string, bool) {
+	switch x := n.(type) {
+	case *ast.StringNode:
+		return x.Value, true
+	case *ast.LiteralNode:
+		return strings.TrimRight(x.Value.Value, "\n"), true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, true
+	case *ast.NullNode:
+		return "", true
+	}
+	return "", false
+}
+
+func kindOf(n ast.Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "a group of fields"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.NullNode:
+		return "nothing"
+	}
+	if text, ok := scalarText(n); ok {
+		return "the value " + quoted(text)
+	}
+	return "something else"
+}
+
+// example words what a scalar field takes.
+func example(v reflect.Value, tag reflect.StructTag) string {
+	switch {
+	case v.Type() == durationType:
+		return "a duration, as 5s"
+	case tag.Get("unit") == "bytes":
+		return "a size, as 32MiB"
+	case tag.Get("oneof") != "":
+		return strings.Join(strings.Fields(tag.Get("oneof")), ", ")
+	case v.Kind() == reflect.Bool:
+		return "true or false"
+	case v.Kind() == reflect.String, v.Kind() == reflect.Uint8:
+		return "a word"
+	}
+	return "a number"
+}
+
+// fields are the fields of a struct that have a name in the file.
+type fields []reflect.StructField
+
+func fieldsOf(t reflect.Type) fields {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.Tag.Get("yaml") == "" })
+}
+
+func (fs fields) find(name string) (reflect.StructField, bool) {
+	i := slices.IndexFunc(fs, func(f reflect.StructField) bool { return f.Tag.Get("yaml") == name })
+	if i < 0 {
+		return reflect.StructField{}, false
+	}
+	return fs[i], true
+}
+
+func (fs fields) names() []string {
+	var names []string
+	for _, f := range fs {
+		names = append(names, f.Tag.Get("yaml"))
+	}
+	return names
+}
