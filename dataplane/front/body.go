@@ -107,10 +107,9 @@ func (x *Exchange) readBody() bool {
 	if b.stream == nil {
 		return true
 	}
-	// One byte more than the body, so that the end can be read too.
 	first := int64(firstBody)
 	if b.length >= 0 {
-		first = min(first, b.length+1)
+		first = min(first, max(b.length, 1))
 	}
 	lease, ok := membudget.Default.Lease(x.srv.budget, int(first))
 	if !ok {
@@ -123,9 +122,10 @@ func (x *Exchange) readBody() bool {
 			if b.read > limit {
 				return x.tooLarge()
 			}
+			// One byte over the limit tells an end from an excess.
 			want := min(4*b.read, limit+1)
 			if b.length >= 0 {
-				want = min(want, b.length+1)
+				want = min(want, b.length)
 			}
 			if !b.lease.Grow(int(want)) {
 				return x.budgetSpent()

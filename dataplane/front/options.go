@@ -33,8 +33,10 @@ func (o Options) withDefaults() (Options, error) {
 			return o, fmt.Errorf("front: cannot use %s %d: want %d or more", f.name, *f.at, f.min)
 		}
 	}
-	if o.BodyBudgetBytes < o.MaxBodyBytes {
-		return o, fmt.Errorf("front: cannot use BodyBudgetBytes %d: want at least MaxBodyBytes, %d", o.BodyBudgetBytes, o.MaxBodyBytes)
+	// A buffer that grows is counted together with the one it replaces, and by
+	// its level, which is up to twice the body.
+	if o.BodyBudgetBytes/4 < o.MaxBodyBytes {
+		return o, fmt.Errorf("front: cannot use BodyBudgetBytes %d: want at least four times MaxBodyBytes, %d", o.BodyBudgetBytes, o.MaxBodyBytes)
 	}
 	counts := []struct {
 		name     string

@@ -92,7 +92,7 @@ func (x *Exchange) serve() {
 	case !ok:
 		x.Error(UnknownRoute, "", "unknown path "+shown(pathOf(target))+"; known are: "+x.srv.routes.known, 0)
 	case found.page != nil:
-		if !equalFold(method, "GET") && !equalFold(method, "HEAD") {
+		if string(method) != "GET" && string(method) != "HEAD" {
 			x.SetHeader("Allow", "GET, HEAD")
 			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
 			return
@@ -100,7 +100,7 @@ func (x *Exchange) serve() {
 		found.page(x)
 	default:
 		x.Endpoint = found.endpoint
-		if !equalFold(method, "POST") {
+		if string(method) != "POST" {
 			x.SetHeader("Allow", "POST")
 			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use POST", 0)
 			return

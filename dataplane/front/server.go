@@ -125,6 +125,11 @@ func (s *Server) bodyDeadline(h *fasthttp.RequestHeader) fasthttp.RequestConfig 
 	var conf fasthttp.RequestConfig
 	if n := h.ContentLength(); n != 0 && n != framingNone {
 		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.opt.MaxBodyBytes))
+		if int64(n) > s.opt.MaxBodyBytes {
+			// It will be refused: do not wait for the 8 KiB that fasthttp
+			// reads before it calls the handler.
+			conf.MaxRequestBodySize = 1
+		}
 	}
 	return conf
 }

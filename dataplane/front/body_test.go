@@ -1,0 +1,232 @@
+package front
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// doc is a JSON body of n bytes.
+func doc(n int) string {
+	const frame = `{"model":""}`
+	return `{"model":"` + strings.Repeat("x", n-len(frame)) + `"}`
+}
+
+func TestBodyLimit(t *testing.T) {
+	const limit = 300 << 10
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+		x.ReplyJSON(200, fmt.Appendf(nil, "%d", len(x.Doc.Body)))
+	})
+	chunked := func(body string) string {
+		text := chunkedHead
+		for len(body) > 0 {
+			n := min(len(body), 10_000)
+			text += chunk(body[:n])
+			body = body[n:]
+		}
+		return text + "0\r\n\r\n"
+	}
+	for _, n := range []int{13, 4095, 4096, 4097, 8191, 8192, 8193, 65536, 65537, 200_000, limit - 1, limit} {
+		for kind, raw := range map[string]string{"sized": chatPost(doc(n)), "chunked": chunked(doc(n))} {
+			c := r.dial()
+			_, _ = c.Write([]byte(raw))
+			if resp, body := c.answer(); resp.StatusCode != 200 || body != fmt.Sprint(n) {
+				t.Errorf("%s, %d bytes: %d %q", kind, n, resp.StatusCode, body)
+			}
+		}
+	}
+	before := r.calls.Load()
+	for kind, raw := range map[string]string{"sized": chatPost(doc(limit + 1)), "chunked": chunked(doc(limit + 1))} {
+		c := r.dial()
+		_, _ = c.Write([]byte(raw))
+		resp, body := c.answer()
+		if resp.StatusCode != 413 || resp.Header.Get("X-Sluice-Reason") != string(BodyTooLarge) {
+			t.Errorf("%s over the limit: %d %q", kind, resp.StatusCode, body)
+		}
+		contains(t, body, "larger than 307200 bytes")
+	}
+	// A declared excess is refused before the body comes.
+	c := r.dial()
+	c.send(atHost + "Content-Length: 99999999999\r\n\r\n{")
+	if resp, _ := c.answer(); resp.StatusCode != 413 {
+		t.Errorf("declared excess: %d", resp.StatusCode)
+	}
+	if r.calls.Load() != before {
+		t.Error("the handler ran on a body over the limit")
+	}
+	if used := r.s.budget.Used(); used != 0 {
+		t.Errorf("%d bytes of the budget are still held", used)
+	}
+}
+
+func TestBodyBudget(t *testing.T) {
+	const limit = 256 << 10
+	free, held := make(chan struct{}), make(chan struct{}, 8)
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+		if len(x.Doc.Body) > 100_000 {
+			held <- struct{}{}
+			<-free
+		}
+		echo(x)
+	})
+	var waiting []*client
+	for range 3 {
+		c := r.dial()
+		c.send(chatPost(doc(limit)))
+		<-held
+		waiting = append(waiting, c)
+	}
+	c := r.dial()
+	c.send(chatPost(doc(limit)))
+	resp, body := c.answer()
+	if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(BudgetSpent) || resp.Header.Get("Retry-After") != "1" {
+		t.Errorf("over the budget: %d %v %s", resp.StatusCode, resp.Header, body)
+	}
+	// A small request still fits.
+	c = r.dial()
+	c.send(chatPost(hello))
+	if resp, _ := c.answer(); resp.StatusCode != 200 {
+		t.Errorf("small request: %d", resp.StatusCode)
+	}
+	close(free)
+	for _, c := range waiting {
+		if resp, _ := c.answer(); resp.StatusCode != 200 {
+			t.Errorf("held request: %d", resp.StatusCode)
+		}
+	}
+	until(t, "budget given back", func() bool { return r.s.budget.Used() == 0 })
+}
+
+// Declared bodies that do not come take little memory.
+func TestStalledBodiesHoldLittle(t *testing.T) {
+	r := start(t, Options{}, echo)
+	for range 50 {
+		c := r.dial()
+		c.send(fmt.Sprintf("%sContent-Length: %d\r\n\r\n", atHost, 30<<20) + doc(9<<10))
+	}
+	until(t, "bodies begun", func() bool { return r.s.budget.Used() > 0 })
+	time.Sleep(50 * time.Millisecond)
+	if used := r.s.budget.Peak(); used > 50*firstBody {
+		t.Errorf("50 stalled bodies of 30 MiB take %d bytes", used)
+	}
+}
+
+func TestSlowBodyIsCut(t *testing.T) {
+	for name, raw := range map[string]string{
+		"small sized": atHost + "Content-Length: 13\r\n\r\n{",
+		"large sized": atHost + "Content-Length: 100000\r\n\r\n" + doc(10_000),
+		"chunked":     chunkedHead + "d\r\n{",
+	} {
+		r := start(t, Options{BodyTimeout: 150 * time.Millisecond}, echo)
+		c := r.dial()
+		c.send(raw)
+		resp, body := c.answer()
+		if resp.StatusCode != 408 || resp.Header.Get("X-Sluice-Reason") != string(RequestTimeout) {
+			t.Errorf("%s: %d %s", name, resp.StatusCode, body)
+		}
+		c.closed()
+	}
+}
+
+func TestSlowHeadIsCut(t *testing.T) {
+	r := start(t, Options{HeadTimeout: 150 * time.Millisecond}, echo)
+	c := r.dial()
+	c.send(requestLine + "Host:")
+	if resp, body := c.answer(); resp.StatusCode != 408 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	c.closed()
+	silent := r.dial()
+	silent.closed()
+}
+
+// A body that trickles, but not too slowly, is read whole.
+func TestSteadyBodyPasses(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	body := doc(3000)
+	c.send(chatPost(body)[:len(chatPost(body))-len(body)])
+	for i := 0; i < len(body); i += 500 {
+		c.send(body[i : i+500])
+		time.Sleep(time.Millisecond)
+	}
+	if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+		t.Errorf("%d, %d bytes", resp.StatusCode, len(got))
+	}
+}
+
+func TestForbiddenFields(t *testing.T) {
+	values := []string{`{"remote_host":"10.0.0.1"}`, `"x"`, `1`, `[]`, `false`}
+	refuse := start(t, Options{}, echo)
+	strip := start(t, Options{StripForbidden: true}, echo)
+	for _, f := range forbidden {
+		for _, v := range values {
+			body := `{"model":"m","` + f.name + `":` + v + `,"z":1}`
+			c := refuse.dial()
+			c.send(chatPost(body))
+			resp, text := c.answer()
+			if resp.StatusCode != 400 {
+				t.Errorf("%s: %d", body, resp.StatusCode)
+			}
+			// A value of the wrong type may be refused as such.
+			contains(t, text, `"param":"`+f.name+`"`)
+		}
+		v := `{}`
+		switch f.name {
+		case "bootstrap_host":
+			v = `"h"`
+		case "bootstrap_port", "bootstrap_room":
+			v = `7`
+		}
+		body := `{"model":"m", "` + f.name + `":` + v + `,"z":12345678901234567890}`
+		c := refuse.dial()
+		c.send(chatPost(body))
+		resp, text := c.answer()
+		if resp.Header.Get("X-Sluice-Reason") != string(ForbiddenField) {
+			t.Errorf("%s: %v %s", body, resp.Header, text)
+		}
+		c = strip.dial()
+		c.send(chatPost(body))
+		resp, text = c.answer()
+		if resp.StatusCode != 200 || strings.Contains(text, f.name) {
+			t.Errorf("stripped %s: %d %s", body, resp.StatusCode, text)
+		}
+		contains(t, text, `"model":"m"`, `"z":12345678901234567890`)
+
+		null := `{"` + f.name + `":null,"model":"m"}`
+		c = refuse.dial()
+		c.send(chatPost(null))
+		if resp, text := c.answer(); resp.StatusCode != 200 || text != null {
+			t.Errorf("%s: %d %s", null, resp.StatusCode, text)
+		}
+	}
+	if n := strip.s.budget.Used(); n != 0 {
+		t.Errorf("%d bytes of the budget are still held", n)
+	}
+}
+
+func TestBadJSON(t *testing.T) {
+	r := start(t, Options{MaxDepth: 8}, echo)
+	for body, reason := range map[string]Reason{
+		``: BadJSON, `{`: BadJSON, `[]`: BadJSON, `{"a":1}x`: BadJSON, `nonsense`: BadJSON, "{\"a\":\"\xff\"}": "",
+		`{"model":1}`: BadField, `{"stream":"yes"}`: BadField, `{"model":"a","model":"b"}`: BadField,
+		`{"a":` + strings.Repeat("[", 9) + strings.Repeat("]", 9) + `}`: "",
+	} {
+		c := r.dial()
+		c.send(chatPost(body))
+		resp, text := c.answer()
+		if resp.StatusCode != 400 {
+			t.Errorf("%q: %d", body, resp.StatusCode)
+		}
+		if got := resp.Header.Get("X-Sluice-Reason"); reason != "" && got != string(reason) {
+			t.Errorf("%q: reason %s, want %s: %s", body, got, reason, text)
+		}
+		contains(t, text, "want")
+		// The connection lives on.
+		c.send(chatPost(hello))
+		if resp, _ := c.answer(); resp.StatusCode != 200 {
+			t.Errorf("after %q: %d", body, resp.StatusCode)
+		}
+	}
+}

@@ -1,0 +1,342 @@
+package front
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// rawCase is one request as raw bytes, and what must come of it.
+type rawCase struct {
+	name   string
+	raw    string
+	ran    bool // the handler runs once, with hello as its body
+	status int
+	kept   bool // the connection serves the probe that follows
+}
+
+const (
+	hello    = `{"model":"m"}`
+	probeDoc = `{"model":"probe"}`
+	// inner is a whole request that some bodies carry: it must never run.
+	inner     = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n\r\n" + `{"model":"smuggled"}`
+	innerPage = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
+
+	requestLine = "POST /v1/chat/completions HTTP/1.1\r\n"
+	atHost      = requestLine + "Host: a\r\n"
+	chunkedHead = atHost + "Transfer-Encoding: chunked\r\n\r\n"
+	helloChunks = "d\r\n" + hello + "\r\n0\r\n\r\n"
+)
+
+// sized is a request with these header lines before a good Content-Length.
+func sized(lines string) string {
+	return atHost + lines + "Content-Length: 13\r\n\r\n" + hello
+}
+
+// length is a request with this Content-Length value.
+func length(value string) string {
+	return atHost + "Content-Length: " + value + "\r\n\r\n" + hello
+}
+
+// encoded is a chunked request with this Transfer-Encoding value.
+func encoded(value string) string {
+	return atHost + "Transfer-Encoding:" + value + "\r\n\r\n" + helloChunks
+}
+
+func accepted() []rawCase {
+	cases := []rawCase{
+		{name: "content length", raw: sized("")},
+		{name: "content length with white space", raw: length("\t 13 \t")},
+		{name: "content length with leading zeros", raw: length("0013")},
+		{name: "lower-case names", raw: requestLine + "host: a\r\ncontent-length: 13\r\n\r\n" + hello},
+		{name: "chunked", raw: chunkedHead + helloChunks},
+		{name: "chunked in capitals", raw: encoded(" CHUNKED")},
+		{name: "chunked without a space", raw: encoded("chunked")},
+		{name: "chunk size in capitals", raw: chunkedHead + "D\r\n" + hello + "\r\n0\r\n\r\n"},
+		{name: "chunk size with leading zeros", raw: chunkedHead + "000d\r\n" + hello + "\r\n000\r\n\r\n"},
+		{name: "chunk extension", raw: chunkedHead + "d;a=b\r\n" + hello + "\r\n0;c\r\n\r\n"},
+		{name: "chunk trailer", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum: 1\r\n\r\n"},
+		{name: "one byte a chunk", raw: chunkedHead + oneByteChunks(hello) + "0\r\n\r\n"},
+		{name: "empty line before the request", raw: "\r\n" + sized("")},
+		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)}, // RFC 9112 2.2
+		{name: "absolute target", raw: strings.Replace(sized(""), " /v1", " http://a/v1", 1)},
+		{name: "query", raw: strings.Replace(sized(""), " HTTP", "?a=b HTTP", 1)},
+		{name: "empty header value", raw: sized("X-A:\r\n")},
+		{name: "bytes over 127 in a value", raw: sized("X-A: \xc3\xa9\xff\r\n")},
+		{name: "tab in a value", raw: sized("X-A: a\tb\r\n")},
+		{name: "content type with a parameter", raw: sized("Content-Type: Application/JSON ; charset=utf-8\r\n")},
+		{name: "identity content encoding", raw: sized("Content-Encoding: identity\r\n")},
+		{name: "upgrade asked for", raw: sized("Connection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n")},
+		{name: "expect 100-continue", raw: sized("Expect: 100-continue\r\n")},
+		{name: "HTTP/1.0 with keep-alive", raw: strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1)},
+	}
+	for i := range cases {
+		cases[i].ran, cases[i].status, cases[i].kept = true, 200, true
+	}
+	closing := []rawCase{
+		{name: "connection close", raw: sized("Connection: close\r\n")},
+		{name: "connection close among others", raw: sized("Connection: X-A , Close\r\n")},
+		{name: "connection close on a second line", raw: sized("Connection: keep-alive\r\nConnection: close\r\n")},
+		{name: "connection close before keep-alive", raw: sized("Connection: close\r\nConnection: keep-alive\r\n")},
+		{name: "HTTP/1.0", raw: strings.Replace(sized(""), "/1.1", "/1.0", 1)},
+		{name: "HTTP/1.0 without a host", raw: "POST /v1/chat/completions HTTP/1.0\r\nContent-Length: 13\r\n\r\n" + hello},
+	}
+	for i := range closing {
+		closing[i].ran, closing[i].status = true, 200
+	}
+	return append(cases, closing...)
+}
+
+func oneByteChunks(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		b.WriteString(chunk(s[i : i+1]))
+	}
+	return b.String()
+}
+
+// refusedHeads are answered with 400 and the connection is closed: what follows
+// them cannot be trusted.
+func refusedHeads() []rawCase {
+	cases := []rawCase{
+		{name: "length +", raw: length("+13")},
+		{name: "length -", raw: length("-13")},
+		{name: "length hex", raw: length("0x0d")},
+		{name: "length underscore", raw: length("1_3")},
+		{name: "length empty", raw: length("")},
+		{name: "length 2^64+13", raw: length("18446744073709551629")},
+		{name: "length 2^63", raw: length("9223372036854775808")},
+		{name: "length list", raw: length("13, 13")},
+		{name: "length two words", raw: length("13 13")},
+		{name: "length fraction", raw: length("13.0")},
+		{name: "length exponent", raw: length("1e1")},
+		{name: "length VT", raw: length("\v13")},
+		{name: "length quoted", raw: length(`"13"`)},
+		{name: "length twice the same", raw: sized("Content-Length: 13\r\n")},
+		{name: "length twice, different", raw: sized("content-length: 5\r\n")},
+		{name: "length with space before the colon", raw: atHost + "Content-Length : 13\r\n\r\n" + hello},
+		{name: "length with tab before the colon", raw: atHost + "Content-Length\t: 13\r\n\r\n" + hello},
+		{name: "length folded", raw: atHost + "Content-Length:\r\n 13\r\n\r\n" + hello},
+
+		{name: "length and encoding", raw: atHost + "Content-Length: 13\r\nTransfer-Encoding: chunked\r\n\r\n" + helloChunks},
+		{name: "encoding and length", raw: atHost + "Transfer-Encoding: chunked\r\nContent-Length: 13\r\n\r\n" + helloChunks},
+		{name: "encoding and length hiding a request", raw: atHost + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + inner},
+		{name: "encoding with space before the colon", raw: atHost + "Transfer-Encoding : chunked\r\n\r\n" + helloChunks},
+		{name: "encoding x", raw: encoded(" xchunked")},
+		{name: "encoding list", raw: encoded(" gzip, chunked")},
+		{name: "encoding list the other way", raw: encoded(" chunked, gzip")},
+		{name: "encoding twice chunked", raw: encoded(" chunked, chunked")},
+		{name: "encoding on two lines", raw: atHost + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + helloChunks},
+		{name: "encoding chunked and identity on two lines", raw: atHost + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n" + helloChunks},
+		{name: "encoding VT", raw: encoded(" \vchunked")},
+		{name: "encoding FF", raw: encoded(" \fchunked")},
+		{name: "encoding NEL", raw: encoded(" \x85chunked")},
+		{name: "encoding NUL", raw: encoded(" chunked\x00")},
+		{name: "encoding identity", raw: atHost + "Transfer-Encoding: identity\r\n\r\n"},
+		{name: "encoding identity and length", raw: sized("Transfer-Encoding: identity\r\n")},
+		{name: "encoding empty", raw: encoded("")},
+		{name: "encoding parameter", raw: encoded(" chunked;q=1")},
+		{name: "encoding quoted", raw: encoded(` "chunked"`)},
+		{name: "encoding comma", raw: encoded(" chunked,")},
+		{name: "encoding folded", raw: encoded("\r\n chunked")},
+		{name: "encoding on HTTP/1.0", raw: strings.Replace(chunkedHead+helloChunks, "/1.1", "/1.0", 1)},
+
+		{name: "fold", raw: sized("X-A: a\r\n b\r\n")},
+		{name: "fold by tab", raw: sized("X-A: a\r\n\tb\r\n")},
+		{name: "fold of nothing", raw: sized("X-A: a\r\n \r\n")},
+		{name: "space before the first name", raw: requestLine + " Host: a\r\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "no colon", raw: sized("X-A\r\n")},
+		{name: "empty name", raw: sized(": a\r\n")},
+		{name: "name with a space", raw: sized("X A: a\r\n")},
+		{name: "name with a parenthesis", raw: sized("X(A): a\r\n")},
+		{name: "name with a NUL", raw: sized("X\x00A: a\r\n")},
+		{name: "name with a byte over 127", raw: sized("X\xe9: a\r\n")},
+		{name: "value with a NUL", raw: sized("X-A: a\x00b\r\n")},
+		{name: "value with a bare CR", raw: sized("X-A: a\rb\r\n")},
+		{name: "value with ESC", raw: sized("X-A: \x1b[2J\r\n")},
+		{name: "value with DEL", raw: sized("X-A: \x7f\r\n")},
+		{name: "bare LF behind a header", raw: requestLine + "Host: a\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "bare LF hiding a length", raw: requestLine + "Host: a\r\nX-A: b\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "bare LF as the empty line", raw: atHost + "Content-Length: 13\r\n\n" + hello},
+		{name: "two bare LFs inside the head", raw: requestLine + "Host: a\n\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "bare CR as the empty line", raw: atHost + "Content-Length: 13\r\n\rX: y\r\n\r\n" + hello},
+
+		{name: "no host", raw: requestLine + "Content-Length: 13\r\n\r\n" + hello},
+		{name: "two hosts", raw: sized("Host: a\r\n")},
+		{name: "two hosts, other case", raw: sized("hOST: b\r\n")},
+		{name: "empty host", raw: requestLine + "Host:\r\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "host with a space", raw: requestLine + "Host: a b\r\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "host with a slash", raw: requestLine + "Host: a/b\r\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "host with user info", raw: requestLine + "Host: u@b\r\nContent-Length: 13\r\n\r\n" + hello},
+
+		{name: "control in the method", raw: "PO\x01ST" + sized("")[4:]},
+		{name: "method with a slash", raw: "PO/ST" + sized("")[4:]},
+		{name: "method empty", raw: sized("")[4:]},
+		{name: "two spaces before the target", raw: strings.Replace(sized(""), "POST ", "POST  ", 1)},
+		{name: "space in the target", raw: strings.Replace(sized(""), "/chat", "/ chat", 1)},
+		{name: "tab in the target", raw: strings.Replace(sized(""), "/chat", "/\tchat", 1)},
+		{name: "NUL in the target", raw: strings.Replace(sized(""), "/chat", "/\x00chat", 1)},
+		{name: "target without a slash", raw: strings.Replace(sized(""), "/v1", "v1", 1)},
+		{name: "HTTP/0.9", raw: "GET /livez\r\n\r\n"},
+		{name: "HTTP/9.9", raw: strings.Replace(sized(""), "/1.1", "/9.9", 1)},
+		{name: "HTTP/2.0", raw: strings.Replace(sized(""), "/1.1", "/2.0", 1)},
+		{name: "HTTP/1.2", raw: strings.Replace(sized(""), "/1.1", "/1.2", 1)},
+		{name: "HTTP/0.9 in words", raw: strings.Replace(sized(""), "/1.1", "/0.9", 1)},
+		{name: "HTTP/01.1", raw: strings.Replace(sized(""), "/1.1", "/01.1", 1)},
+		{name: "http in small letters", raw: strings.Replace(sized(""), "HTTP", "http", 1)},
+		{name: "space behind the version", raw: strings.Replace(sized(""), "/1.1", "/1.1 ", 1)},
+		{name: "HTTP/2 preface", raw: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
+		{name: "TLS hello", raw: "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"},
+	}
+	for i := range cases {
+		cases[i].status = 400
+	}
+	return cases
+}
+
+// refusedBodies have a good head.
+func refusedBodies() []rawCase {
+	chunks := func(s string) string { return chunkedHead + s }
+	broken := []rawCase{
+		{name: "chunk size 0x", raw: chunks("0xd\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size +", raw: chunks("+d\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size -", raw: chunks("-d\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size too large", raw: chunks("fffffffffffffffff\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size 2^64+13", raw: chunks("1000000000000000d\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size empty", raw: chunks("\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size missing before an extension", raw: chunks(";a\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size with space before", raw: chunks(" d\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size no hex", raw: chunks("g\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size underscore", raw: chunks("0_d\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "chunk size with bare LF", raw: chunks("d\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "LF in a chunk extension", raw: chunks("d;a\nb\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "bare CR in a chunk extension", raw: chunks("d;a\rb\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "no CRLF behind a chunk", raw: chunks("d\r\n" + hello + "0\r\n\r\n")},
+		{name: "bare LF behind a chunk", raw: chunks("d\r\n" + hello + "\n0\r\n\r\n")},
+		{name: "chunk longer than its size", raw: chunks("c\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "length in the trailer", raw: chunks("d\r\n" + hello + "\r\n0\r\nContent-Length: 5\r\n\r\n")},
+		{name: "encoding in the trailer", raw: chunks("d\r\n" + hello + "\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n")},
+		{name: "trailer without a colon", raw: chunks("d\r\n" + hello + "\r\n0\r\nX-A\r\n\r\n")},
+		{name: "trailer with a space in front", raw: chunks("d\r\n" + hello + "\r\n0\r\n X-A: b\r\n\r\n")},
+	}
+	for i := range broken {
+		broken[i].status = 400
+	}
+	pad := strings.Repeat(" ", 8<<10)
+	body := func(line, fields, body string) string {
+		return fmt.Sprintf("%s\r\nHost: a\r\n%sContent-Length: %d\r\n\r\n%s", line, fields, len(body), body)
+	}
+	big := strings.Repeat(inner, (drainBytes+100<<10)/len(inner))
+	kept := []rawCase{
+		{name: "wrong type, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Type: text/plain\r\n", pad+inner)},
+		{name: "encoded content, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: gzip\r\n", pad+inner)},
+		{name: "unknown path, a request inside", status: 404, raw: body("POST /nothing HTTP/1.1", "", pad+innerPage)},
+		{name: "unknown path, a request at once", status: 404, raw: body("POST /nothing HTTP/1.1", "", inner)},
+		{name: "wrong method, a request inside", status: 405, raw: body("PUT "+chat+" HTTP/1.1", "", pad+inner)},
+		{name: "method in small letters", status: 405, raw: body("post "+chat+" HTTP/1.1", "", inner)},
+		{name: "page with a body", status: 200, raw: body("GET /livez HTTP/1.1", "", pad+inner)},
+		{name: "page with a chunked body", status: 200, raw: "GET /livez HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(pad+inner) + "0\r\n\r\n"},
+		{name: "no JSON, a request inside", status: 400, raw: body("POST "+chat+" HTTP/1.1", "", inner)},
+		{name: "no body at all", status: 400, raw: "POST " + chat + " HTTP/1.1\r\nHost: a\r\n\r\n"},
+		{name: "empty body", status: 400, raw: length("0")[:len(length("0"))-len(hello)]},
+		{name: "wrong type, chunked, a request inside", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(pad) + chunk(inner) + "0\r\n\r\n"},
+	}
+	for i := range kept {
+		kept[i].kept = true
+	}
+	tooBig := []rawCase{
+		{name: "unknown path, more than is drained", status: 404, raw: body("POST /nothing HTTP/1.1", "", big)},
+		{name: "wrong type, more than is drained, chunked", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(big) + "0\r\n\r\n"},
+		{name: "over the limit, requests inside", status: 413, raw: body("POST "+chat+" HTTP/1.1", "", strings.Repeat(big, 4))},
+		{name: "over the limit, chunked", status: 413, raw: chunks(chunk(strings.Repeat(big, 4)) + "0\r\n\r\n")},
+	}
+	return slices.Concat(broken, kept, tooBig)
+}
+
+// The handler runs as often as the framing says, whatever comes, and what is
+// inside of a body never runs.
+func TestRawCorpus(t *testing.T) {
+	var mu sync.Mutex
+	var bodies []string
+	r := start(t, Options{MaxBodyBytes: 1 << 20}, func(x *Exchange) {
+		mu.Lock()
+		bodies = append(bodies, string(x.Doc.Body))
+		mu.Unlock()
+		echo(x)
+	})
+	cases := slices.Concat(accepted(), refusedHeads(), refusedBodies())
+	if len(cases) < 60 {
+		t.Fatalf("only %d cases", len(cases))
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			bodies = nil
+			c := r.dial()
+			c.t = t
+			probe := chatPost(probeDoc, "Connection: close")
+			// The server may close before all of it is written.
+			_, _ = c.Write([]byte(k.raw + probe))
+			resp, body := c.answer()
+			if resp.StatusCode != k.status {
+				t.Fatalf("status %d, want %d: %s", resp.StatusCode, k.status, body)
+			}
+			if id := resp.Header.Get("X-Request-Id"); !validRequestID([]byte(id)) {
+				t.Errorf("X-Request-Id %q", id)
+			}
+			if k.status >= 400 {
+				contains(t, body, `{"error":{"message":"`)
+				if resp.Header.Get("X-Sluice-Reason") == "" {
+					t.Error("no X-Sluice-Reason")
+				}
+			}
+			var want []string
+			if k.ran {
+				want = append(want, hello)
+			}
+			if k.kept {
+				want = append(want, probeDoc)
+				if resp, body := c.answer(); resp.StatusCode != 200 || body != probeDoc {
+					t.Errorf("probe: %d %q", resp.StatusCode, body)
+				}
+			} else if !resp.Close {
+				t.Error("closed without saying so")
+			}
+			c.closed()
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(bodies, want) {
+				t.Errorf("the handler ran with %q, want %q", bodies, want)
+			}
+		})
+	}
+}
+
+// What ends before its framing does never reaches the handler.
+func TestTruncatedRequests(t *testing.T) {
+	r := start(t, Options{}, echo)
+	whole := []string{
+		sized(""),
+		chunkedHead + helloChunks,
+		chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-A: b\r\n\r\n",
+	}
+	for _, raw := range whole {
+		for cut := range len(raw) {
+			c := r.dial()
+			c.send(raw[:cut])
+			if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+				_ = half.CloseWrite()
+			}
+			for {
+				if _, err := c.br.ReadByte(); err != nil {
+					break
+				}
+			}
+			_ = c.Close()
+		}
+	}
+	if n := r.calls.Load(); n != 0 {
+		t.Errorf("the handler ran %d times on truncated requests", n)
+	}
+}
