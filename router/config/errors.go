@@ -129,7 +129,7 @@ func didYouMean(got string, known []string) string {
 	if best == "" {
 		return ""
 	}
-	return fmt.Sprintf("; did you mean %q?", best)
+	return fmt.Sprintf(" (did you mean %q?)", best)
 }
 
 // distance is the edit distance with swaps of neighbours, of words as long as

@@ -47,7 +47,7 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 	}
 	switch v.Kind() {
 	case reflect.String:
-		if words := strings.Fields(tag.Get("oneof")); words != nil && !contains(words, text) {
+		if words := strings.Fields(tag.Get("oneof")); len(words) > 0 && !contains(words, text) {
 			return fmt.Errorf("%s is not known%s; want %s", shown, didYouMean(text, words), strings.Join(words, ", "))
 		}
 		v.SetString(text)
@@ -98,17 +98,20 @@ func within[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, shown
 
 // wantRange words what a field accepts.
 func wantRange(what string, tag reflect.StructTag) string {
-	lo, hi := tag.Get("min"), tag.Get("max")
-	switch {
+	var parts []string
+	if what != "" {
+		parts = append(parts, what)
+	}
+	switch lo, hi := tag.Get("min"), tag.Get("max"); {
 	case lo != "" && hi != "":
-		what += " from " + lo + " to " + hi
+		parts = append(parts, "from "+lo+" to "+hi)
 	case lo != "":
-		what += " " + lo + " or more"
+		parts = append(parts, lo+" or more")
 	}
 	if tag.Get("off") != "" {
-		what += `, or "off"`
+		parts = append(parts, `or "off"`)
 	}
-	return strings.TrimSpace(strings.Replace(what, "  ", " ", 1))
+	return strings.Join(parts, ", ")
 }
 
 // parseBytes reads 1024, 32MiB, 1GB; fractions of a unit as 1.5GiB.
