@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "UCX_TLS": "tcp,self,sm",
     "UCX_NET_DEVICES": "lo",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-    "NIXL_PTHR_DELAY_US": os.environ.get("NIXL_PTHR_DELAY_US", "1000"),
+    "NIXL_PTHR_DELAY_US": "1000",
 }
 
 
@@ -42,6 +42,7 @@ class Engine:
             "--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--max-num-seqs", "32",
             "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(BLOCKS),
             "--enable-scale-out",  # opens /inference/v1/generate
+            "--enable-log-requests",  # their ids, to look for in the log
             # With port 0 the engine binds VLLM_HOST_IP only; the router learns
             # the port from /kv_event_sources.
             "--kv-events-config", json.dumps({

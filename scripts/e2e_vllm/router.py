@@ -1,0 +1,67 @@
+"""Starts the router under test and asks it things."""
+
+import http_calls
+import os
+import subprocess
+import time
+
+from processes import Process, say
+
+
+class Router:
+    """`sluice serve` with flags only; keeps every body it gave to a client."""
+
+    def __init__(self, binary, run_dir, name, flags):
+        self.binary = binary
+        self.bodies = []
+        self.env = {
+            "SLUICE_ADMIN_TOKEN": "e2e-" + os.urandom(8).hex(),
+            "SLUICE_ADMIN_RUNTIME_FILE": os.path.join(run_dir, name + ".json"),
+            # Two engines and a router share a few cores here: an engine in the
+            # middle of a step answers late without being dead.
+            "SLUICE_HEALTH_TIMEOUT": "10s",
+            "SLUICE_TOKENS_TIMEOUT": "10s",
+        }
+        argv = [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "debug", *flags]
+        say(" ".join(argv[1:]))
+        self.process = Process(run_dir, name, argv, self.env, stdout=subprocess.PIPE)
+        line = self.process.popen.stdout.readline().decode().strip()
+        if not line:
+            raise RuntimeError(f"the router ended at once:\n{self.process.log_tail()}")
+        self.url = line if line.startswith("http") else "http://" + line
+
+    def wait_ready(self, patience=120):
+        end = time.monotonic() + patience
+        answer = None
+        while time.monotonic() < end:
+            if not self.process.alive():
+                break
+            answer = http_calls.get(self.url, "/readyz", timeout=30)
+            if answer.status == 200:
+                return
+            time.sleep(0.3)
+        seen = answer.text() if answer else ""
+        raise RuntimeError(f"the router is not ready: {seen}\n{self.process.log_tail()}")
+
+    def ask(self, path, body, headers=None, timeout=300):
+        answer = http_calls.post(self.url, path, body, headers, timeout)
+        self.bodies.append(answer.body)
+        return answer
+
+    def explain(self, request_id):
+        """What `sluice explain` prints, or its complaint."""
+        done = subprocess.run(
+            [self.binary, "explain", request_id],
+            env={**os.environ, **self.env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, (done.stdout or done.stderr).strip()
+
+    def stop(self):
+        """SIGTERM; returns the exit status and the seconds it took."""
+        begun = time.monotonic()
+        status = self.process.stop()
+        return status, time.monotonic() - begun
