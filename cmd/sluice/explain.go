@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"sluice/router/admin"
+	"sluice/router/schedule"
+)
+
+const explainHelp = `Usage: sluice explain [flags] REQUEST_ID
+
+Says why a request went where it went: every candidate with the terms of its
+cost in estimated milliseconds, what was chosen, what happened on the way and
+how it ended. REQUEST_ID is the X-Request-Id of the response. The router must
+run on this machine, under this user, with its admin listener on; the last
+10,000 requests are known.
+
+Flags:
+`
+
+const explainExamples = `
+Examples:
+  sluice explain 7f3c9a4e0b1d
+  sluice explain --json 7f3c9a4e0b1d | jq .decisions[0].chosen
+  sluice explain --admin 127.0.0.1:9902 7f3c9a4e0b1d   where several routers run
+`
+
+// runExplain prints the account of one request. Exit codes: 0 printed, 1 no
+// router or not known, 2 called wrongly.
+func runExplain(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice explain", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	addr := fs.String("admin", "", "admin `address` of the router [the only one that runs]")
+	file := fs.String("runtime-file", "", "the router's runtime `file` [found by --admin]")
+	raw := fs.Bool("json", false, "print the record as JSON")
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), explainHelp)
+		fs.PrintDefaults()
+		fmt.Fprint(fs.Output(), explainExamples)
+	}
+	id, code, done := parseWithOne(fs, args, stdout)
+	if done {
+		return code
+	}
+	rt, err := findRouter(*addr, *file)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice explain:", err)
+		if errors.Is(err, admin.ErrNoRouter) {
+			fmt.Fprintln(stderr, "Start one with `sluice serve` or `sluice demo`, or name it: --admin HOST:PORT with SLUICE_ADMIN_TOKEN set, or --runtime-file FILE.")
+		}
+		return 1
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c := admin.NewClient(rt)
+	defer c.Close()
+	rec, body, err := c.Explain(ctx, id)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice explain:", err)
+		return 1
+	}
+	if *raw {
+		var b bytes.Buffer
+		if json.Indent(&b, bytes.TrimSpace(body), "", "  ") != nil {
+			b.Write(body)
+		}
+		fmt.Fprintln(stdout, b.String())
+		return 0
+	}
+	writeRecord(stdout, rec)
+	return 0
+}
+
+// parseWithOne parses flags that may stand before and after one argument.
+func parseWithOne(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string, code int, done bool) {
+	for _, a := range args {
+		if a == "-h" || a == "--help" || a == "-help" {
+			fs.SetOutput(stdout)
+		}
+	}
+	var given []string
+	for {
+		err := fs.Parse(args)
+		if errors.Is(err, flag.ErrHelp) {
+			return "", 0, true
+		}
+		if err != nil {
+			return "", 2, true
+		}
+		if fs.NArg() == 0 {
+			break
+		}
+		given = append(given, fs.Arg(0))
+		args = fs.Args()[1:]
+	}
+	if len(given) != 1 {
+		fmt.Fprintf(fs.Output(), "%s: want one request id, got %d arguments; `%s --help` shows how\n", fs.Name(), len(given), fs.Name())
+		return "", 2, true
+	}
+	return given[0], 0, false
+}
+
+// findRouter gives the running router by its runtime file, or by address with
+// the token from the environment.
+func findRouter(addr, file string) (admin.Runtime, error) {
+	if file != "" {
+		return admin.ReadRuntimeFile(file)
+	}
+	rt, err := admin.Find(addr)
+	if token := os.Getenv("SLUICE_ADMIN_TOKEN"); err != nil && addr != "" && token != "" {
+		return admin.Runtime{Address: addr, Token: token}, nil
+	}
+	return rt, err
+}
+
+func writeRecord(w io.Writer, rec *schedule.Record) {
+	fmt.Fprintf(w, "Request %s, %s, policy %s\n", rec.RequestID, rec.Begun.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
+	for i := range rec.Decisions {
+		writeDecision(w, &rec.Decisions[i])
+	}
+	if rec.Dropped > 0 {
+		fmt.Fprintf(w, "\n%d more decisions were not kept.\n", rec.Dropped)
+	}
+	if len(rec.Notes) > 0 {
+		fmt.Fprint(w, "\nOn the way:\n")
+		for _, n := range rec.Notes {
+			fmt.Fprintf(w, "  %8.1f ms  %s\n", n.AtMS, n.Text)
+		}
+	}
+	writeOutcome(w, rec.Outcome)
+	for i := range rec.Earlier {
+		fmt.Fprint(w, "\nAn earlier request of the same id:\n")
+		writeRecord(w, &rec.Earlier[i])
+	}
+}
+
+// costTerms are the columns of the table; those that are 0 for every candidate
+// are left out.
+var costTerms = []struct {
+	name string
+	of   func(*schedule.Terms) float64
+}{
+	{"prefill", func(t *schedule.Terms) float64 { return t.Prefill }},
+	{"transfer", func(t *schedule.Terms) float64 { return t.Transfer }},
+	{"queue", func(t *schedule.Terms) float64 { return t.Queue }},
+	{"waiting", func(t *schedule.Terms) float64 { return t.Waiting }},
+	{"decode", func(t *schedule.Terms) float64 { return t.Decode }},
+	{"pressure", func(t *schedule.Terms) float64 { return t.Pressure }},
+}
+
+func writeDecision(w io.Writer, d *schedule.Decision) {
+	chosen := d.Chosen
+	if chosen == "" {
+		chosen = "nobody: no candidate was left"
+	}
+	fmt.Fprintf(w, "\n%s leg, attempt %d, at %.1f ms: %s\n", strings.ToUpper(d.Leg[:1])+d.Leg[1:], d.Attempt, d.AtMS, chosen)
+	fmt.Fprintf(w, "  %d prompt tokens, about %d to come; %d candidates", d.PromptTokens, d.OutputTokens, d.Candidates)
+	if d.Excluded > 0 {
+		fmt.Fprintf(w, ", %d excluded (failed for this request)", d.Excluded)
+	}
+	if len(d.Shown) < d.Candidates {
+		fmt.Fprintf(w, ", the best %d shown", len(d.Shown))
+	}
+	fmt.Fprintln(w)
+	if len(d.Shown) == 0 {
+		return
+	}
+	rows := slices.Clone(d.Shown)
+	slices.SortStableFunc(rows, func(a, b schedule.Candidate) int {
+		if a.Excluded != b.Excluded {
+			if a.Excluded {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(a.Cost, b.Cost)
+	})
+	var b bytes.Buffer
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "\trank\tcost ms\t")
+	terms := costTerms[:0:0]
+	for _, c := range costTerms {
+		if slices.ContainsFunc(rows, func(r schedule.Candidate) bool { return c.of(&r.Terms) != 0 }) {
+			terms = append(terms, c)
+			fmt.Fprintf(t, "= %s\t", c.name)
+		}
+	}
+	fmt.Fprint(t, "cached\tto prefill\tblocks\trequests\twaiting\tevents\t\n")
+	for i := range rows {
+		writeCandidate(t, &rows[i], terms)
+	}
+	t.Flush()
+	// The tabwriter ends each row with its last cell's padding.
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
+	}
+}
+
+func writeCandidate(t io.Writer, c *schedule.Candidate, terms []struct {
+	name string
+	of   func(*schedule.Terms) float64
+}) {
+	mark := ""
+	switch {
+	case c.Chosen:
+		mark = "→"
+	case c.Excluded:
+		mark = "×"
+	}
+	fmt.Fprintf(t, "%s\t%s\t%.2f\t", mark, c.Rank, c.Cost)
+	for _, term := range terms {
+		fmt.Fprintf(t, "%.2f\t", term.of(&c.Terms))
+	}
+	cached := fmt.Sprint(c.Cached)
+	if c.Approx {
+		cached = "~" + cached
+	}
+	waiting := "?"
+	if c.Waiting >= 0 {
+		waiting = fmt.Sprint(c.Waiting)
+	}
+	fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%s\t\n", cached, c.Reserved, c.Blocks, c.Requests, waiting, c.Feed)
+}
+
+func writeOutcome(w io.Writer, o *schedule.OutcomeAccount) {
+	if o == nil {
+		fmt.Fprint(w, "\nStill under way, or its end was not seen.\n")
+		return
+	}
+	fmt.Fprintf(w, "\nEnded: status %d", o.Status)
+	if o.Reason != "" {
+		fmt.Fprintf(w, " (%s)", o.Reason)
+	}
+	fmt.Fprintf(w, " after %.1f ms", o.TotalMS)
+	if o.TTFTMS > 0 {
+		fmt.Fprintf(w, ", first token after %.1f ms", o.TTFTMS)
+	}
+	if o.PromptTokens > 0 || o.OutputTokens > 0 {
+		fmt.Fprintf(w, "; %d prompt tokens", o.PromptTokens)
+		if o.CachedTokens >= 0 {
+			fmt.Fprintf(w, " (%d cached, says the engine)", o.CachedTokens)
+		}
+		fmt.Fprintf(w, ", %d output tokens", o.OutputTokens)
+	}
+	fmt.Fprintln(w, ".")
+}

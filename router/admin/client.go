@@ -1,0 +1,150 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"sluice/router/schedule"
+)
+
+// Client asks a running router's admin listener. Safe for concurrent use.
+type Client struct {
+	base  string
+	token string
+	http  *http.Client
+}
+
+const (
+	clientTimeout = 10 * time.Second
+	maxAnswer     = 64 << 20
+)
+
+// NewClient makes a client of the router that rt describes.
+func NewClient(rt Runtime) *Client {
+	return &Client{base: "http://" + rt.Address, token: rt.Token, http: &http.Client{
+		Timeout: clientTimeout,
+		// No proxy from the environment: the token is for this machine only.
+		Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext, MaxIdleConns: 2, IdleConnTimeout: 10 * time.Second},
+		// Redirects would carry the token elsewhere; the server sends none.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// Error is an answer other than 200.
+type Error struct {
+	Status  int
+	Code    string
+	Message string
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Do makes one call and gives the answer's body; an answer other than 200 is
+// an *Error.
+func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("admin: cannot ask %q: %w", path, err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return nil, fmt.Errorf("admin: cannot reach the router at %s: %w", c.base, op.Err)
+		}
+		return nil, fmt.Errorf("admin: cannot ask %q: %w", path, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("admin: cannot read the answer to %q: %w", path, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return body, nil
+	}
+	var wrong struct {
+		Error struct {
+			Code    string `json:"code"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &wrong) != nil || wrong.Error.Message == "" {
+		wrong.Error.Message = fmt.Sprintf("the router answered %s to %q", resp.Status, path)
+	}
+	return nil, &Error{Status: resp.StatusCode, Code: wrong.Error.Code, Message: wrong.Error.Message}
+}
+
+func (c *Client) get(ctx context.Context, path string, v any) error {
+	body, err := c.Do(ctx, http.MethodGet, path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("admin: cannot read the answer to %q: %w", path, err)
+	}
+	return nil
+}
+
+// Explain gives a request's record and its JSON as sent.
+func (c *Client) Explain(ctx context.Context, id string) (*schedule.Record, []byte, error) {
+	body, err := c.Do(ctx, http.MethodGet, "/admin/v1/explain?id="+url.QueryEscape(id))
+	if err != nil {
+		return nil, nil, err
+	}
+	var rec schedule.Record
+	if err := json.Unmarshal(body, &rec); err != nil {
+		return nil, nil, fmt.Errorf("admin: cannot read the record of %q: %w", id, err)
+	}
+	return &rec, body, nil
+}
+
+// Workers gives the state of every worker.
+func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
+	var v struct {
+		Workers []Worker `json:"workers"`
+	}
+	err := c.get(ctx, "/admin/v1/workers", &v)
+	return v.Workers, err
+}
+
+// Requests gives the newest requests, newest first.
+func (c *Client) Requests(ctx context.Context, limit int) ([]Request, error) {
+	var v struct {
+		Requests []Request `json:"requests"`
+	}
+	err := c.get(ctx, fmt.Sprintf("/admin/v1/requests?limit=%d", limit), &v)
+	return v.Requests, err
+}
+
+// Stats gives the figures, with the samples later than since.
+func (c *Client) Stats(ctx context.Context, since time.Time) (*Stats, error) {
+	var v Stats
+	if err := c.get(ctx, fmt.Sprintf("/admin/v1/stats?since=%d", since.UnixMilli()), &v); err != nil {
+		return nil, err
+	}
+	return &v, nil
+}
+
+// Drain stops giving a worker requests, or takes it back.
+func (c *Client) Drain(ctx context.Context, workerID string, on bool) (*Worker, error) {
+	body, err := c.Do(ctx, http.MethodPost, fmt.Sprintf("/admin/v1/workers/%s/drain?on=%t", url.PathEscape(workerID), on))
+	if err != nil {
+		return nil, err
+	}
+	var v Worker
+	if err := json.Unmarshal(body, &v); err != nil {
+		return nil, fmt.Errorf("admin: cannot read the answer to the drain of %q: %w", workerID, err)
+	}
+	return &v, nil
+}

@@ -1,0 +1,247 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/router/schedule"
+)
+
+// Event is one line of the event stream.
+type Event struct {
+	Type string `json:"type"` // chosen, refused, ended, state, skipped
+	At   int64  `json:"t"`    // milliseconds since 1970
+
+	// of chosen and refused
+	ID      string  `json:"id,omitempty"` // the request's
+	Leg     string  `json:"leg,omitempty"`
+	Attempt int     `json:"attempt,omitempty"`
+	Rank    string  `json:"rank,omitempty"` // worker/rank
+	Prompt  int     `json:"prompt_tokens,omitempty"`
+	Cached  int     `json:"cached_tokens,omitempty"`
+	Cost    float64 `json:"cost_ms,omitempty"`
+
+	// of ended
+	Status int     `json:"status,omitempty"`
+	TTFTMS float64 `json:"ttft_ms,omitempty"`
+	Total  float64 `json:"total_ms,omitempty"`
+
+	// of state
+	Worker string `json:"worker,omitempty"`
+	Role   string `json:"role,omitempty"`
+	From   string `json:"from,omitempty"`
+	To     string `json:"to,omitempty"`
+
+	Reason  string `json:"reason,omitempty"`  // of ended and state
+	Skipped int64  `json:"skipped,omitempty"` // of skipped: events not shown
+}
+
+const (
+	hubQueue       = 1024
+	subscriberSize = 512
+	maxSubscribers = 16
+	// maxPerSecond bounds the requests' events: a picture of a thousand choices
+	// a second shows no more than one of ten thousand.
+	maxPerSecond  = 2000
+	heartbeat     = 10 * time.Second
+	flushInterval = 20 * time.Millisecond
+)
+
+// hub passes events on to subscribers. The request path only offers: a full
+// queue loses the event, and the stream says how many were lost. While nobody
+// listens, requests are not watched at all.
+type hub struct {
+	scheduler *schedule.Scheduler
+	queue     chan Event
+	lost      atomic.Int64
+
+	mu   sync.Mutex
+	subs map[*subscriber]struct{}
+	done bool
+}
+
+// subscriber has a bounded queue of rendered lines; one that does not keep up
+// is dropped by closing it.
+type subscriber struct{ lines chan []byte }
+
+func newHub(s *schedule.Scheduler) *hub {
+	return &hub{scheduler: s, queue: make(chan Event, hubQueue), subs: map[*subscriber]struct{}{}}
+}
+
+func (h *hub) offer(e Event) {
+	select {
+	case h.queue <- e:
+	default:
+		h.lost.Add(1)
+	}
+}
+
+// decision is the scheduler's Watch function. It runs on the request's way.
+func (h *hub) decision(e *schedule.Event) {
+	if len(h.queue) == cap(h.queue) {
+		h.lost.Add(1)
+		return
+	}
+	out := Event{Type: e.Kind, At: e.At.UnixMilli(), ID: strings.Clone(e.RequestID)}
+	if e.Kind == "ended" {
+		out.Status, out.Reason = e.Outcome.Status, e.Outcome.Reason
+		out.TTFTMS, out.Total = millis(e.Outcome.TTFT), millis(e.Outcome.Total)
+	} else {
+		out.Leg, out.Attempt, out.Prompt, out.Cached, out.Cost = e.Leg.String(), e.Attempt, e.Prompt, e.Cached, round(e.Cost)
+		if e.Rank != nil {
+			out.Rank = e.Rank.ID.String()
+		}
+	}
+	h.offer(out)
+}
+
+func (h *hub) run(ctx context.Context) {
+	second, shown := int64(0), 0
+	for {
+		select {
+		case <-ctx.Done():
+			h.end()
+			return
+		case e := <-h.queue:
+			if s := time.Now().Unix(); s != second {
+				second, shown = s, 0
+				if n := h.lost.Swap(0); n > 0 {
+					h.send(Event{Type: "skipped", At: e.At, Skipped: n})
+				}
+			}
+			if shown++; shown > maxPerSecond && e.Type != "state" {
+				h.lost.Add(1)
+				continue
+			}
+			h.send(e)
+		}
+	}
+}
+
+func (h *hub) send(e Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.subs) == 0 {
+		return
+	}
+	body, err := json.Marshal(e)
+	if err != nil {
+		return
+	}
+	line := append(append([]byte("data: "), body...), '\n', '\n')
+	for s := range h.subs {
+		select {
+		case s.lines <- line:
+		default:
+			h.drop(s)
+		}
+	}
+}
+
+// drop takes a subscriber out; the mutex is held.
+func (h *hub) drop(s *subscriber) {
+	if _, ok := h.subs[s]; !ok {
+		return
+	}
+	delete(h.subs, s)
+	close(s.lines)
+	if len(h.subs) == 0 {
+		h.scheduler.Watch(nil)
+	}
+}
+
+func (h *hub) subscribe() (*subscriber, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done || len(h.subs) >= maxSubscribers {
+		return nil, false
+	}
+	s := &subscriber{lines: make(chan []byte, subscriberSize)}
+	h.subs[s] = struct{}{}
+	if len(h.subs) == 1 {
+		h.scheduler.Watch(h.decision)
+	}
+	return s, true
+}
+
+func (h *hub) leave(s *subscriber) {
+	h.mu.Lock()
+	h.drop(s)
+	h.mu.Unlock()
+}
+
+func (h *hub) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.done = true
+	for s := range h.subs {
+		h.drop(s)
+	}
+}
+
+func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	sub, ok := s.hub.subscribe()
+	if !ok {
+		fail(w, http.StatusServiceUnavailable, "too_many_listeners", "the event stream has its most listeners; close one")
+		return
+	}
+	defer s.hub.leave(sub)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	ctl := http.NewResponseController(w)
+	flush := func(b []byte) bool {
+		if ctl.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil {
+			return false
+		}
+		if _, err := w.Write(b); err != nil {
+			return false
+		}
+		return ctl.Flush() == nil
+	}
+	if !flush([]byte(": sluice events\n\n")) {
+		return
+	}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	var batch []byte
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-beat.C:
+			if !flush([]byte(": still here\n\n")) {
+				return
+			}
+		case line, ok := <-sub.lines:
+			if !ok {
+				// Dropped for slowness, or the router ends; the client may come again.
+				flush([]byte("event: dropped\ndata: {}\n\n"))
+				return
+			}
+			// Gathers what a busy router brings within a frame into one write.
+			batch = append(batch[:0], line...)
+			pause := time.NewTimer(flushInterval)
+		gather:
+			for len(batch) < 64<<10 {
+				select {
+				case line, ok := <-sub.lines:
+					if !ok {
+						break gather
+					}
+					batch = append(batch, line...)
+				case <-pause.C:
+					break gather
+				}
+			}
+			pause.Stop()
+			if !flush(batch) {
+				return
+			}
+		}
+	}
+}

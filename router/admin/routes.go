@@ -1,0 +1,218 @@
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"sluice/router/obs"
+)
+
+// Route is one line of the route table.
+type Route struct {
+	Method string
+	Path   string // as in http.ServeMux
+	What   string
+	open   bool // served without the token: carries no data
+	serve  func(*Server, http.ResponseWriter, *http.Request)
+}
+
+// Routes is everything the admin listener serves. It is the one place a route
+// is added; each is closed by the token unless open is set here.
+var Routes []Route
+
+func init() {
+	Routes = []Route{
+		{"GET", "/{$}", "the console", true, asset("console.html", "text/html; charset=utf-8")},
+		{"GET", "/console.js", "its script", true, asset("console.js", "text/javascript; charset=utf-8")},
+		{"GET", "/chart.js", "its charts", true, asset("chart.js", "text/javascript; charset=utf-8")},
+		{"GET", "/flow.js", "its moving picture", true, asset("flow.js", "text/javascript; charset=utf-8")},
+		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
+		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
+		{"POST", "/admin/v1/workers/{id}/drain", "stop giving a worker requests; ?on=false takes it back", false, (*Server).drain},
+		{"GET", "/admin/v1/explain/{id}", "the account of one request's decisions", false, (*Server).explain},
+		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
+		{"GET", "/admin/v1/requests", "the newest requests; ?limit=", false, (*Server).requests},
+		{"GET", "/admin/v1/stats", "rates, hit rates and quantiles, now and over time; ?since= milliseconds", false, (*Server).stats},
+		{"GET", "/admin/v1/twin", "the same of the router compared with", false, (*Server).twinStats},
+		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
+		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
+		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
+	}
+}
+
+func (s *Server) mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	for _, r := range Routes {
+		h := func(w http.ResponseWriter, req *http.Request) { r.serve(s, w, req) }
+		if !r.open {
+			h = s.door.closed(h)
+		}
+		mux.HandleFunc(r.Method+" "+r.Path, h)
+	}
+	// Unknown paths and methods tell nothing without the token either.
+	mux.HandleFunc("/", s.door.closed(func(w http.ResponseWriter, req *http.Request) {
+		var paths []string
+		for _, r := range Routes {
+			if !r.open {
+				paths = append(paths, r.Method+" "+r.Path)
+			}
+		}
+		fail(w, http.StatusNotFound, "unknown_route", "no such route; there are: "+strings.Join(paths, ", "))
+	}))
+	return mux
+}
+
+func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
+	on := true
+	if v := r.URL.Query().Get("on"); v != "" {
+		var err error
+		if on, err = strconv.ParseBool(v); err != nil {
+			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("on=%q is no boolean; want true or false", v))
+			return
+		}
+	}
+	id := r.PathValue("id")
+	for _, wk := range s.opt.Workers.View().Workers {
+		if wk.Spec.ID != id {
+			continue
+		}
+		if err := s.opt.Workers.Drain(id, on); err != nil {
+			fail(w, http.StatusConflict, "cannot_drain", err.Error())
+			return
+		}
+		s.log.Info("drain asked for by the admin API", "worker", id, "on", on)
+		answer(w, http.StatusOK, workerView(wk))
+		return
+	}
+	fail(w, http.StatusNotFound, "unknown_worker", fmt.Sprintf("no worker %q", id))
+}
+
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	if id == "" {
+		id = r.URL.Query().Get("id")
+	}
+	if id == "" {
+		fail(w, http.StatusBadRequest, "bad_parameter", "want a request's id, as in its X-Request-Id header")
+		return
+	}
+	body, ok := s.opt.Scheduler.Explain(id)
+	if !ok {
+		fail(w, http.StatusNotFound, "unknown_request", s.notAmong(id))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(append(body, '\n'))
+}
+
+func (s *Server) notAmong(id string) string {
+	n := s.opt.Scheduler.Kept()
+	if n == 0 {
+		return "no records are kept: schedule.explain is off"
+	}
+	return fmt.Sprintf("request %q is not among the last %d that this router has placed", id, n)
+}
+
+const maxRecent = 500
+
+func (s *Server) requests(w http.ResponseWriter, r *http.Request) {
+	limit := 50
+	if v := r.URL.Query().Get("limit"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > maxRecent {
+			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("limit=%q: want a number from 1 to %d", v, maxRecent))
+			return
+		}
+		limit = n
+	}
+	recs := s.opt.Scheduler.Recent(limit)
+	out := make([]Request, 0, len(recs))
+	for i := range recs {
+		out = append(out, requestOf(&recs[i]))
+	}
+	answer(w, http.StatusOK, map[string]any{"requests": out})
+}
+
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	s.opt.Metrics.WritePrometheus(w)
+}
+
+func (s *Server) config(w http.ResponseWriter, r *http.Request) {
+	if s.opt.Config == nil {
+		fail(w, http.StatusNotFound, "no_config", "this router shows no configuration")
+		return
+	}
+	v, err := masked(s.opt.Config())
+	if err != nil {
+		fail(w, http.StatusInternalServerError, "internal", err.Error())
+		return
+	}
+	answer(w, http.StatusOK, v)
+}
+
+// masked gives v as plain JSON values under the names of the config file, with
+// every secret's value replaced.
+func masked(v any) (any, error) {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("admin: cannot show the configuration: %w", err)
+	}
+	var plain any
+	if err := yaml.Unmarshal(b, &plain); err != nil {
+		return nil, errors.New("admin: cannot show the configuration: it does not read back")
+	}
+	plain = hide(plain)
+	if _, err := json.Marshal(plain); err != nil {
+		return nil, fmt.Errorf("admin: cannot show the configuration: %w", err)
+	}
+	return plain, nil
+}
+
+func hide(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			if s, ok := x.(string); ok && s != "" && obs.IsSecret(k) {
+				v[k] = obs.Masked
+				continue
+			}
+			v[k] = hide(x)
+		}
+	case []any:
+		for i := range v {
+			v[i] = hide(v[i])
+		}
+	case string:
+		return hideURL(v)
+	}
+	return v
+}
+
+// hideURL masks the password of a URL.
+func hideURL(s string) string {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return s
+	}
+	host, path, _ := strings.Cut(rest, "/")
+	user, at, ok := strings.Cut(host, "@")
+	if !ok {
+		return s
+	}
+	name, _, hasPassword := strings.Cut(user, ":")
+	if !hasPassword {
+		return s
+	}
+	s = scheme + "://" + name + ":" + obs.Masked + "@" + at
+	if path != "" {
+		s += "/" + path
+	}
+	return s
+}

@@ -1,0 +1,217 @@
+package admin
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"sluice/router/fleet"
+	"sluice/router/obs"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// Workers is what the server needs of a fleet.Fleet.
+type Workers interface {
+	View() *fleet.View
+	Drain(id string, on bool) error
+}
+
+// Options of a Server. Workers, Scheduler and Metrics are required; the zero
+// value of the others means what stands in brackets.
+type Options struct {
+	Listen string // a loopback address; port 0 takes a free one [127.0.0.1:9901]
+	// Token of at least 16 characters [$SLUICE_ADMIN_TOKEN, else random].
+	Token string
+	// RuntimeFile is where New writes address and token for Client; "off" for
+	// none [DefaultRuntimeFile of the address].
+	RuntimeFile string
+	Version     string
+	Log         *slog.Logger // [discard]
+
+	Workers   Workers
+	Scheduler *schedule.Scheduler
+	Metrics   *obs.Metrics
+	// Config gives the configuration for /admin/v1/config, where every value
+	// whose key names a secret is masked; nil: 404.
+	Config func() any
+	// Twin is a second router on the same load to compare with; nil: none.
+	Twin *Twin
+}
+
+// Twin is what /admin/v1/twin shows: another router's figures, sampled like
+// the server's own.
+type Twin struct {
+	Name    string // such as "round robin"
+	Metrics *obs.Metrics
+}
+
+const (
+	defaultListen  = "127.0.0.1:9901"
+	minTokenLength = 16
+	maxHeadBytes   = 16 << 10
+	maxBodyBytes   = 4 << 10 // no route reads one
+	headTimeout    = 5 * time.Second
+	idleTimeout    = 60 * time.Second
+	writeTimeout   = 10 * time.Second // of one answer, or one flush of the event stream
+)
+
+// Server is the admin listener. New binds it, Serve serves until Close.
+type Server struct {
+	opt     Options
+	log     *slog.Logger
+	ln      net.Listener
+	http    *http.Server
+	door    door
+	hub     *hub
+	own     *sampler
+	twin    *sampler // nil without one
+	runtime string   // path of the runtime file, "" for none
+	started time.Time
+
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+	close sync.Once
+}
+
+// New binds the listener and writes the runtime file. It fails on an address
+// that is not loopback: the admin API is for this machine, others come through
+// a tunnel.
+func New(opt Options) (*Server, error) {
+	if opt.Workers == nil || opt.Scheduler == nil || opt.Metrics == nil {
+		return nil, errors.New("admin: cannot start without Workers, Scheduler and Metrics")
+	}
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Listen == "" {
+		opt.Listen = defaultListen
+	}
+	token, err := chooseToken(opt.Token)
+	if err != nil {
+		return nil, err
+	}
+	opt.Token = "" // from here on only the door and the runtime file know it
+	if err := mustBeLoopback(opt.Listen); err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", opt.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", opt.Listen, err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s := &Server{opt: opt, log: opt.Log, ln: ln, door: newDoor(token), started: time.Now(), stop: stop}
+	if opt.RuntimeFile != "off" {
+		path := opt.RuntimeFile
+		if path == "" {
+			path = DefaultRuntimeFile(s.Addr())
+		}
+		err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: token, PID: os.Getpid(), Started: s.started.UTC(), Version: opt.Version})
+		if err != nil {
+			stop()
+			ln.Close()
+			return nil, err
+		}
+		s.runtime = path
+	}
+	s.hub = newHub(opt.Scheduler)
+	s.own = newSampler(opt.Metrics)
+	if opt.Twin != nil {
+		s.twin = newSampler(opt.Twin.Metrics)
+	}
+	s.http = &http.Server{
+		Handler:           s.door.guard(s.mux()),
+		ReadHeaderTimeout: headTimeout, ReadTimeout: headTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeadBytes,
+		BaseContext:    func(net.Listener) context.Context { return ctx },
+		ErrorLog:       slog.NewLogLogger(opt.Log.Handler(), slog.LevelDebug),
+	}
+	s.work.Go(func() { s.hub.run(ctx) })
+	s.work.Go(func() { s.own.run(ctx) })
+	if s.twin != nil {
+		s.work.Go(func() { s.twin.run(ctx) })
+	}
+	return s, nil
+}
+
+func chooseToken(token string) (string, error) {
+	if token == "" {
+		token = os.Getenv("SLUICE_ADMIN_TOKEN")
+	}
+	if token == "" {
+		var b [24]byte
+		rand.Read(b[:])
+		return hex.EncodeToString(b[:]), nil
+	}
+	if len(token) < minTokenLength {
+		return "", fmt.Errorf("admin: cannot use a token of %d characters: want at least %d, or none for a random one", len(token), minTokenLength)
+	}
+	for i := range len(token) {
+		if token[i] <= ' ' || token[i] > '~' {
+			return "", errors.New("admin: cannot use the token: want visible ASCII characters without spaces")
+		}
+	}
+	return token, nil
+}
+
+func mustBeLoopback(addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("admin: cannot listen on %q: %w; want HOST:PORT such as %s", addr, err, defaultListen)
+	}
+	if !isLoopback(host) {
+		return fmt.Errorf("admin: cannot listen on %q: want a loopback address (127.0.0.1, ::1, localhost); reach it from elsewhere through a tunnel", addr)
+	}
+	return nil
+}
+
+// Addr is the address it listens on, HOST:PORT.
+func (s *Server) Addr() string { return s.ln.Addr().String() }
+
+// URL is the console's address, with the token in its fragment, which browsers
+// send to nobody. Never log it.
+func (s *Server) URL() string { return "http://" + s.Addr() + "/#token=" + s.door.token }
+
+// RuntimeFile is where address and token were written; "" when nowhere.
+func (s *Server) RuntimeFile() string { return s.runtime }
+
+// Serve serves until Close and then returns nil.
+func (s *Server) Serve() error {
+	if err := s.http.Serve(s.ln); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("admin: cannot serve: %w", err)
+	}
+	return nil
+}
+
+// Close ends event streams, waits for answers under way until ctx ends, then
+// cuts them, and removes the runtime file. It may be called on a server that
+// never served, and more than once.
+func (s *Server) Close(ctx context.Context) (err error) {
+	s.close.Do(func() {
+		s.stop()
+		if err = s.http.Shutdown(ctx); err != nil {
+			s.http.Close()
+		}
+		s.ln.Close()
+		s.work.Wait()
+		if s.runtime != "" {
+			removeRuntimeFile(s.runtime)
+		}
+	})
+	return err
+}
+
+// WorkerChanged puts a change of state into the event stream; for the fleet's
+// OnState. It returns at once.
+func (s *Server) WorkerChanged(w *worker.Worker, from, to worker.State, reason string) {
+	s.hub.offer(Event{Type: "state", At: time.Now().UnixMilli(), Worker: w.Spec.ID, Role: w.Spec.Role.String(),
+		From: from.String(), To: to.String(), Reason: reason})
+}

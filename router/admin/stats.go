@@ -1,0 +1,226 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"sluice/router/obs"
+)
+
+const (
+	sampleEvery = 500 * time.Millisecond
+	keepSamples = 600                         // five minutes
+	window      = 10 * time.Second            // of quantiles and hit rates
+	windowLen   = int(window/sampleEvery) + 1 // totals kept to make differences
+)
+
+// Sample is the router at one moment; rates and quantiles are over Window
+// seconds before it. A figure without any observation in the window is null.
+type Sample struct {
+	At          int64    `json:"t"` // milliseconds since 1970
+	RequestRate float64  `json:"requests_per_s"`
+	TokenRate   float64  `json:"output_tokens_per_s"`
+	EventRate   float64  `json:"stream_events_per_s"`
+	RefusedRate float64  `json:"refused_per_s"`
+	Predicted   *float64 `json:"hit_predicted"` // share of prompt tokens
+	Actual      *float64 `json:"hit_actual"`    // as engines report
+	TTFTP50     *float64 `json:"ttft_p50_ms"`
+	TTFTP99     *float64 `json:"ttft_p99_ms"`
+	InPrefill   int64    `json:"in_prefill"` // legs in flight
+	InDecode    int64    `json:"in_decode"`
+	InWhole     int64    `json:"in_whole"`
+	Connections int64    `json:"connections"`
+}
+
+// sampler reads a Metrics twice a second and keeps what the console draws.
+type sampler struct {
+	metrics *obs.Metrics
+
+	mu      sync.Mutex
+	samples []Sample // ring
+	next    int
+	totals  []stamped // ring of the last window
+	at      int
+	last    obs.Totals
+}
+
+type stamped struct {
+	at time.Time
+	t  obs.Totals
+}
+
+func newSampler(m *obs.Metrics) *sampler {
+	s := &sampler{metrics: m}
+	s.sample(time.Now())
+	return s
+}
+
+func (s *sampler) run(ctx context.Context) {
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			s.sample(now)
+		}
+	}
+}
+
+func (s *sampler) sample(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var cur obs.Totals
+	s.metrics.Totals(&cur)
+	old := stamped{at: now, t: cur}
+	if len(s.totals) > 0 {
+		old = s.totals[s.at%len(s.totals)] // the oldest
+	}
+	if len(s.totals) < windowLen {
+		if len(s.totals) > 0 {
+			old = s.totals[0]
+		}
+		s.totals = append(s.totals, stamped{now, cur})
+	} else {
+		s.totals[s.at] = stamped{now, cur}
+		s.at = (s.at + 1) % windowLen
+	}
+	s.last = cur
+	x := between(&old.t, &cur, now.Sub(old.at))
+	x.At = now.UnixMilli()
+	if len(s.samples) < keepSamples {
+		s.samples = append(s.samples, x)
+	} else {
+		s.samples[s.next] = x
+		s.next = (s.next + 1) % keepSamples
+	}
+}
+
+// between makes a sample of what happened from a to b.
+func between(a, b *obs.Totals, took time.Duration) Sample {
+	sec := max(took.Seconds(), sampleEvery.Seconds())
+	x := Sample{
+		RequestRate: rate(a.Ended, b.Ended, sec), TokenRate: rate(a.OutputTokens, b.OutputTokens, sec),
+		EventRate: rate(a.Events, b.Events, sec), RefusedRate: rate(a.Refused, b.Refused, sec),
+		InWhole: b.LegsInFlight[0], InPrefill: b.LegsInFlight[1], InDecode: b.LegsInFlight[2], Connections: b.Connections,
+		Predicted: share(b.PredictedTokens-a.PredictedTokens, b.PromptTokens-a.PromptTokens),
+		Actual:    share(b.ReportedTokens-a.ReportedTokens, b.ComparedPrompt-a.ComparedPrompt),
+	}
+	if d, n := b.TTFT.Since(&a.TTFT); n > 0 {
+		p50, p99 := millis(d.Quantile(0.5)), millis(d.Quantile(0.99))
+		x.TTFTP50, x.TTFTP99 = &p50, &p99
+	}
+	return x
+}
+
+func rate(a, b uint64, sec float64) float64 { return round(float64(b-a) / sec) }
+
+func share(part, of uint64) *float64 {
+	if of == 0 {
+		return nil
+	}
+	v := math.Round(float64(part)/float64(of)*1e4) / 1e4
+	return &v
+}
+
+func millis(d time.Duration) float64 { return round(float64(d) / float64(time.Millisecond)) }
+
+func round(v float64) float64 { return math.Round(v*1000) / 1000 }
+
+// since gives the kept samples later than t (milliseconds), oldest first, and
+// the newest, which there always is.
+func (s *sampler) since(t int64) (history []Sample, now Sample, totals obs.Totals) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	history = []Sample{}
+	n := len(s.samples)
+	for i := range n {
+		x := s.samples[(s.next+i)%n]
+		if x.At > t {
+			history = append(history, x)
+		}
+		now = x
+	}
+	return history, now, s.last
+}
+
+// Stats is what /admin/v1/stats and /admin/v1/twin answer.
+type Stats struct {
+	Name    string   `json:"name"` // the policy's
+	Version string   `json:"version,omitempty"`
+	UptimeS float64  `json:"uptime_s"`
+	WindowS float64  `json:"window_s"`
+	Now     Sample   `json:"now"`
+	History []Sample `json:"history"`
+	// Since the start.
+	Total SinceStart `json:"total"`
+	TTFT  Quantiles  `json:"ttft_ms"`
+	// HitRate is the actual one since the start, the predicted where engines
+	// report nothing; null before the first request.
+	HitRate *float64 `json:"hit_rate"`
+}
+
+// SinceStart are counts since the router's start.
+type SinceStart struct {
+	Responses    uint64            `json:"responses"`
+	Refused      uint64            `json:"refused"`
+	OutputTokens uint64            `json:"output_tokens"`
+	Retries      uint64            `json:"retries"`
+	Fallbacks    map[string]uint64 `json:"fallbacks"`
+	HitPredicted *float64          `json:"hit_predicted"`
+	HitActual    *float64          `json:"hit_actual"`
+}
+
+// Quantiles in milliseconds; null before the first observation.
+type Quantiles struct {
+	P50 *float64 `json:"p50"`
+	P90 *float64 `json:"p90"`
+	P99 *float64 `json:"p99"`
+}
+
+func (s *sampler) stats(sinceMS int64) Stats {
+	history, now, t := s.since(sinceMS)
+	out := Stats{WindowS: window.Seconds(), Now: now, History: history, Total: SinceStart{
+		Responses: t.Ended, Refused: t.Refused, OutputTokens: t.OutputTokens, Retries: t.Retries, Fallbacks: s.metrics.Fallbacks(),
+		HitPredicted: share(t.PredictedTokens, t.PromptTokens), HitActual: share(t.ReportedTokens, t.ComparedPrompt)}}
+	if out.HitRate = out.Total.HitActual; out.HitRate == nil {
+		out.HitRate = out.Total.HitPredicted
+	}
+	if t.TTFT.Quantile(0.5) > 0 {
+		p50, p90, p99 := millis(t.TTFT.Quantile(0.5)), millis(t.TTFT.Quantile(0.9)), millis(t.TTFT.Quantile(0.99))
+		out.TTFT = Quantiles{&p50, &p90, &p99}
+	}
+	return out
+}
+
+func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
+	s.answerStats(w, r, s.own, s.opt.Scheduler.Policy())
+}
+
+func (s *Server) twinStats(w http.ResponseWriter, r *http.Request) {
+	if s.twin == nil {
+		fail(w, http.StatusNotFound, "no_twin", "there is no router to compare with; `sluice demo` runs one")
+		return
+	}
+	s.answerStats(w, r, s.twin, s.opt.Twin.Name)
+}
+
+func (s *Server) answerStats(w http.ResponseWriter, r *http.Request, from *sampler, name string) {
+	since := int64(0)
+	if v := r.URL.Query().Get("since"); v != "" {
+		var err error
+		if since, err = strconv.ParseInt(v, 10, 64); err != nil {
+			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("since=%q: want milliseconds since 1970", v))
+			return
+		}
+	}
+	st := from.stats(since)
+	st.Name, st.Version, st.UptimeS = name, s.opt.Version, round(time.Since(s.started).Seconds())
+	answer(w, http.StatusOK, st)
+}

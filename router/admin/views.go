@@ -1,0 +1,112 @@
+package admin
+
+import (
+	"net/http"
+
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// Worker is a worker as /admin/v1/workers shows it.
+type Worker struct {
+	ID      string   `json:"id"`
+	URL     string   `json:"url"`
+	Role    string   `json:"role"`
+	State   string   `json:"state"`
+	Reason  string   `json:"reason,omitempty"` // why it is in this state
+	Models  []string `json:"models"`
+	Engine  string   `json:"engine,omitempty"`
+	Version string   `json:"version,omitempty"`
+	Labels  []string `json:"labels,omitempty"`
+	Source  string   `json:"source,omitempty"`
+	Ranks   []Rank   `json:"ranks"`
+}
+
+// Rank is one data-parallel rank of a Worker.
+type Rank struct {
+	ID            string  `json:"id"` // worker/rank
+	Rank          int     `json:"rank"`
+	Feed          string  `json:"feed"`       // of KV events: none, syncing, live, broken
+	BlockSize     int     `json:"block_size"` // tokens; 0 unknown
+	TotalBlocks   int     `json:"total_blocks"`
+	HeldBlocks    int64   `json:"held_blocks"` // in the index
+	KVUsage       float64 `json:"kv_usage"`    // 0…1, as the engine says
+	Requests      int64   `json:"requests"`
+	PrefillTokens int64   `json:"prefill_tokens"`
+	DecodeBlocks  int64   `json:"decode_blocks"`
+	Running       int64   `json:"engine_running"` // -1 never said
+	Waiting       int64   `json:"engine_waiting"` // -1 never said
+}
+
+func workerView(w *worker.Worker) Worker {
+	state, reason := w.State()
+	info := w.Info()
+	v := Worker{ID: w.Spec.ID, URL: hideURL(w.Spec.URL), Role: w.Spec.Role.String(), State: state.String(), Reason: reason,
+		Models: info.Models, Engine: info.Engine, Version: info.Version, Labels: w.Spec.Labels, Source: w.Spec.Source}
+	for _, r := range w.Ranks {
+		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(),
+			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.Held.Load(), KVUsage: r.KVUsage(),
+			Requests: r.Requests.Load(), PrefillTokens: r.PrefillTokens.Load(), DecodeBlocks: r.DecodeBlocks.Load(),
+			Running: r.Running.Load(), Waiting: r.Waiting.Load()})
+	}
+	return v
+}
+
+func (s *Server) workers(w http.ResponseWriter, r *http.Request) {
+	list := s.opt.Workers.View().Workers
+	out := make([]Worker, 0, len(list))
+	for _, wk := range list {
+		out = append(out, workerView(wk))
+	}
+	answer(w, http.StatusOK, map[string]any{"workers": out})
+}
+
+// Request is one line of /admin/v1/requests: the last choice of each leg.
+type Request struct {
+	ID           string  `json:"id"`
+	At           int64   `json:"t"` // milliseconds since 1970
+	PromptTokens int     `json:"prompt_tokens"`
+	Prefill      string  `json:"prefill,omitempty"` // worker/rank
+	Decode       string  `json:"decode,omitempty"`
+	Whole        string  `json:"whole,omitempty"`
+	Predicted    int     `json:"cached_predicted"`
+	Attempts     int     `json:"attempts"`
+	Notes        int     `json:"notes"`
+	Done         bool    `json:"done"`
+	Status       int     `json:"status,omitempty"`
+	Reason       string  `json:"reason,omitempty"`
+	Reported     int     `json:"cached_reported"` // -1 unknown
+	OutputTokens int     `json:"output_tokens,omitempty"`
+	TTFTMS       float64 `json:"ttft_ms,omitempty"`
+	TotalMS      float64 `json:"total_ms,omitempty"`
+}
+
+func requestOf(rec *schedule.Record) Request {
+	q := Request{ID: rec.RequestID, At: rec.Begun.UnixMilli(), Notes: len(rec.Notes) + rec.LostNotes, Reported: -1}
+	for i := range rec.Decisions {
+		d := &rec.Decisions[i]
+		q.PromptTokens = d.PromptTokens
+		q.Attempts = max(q.Attempts, d.Attempt)
+		switch d.Leg {
+		case schedule.PrefillLeg.String():
+			q.Prefill = d.Chosen
+		case schedule.DecodeLeg.String():
+			q.Decode = d.Chosen
+		default:
+			q.Whole = d.Chosen
+		}
+		if d.Leg == schedule.DecodeLeg.String() && q.Prefill != "" {
+			continue // the prefill's overlap is what saved work
+		}
+		for j := range d.Shown {
+			if d.Shown[j].Chosen {
+				q.Predicted = d.Shown[j].Cached
+			}
+		}
+	}
+	if o := rec.Outcome; o != nil {
+		q.Done, q.Status, q.Reason, q.Reported = true, o.Status, o.Reason, o.CachedTokens
+		q.OutputTokens, q.TTFTMS, q.TotalMS = o.OutputTokens, o.TTFTMS, o.TotalMS
+	}
+	return q
+}
