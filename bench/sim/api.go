@@ -227,9 +227,9 @@ func (l *life) build(j *job, b *body, h *handle, r *httpRequest) error {
 	}
 	switch r.path {
 	case "/v1/responses":
-		maxTokens = b.MaxOutput
+		maxTokens, n = b.MaxOutput, nil
 	case "/v1/messages":
-		p.stop = b.StopSequences
+		p.stop, n = b.StopSequences, nil
 	case "/v1/completions":
 		if maxTokens == nil {
 			d := 16

@@ -40,7 +40,7 @@ func (g *generator) next(mayEnd bool) uint32 {
 	case g.last == dot:
 		return word + 2
 	case g.last >= wordBase && g.last < g.v.triBase:
-		if x%10 == 0 {
+		if begins := (g.last-wordBase)%4 > 1; x%10 == 0 && !begins {
 			return dot
 		}
 		return word

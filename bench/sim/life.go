@@ -42,7 +42,6 @@ type life struct {
 	slowReaders atomic.Int64
 	early       atomic.Int64 // clients gone before the engine knew their request
 	rejected    atomic.Int64
-	serverLoad  atomic.Int64
 }
 
 func (e *Engine) newLife() (l *life, err error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -115,7 +116,18 @@ func readBody(raw []byte) (*body, error) {
 	var se *json.SyntaxError
 	switch {
 	case errors.As(err, &te):
-		return &b, refuse(400, "body."+te.Field, "1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s'}", te.Type, te.Field, te.Type)
+		want := "dictionary"
+		switch te.Type.Kind() {
+		case reflect.Slice:
+			want = "list"
+		case reflect.String:
+			want = "string"
+		case reflect.Bool:
+			want = "boolean"
+		case reflect.Int, reflect.Int64:
+			want = "integer"
+		}
+		return &b, refuse(400, "body."+te.Field, "1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s'}", want, te.Field, want)
 	case errors.As(err, &se):
 		return &b, refuse(400, "", "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error'}", se.Offset)
 	}

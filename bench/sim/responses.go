@@ -1,4 +1,243 @@
 package sim
 
-func newResponsesFormat(j *job) format { return &chatFormat{j: j} }
-func newMessagesFormat(j *job) format  { return &chatFormat{j: j} }
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// responsesFormat is /v1/responses: named events, no [DONE].
+type responsesFormat struct {
+	openAIFailure
+	j   *job
+	seq int // sequence_number of the next event
+}
+
+func newResponsesFormat(j *job) format { return &responsesFormat{j: j} }
+
+func (f *responsesFormat) prefix() string  { return "resp_" }
+func (f *responsesFormat) needsText() bool { return true }
+
+func (f *responsesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+	bad := refuse(400, "body.input", "1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field required: a string or a list of items'}")
+	var msgs []message
+	if b.Instructions != "" {
+		text, _ := json.Marshal(b.Instructions)
+		msgs = append(msgs, message{Role: "system", Content: text})
+	}
+	if len(b.Input) == 0 || string(b.Input) == "null" {
+		return nil, bad
+	}
+	if b.Input[0] == '"' {
+		msgs = append(msgs, message{Role: "user", Content: b.Input})
+	} else {
+		var items []struct {
+			message
+			Type      string          `json:"type"`
+			Name      string          `json:"name"`
+			Arguments string          `json:"arguments"`
+			Output    json.RawMessage `json:"output"`
+		}
+		if json.Unmarshal(b.Input, &items) != nil || len(items) == 0 {
+			return nil, bad
+		}
+		for _, it := range items {
+			switch it.Type {
+			case "function_call":
+				text, _ := json.Marshal(it.Name + it.Arguments)
+				msgs = append(msgs, message{Role: "assistant", Content: text})
+			case "function_call_output":
+				msgs = append(msgs, message{Role: "tool", Content: it.Output})
+			default:
+				msgs = append(msgs, it.message)
+			}
+		}
+	}
+	b.Messages = msgs
+	text, err := template(msgs, b.Tools, true)
+	if err != nil {
+		return nil, err
+	}
+	return [][]uint32{vocab().encode(nil, text)}, nil
+}
+
+// event begins an event of a type; the caller adds members and calls close.
+func (f *responsesFormat) event(w *chunker, kind string) []byte {
+	b := append(w.begin(), "event: "...)
+	b = append(b, kind...)
+	b = append(b, "\ndata: {\"type\":\""...)
+	b = append(b, kind...)
+	b = append(b, `","sequence_number":`...)
+	b = strconv.AppendInt(b, int64(f.seq), 10)
+	f.seq++
+	return b
+}
+
+func (f *responsesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
+
+func (f *responsesFormat) itemID(s *seq) string {
+	if s.script != nil {
+		return "fc_" + f.j.id[len("resp_"):]
+	}
+	return "msg_" + f.j.id[len("resp_"):]
+}
+
+// at appends the members that say which item an event is about.
+func (f *responsesFormat) at(b []byte, s *seq) []byte {
+	b = append(b, `,"item_id":`...)
+	b = appendJSON(b, f.itemID(s))
+	b = append(b, `,"output_index":0`...)
+	if s.script == nil {
+		b = append(b, `,"content_index":0`...)
+	}
+	return b
+}
+
+func (f *responsesFormat) first(w *chunker, s *seq) {
+	for _, kind := range []string{"response.created", "response.in_progress"} {
+		b := append(f.event(w, kind), `,"response":`...)
+		f.close(w, f.response(b, "in_progress", false))
+	}
+	b := append(f.event(w, "response.output_item.added"), `,"output_index":0,"item":`...)
+	f.close(w, f.item(b, s, "in_progress", false))
+	if s.script == nil {
+		b = f.at(f.event(w, "response.content_part.added"), s)
+		b = append(b, `,"part":`...)
+		f.close(w, f.part(b, ""))
+	}
+}
+
+func (f *responsesFormat) delta(w *chunker, s *seq, id uint32, text string) {
+	if text == "" {
+		return
+	}
+	kind := "response.output_text.delta"
+	if s.script != nil {
+		kind = "response.function_call_arguments.delta"
+	}
+	b := f.at(f.event(w, kind), s)
+	b = append(b, `,"delta":"`...)
+	b = appendEscaped(b, text)
+	b = append(b, '"')
+	if s.script == nil {
+		b = append(b, `,"logprobs":[]`...)
+	}
+	f.close(w, b)
+}
+
+func (f *responsesFormat) last(w *chunker, j *job) {
+	s := j.seqs[0]
+	if s.script == nil {
+		b := f.at(f.event(w, "response.output_text.done"), s)
+		b = appendJSON(append(b, `,"text":`...), string(s.text))
+		f.close(w, append(b, `,"logprobs":[]`...))
+		b = f.at(f.event(w, "response.content_part.done"), s)
+		b = append(b, `,"part":`...)
+		f.close(w, f.part(b, string(s.text)))
+	} else {
+		b := f.at(f.event(w, "response.function_call_arguments.done"), s)
+		f.close(w, appendJSON(append(b, `,"arguments":`...), string(s.text)))
+	}
+	b := append(f.event(w, "response.output_item.done"), `,"output_index":0,"item":`...)
+	f.close(w, f.item(b, s, "completed", true))
+	kind := "response.completed"
+	if f.status() == "incomplete" {
+		kind = "response.incomplete"
+	}
+	b = append(f.event(w, kind), `,"response":`...)
+	f.close(w, f.response(b, f.status(), true))
+}
+
+func (f *responsesFormat) status() string {
+	if f.j.seqs[0].reason == "length" {
+		return "incomplete"
+	}
+	return "completed"
+}
+
+func (f *responsesFormat) part(b []byte, text string) []byte {
+	b = append(b, `{"annotations":[],"text":`...)
+	b = appendJSON(b, text)
+	return append(b, `,"type":"output_text","logprobs":[]}`...)
+}
+
+// item appends the one output item, with its text when full.
+func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byte {
+	text := ""
+	if full {
+		text = string(s.text)
+	}
+	b = append(b, `{"id":`...)
+	b = appendJSON(b, f.itemID(s))
+	if s.script != nil {
+		b = append(b, `,"arguments":`...)
+		b = appendJSON(b, text)
+		b = append(b, `,"call_id":"call_`...)
+		b = strconv.AppendUint(b, mix(s.gen.state), 16)
+		b = append(b, `","name":`...)
+		b = appendJSON(b, f.j.params.toolName)
+		b = append(b, `,"type":"function_call","status":"`...)
+		b = append(b, status...)
+		return append(b, `"}`...)
+	}
+	b = append(b, `,"content":[`...)
+	if full {
+		b = f.part(b, text)
+	}
+	b = append(b, `],"role":"assistant","status":"`...)
+	b = append(b, status...)
+	return append(b, `","type":"message"}`...)
+}
+
+func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
+	j := f.j
+	b = append(b, `{"id":`...)
+	b = appendJSON(b, j.id)
+	b = append(b, `,"created_at":`...)
+	b = strconv.AppendInt(b, j.created, 10)
+	b = append(b, `,"incomplete_details":`...)
+	if status == "incomplete" {
+		b = append(b, `{"reason":"max_output_tokens"}`...)
+	} else {
+		b = append(b, "null"...)
+	}
+	b = append(b, `,"instructions":null,"metadata":null,"model":`...)
+	b = appendJSON(b, j.model)
+	b = append(b, `,"object":"response","output":[`...)
+	if full {
+		b = f.item(b, j.seqs[0], "completed", true)
+	}
+	b = append(b, `],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"auto","tools":[],"top_p":1.0,"background":false,"max_output_tokens":`...)
+	b = strconv.AppendInt(b, int64(j.params.maxTokens), 10)
+	b = append(b, `,"previous_response_id":null,"status":"`...)
+	b = append(b, status...)
+	b = append(b, `","text":null,"truncation":"disabled","usage":`...)
+	if full {
+		prompt, completion, cached := j.usage()
+		b = append(b, `{"input_tokens":`...)
+		b = strconv.AppendInt(b, int64(prompt), 10)
+		b = append(b, `,"input_tokens_details":{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(cached), 10)
+		b = append(b, `},"output_tokens":`...)
+		b = strconv.AppendInt(b, int64(completion), 10)
+		b = append(b, `,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":`...)
+		b = strconv.AppendInt(b, int64(prompt+completion), 10)
+		b = append(b, '}')
+	} else {
+		b = append(b, "null"...)
+	}
+	return append(b, `,"user":null}`...)
+}
+
+func (f *responsesFormat) whole(b []byte, j *job) []byte {
+	b = f.response(b, f.status(), true)
+	b = append(b[:len(b)-1], `,"kv_transfer_params":`...)
+	return append(j.handleJSON(b), '}')
+}
+
+// broken is an error event; the stream ends without [DONE].
+func (f *responsesFormat) broken(w *chunker, j *job, status int, msg string) {
+	b := append(f.event(w, "error"), `,"code":"`...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = appendJSON(append(b, `","message":`...), msg)
+	f.close(w, append(b, `,"param":null`...))
+}

@@ -58,23 +58,3 @@ func tryPost(url, body string, extra ...string) (answer, error) {
 	json.Unmarshal(b, &a.json)
 	return a, err
 }
-
-func TestSmoke(t *testing.T) {
-	e := fast(t, Options{})
-	for _, c := range [][2]string{
-		{"/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"Hello"}],"max_tokens":12}`},
-		{"/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"Hello"}],"max_tokens":3,"stream":true,"n":2,"stream_options":{"include_usage":true},"return_token_ids":true}`},
-		{"/v1/completions", `{"model":"sim","prompt":"Hello world","max_tokens":5,"return_token_ids":true}`},
-		{"/v1/completions", `{"model":"sim","prompt":[100,101,102],"max_tokens":2,"stream":true,"return_token_ids":true}`},
-		{"/inference/v1/generate", `{"token_ids":[100,101,102],"sampling_params":{"max_tokens":2}}`},
-		{"/tokenize", `{"messages":[{"role":"user","content":"Hello"}],"return_token_strs":true}`},
-		{"/v1/completions", `{"model":"sim","prompt":"Hello world","max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`},
-	} {
-		a := post(t, e, c[0], c[1])
-		t.Logf("%s %d\n%s", c[0], a.status, a.body)
-	}
-	resp, _ := http.Get(e.URL() + "/metrics")
-	b, _ := io.ReadAll(resp.Body)
-	t.Logf("%s", b[:800])
-	t.Logf("%+v", e.Stats())
-}

@@ -1,0 +1,163 @@
+package sim
+
+import "strconv"
+
+// messagesFormat is /v1/messages, Anthropic's: named events, no [DONE], errors of
+// its own shape.
+type messagesFormat struct{ j *job }
+
+func newMessagesFormat(j *job) format { return &messagesFormat{j: j} }
+
+func (f *messagesFormat) prefix() string  { return "chatcmpl-" }
+func (f *messagesFormat) needsText() bool { return false }
+
+func (f *messagesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+	if len(b.Messages) == 0 || b.MaxTokens == nil {
+		return nil, refuse(400, "", "messages and max_tokens: Field required")
+	}
+	if len(b.System) > 0 && string(b.System) != "null" {
+		b.Messages = append([]message{{Role: "system", Content: b.System}}, b.Messages...)
+	}
+	text, err := template(b.Messages, b.Tools, true)
+	if err != nil {
+		return nil, err
+	}
+	return [][]uint32{vocab().encode(nil, text)}, nil
+}
+
+func (f *messagesFormat) event(w *chunker, kind string) []byte {
+	b := append(w.begin(), "event: "...)
+	b = append(b, kind...)
+	b = append(b, "\ndata: {\"type\":\""...)
+	b = append(b, kind...)
+	return append(b, '"')
+}
+
+func (f *messagesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
+
+// message appends the answer's members up to its content.
+func (f *messagesFormat) message(b []byte) []byte {
+	b = append(b, `{"id":`...)
+	b = appendJSON(b, f.j.id)
+	b = append(b, `,"type":"message","role":"assistant","model":`...)
+	b = appendJSON(b, f.j.model)
+	return append(b, `,"content":[`...)
+}
+
+func (f *messagesFormat) usage(b []byte, output int) []byte {
+	prompt, _, cached := f.j.usage()
+	b = append(b, `{"input_tokens":`...)
+	b = strconv.AppendInt(b, int64(prompt), 10)
+	b = append(b, `,"output_tokens":`...)
+	b = strconv.AppendInt(b, int64(output), 10)
+	if !f.j.c.life.e.o.HideCached {
+		b = append(b, `,"cache_read_input_tokens":`...)
+		b = strconv.AppendInt(b, int64(cached), 10)
+	}
+	return append(b, '}')
+}
+
+// tool begins a tool_use block up to its input.
+func (f *messagesFormat) tool(b []byte, s *seq) []byte {
+	b = append(b, `{"type":"tool_use","id":"call_`...)
+	b = strconv.AppendUint(b, mix(s.gen.state), 16)
+	b = append(b, `","name":`...)
+	b = appendJSON(b, f.j.params.toolName)
+	return append(b, `,"input":`...)
+}
+
+func (f *messagesFormat) first(w *chunker, s *seq) {
+	b := append(f.event(w, "message_start"), `,"message":`...)
+	b = append(f.message(b), `],"stop_reason":null,"stop_sequence":null,"usage":`...)
+	f.close(w, append(f.usage(b, 0), '}'))
+	b = append(f.event(w, "content_block_start"), `,"index":0,"content_block":`...)
+	if s.script != nil {
+		b = append(f.tool(b, s), "{}}"...)
+	} else {
+		b = append(b, `{"type":"text","text":""}`...)
+	}
+	f.close(w, b)
+}
+
+func (f *messagesFormat) delta(w *chunker, s *seq, id uint32, text string) {
+	if text == "" {
+		return
+	}
+	b := append(f.event(w, "content_block_delta"), `,"index":0,"delta":{"type":"`...)
+	if s.script != nil {
+		b = append(b, `input_json_delta","partial_json":"`...)
+	} else {
+		b = append(b, `text_delta","text":"`...)
+	}
+	b = appendEscaped(b, text)
+	f.close(w, append(b, `"}`...))
+}
+
+// stopReason appends stop_reason and stop_sequence.
+func (f *messagesFormat) stopReason(b []byte, s *seq) []byte {
+	reason := "end_turn"
+	switch {
+	case s.reason == "length":
+		reason = "max_tokens"
+	case s.reason == "tool_calls":
+		reason = "tool_use"
+	case s.stopped != "":
+		reason = "stop_sequence"
+	}
+	b = append(b, `"stop_reason":"`...)
+	b = append(b, reason...)
+	b = append(b, `","stop_sequence":`...)
+	return appendStopped(b, s)
+}
+
+func (f *messagesFormat) last(w *chunker, j *job) {
+	s := j.seqs[0]
+	f.close(w, append(f.event(w, "content_block_stop"), `,"index":0`...))
+	b := append(f.event(w, "message_delta"), `,"delta":{`...)
+	b = append(f.stopReason(b, s), `},"usage":`...)
+	f.close(w, f.usage(b, len(s.out)))
+	f.close(w, f.event(w, "message_stop"))
+}
+
+func (f *messagesFormat) whole(b []byte, j *job) []byte {
+	s := j.seqs[0]
+	b = f.message(b)
+	if s.script != nil {
+		b = f.tool(b, s)
+		if s.reason == "tool_calls" {
+			b = append(b, s.text...)
+		} else {
+			b = append(b, "{}"...)
+		}
+	} else {
+		b = appendJSON(append(b, `{"type":"text","text":`...), string(s.text))
+	}
+	b = append(b, `}],`...)
+	b = append(f.stopReason(b, s), `,"usage":`...)
+	b = f.usage(b, len(s.out))
+	b = append(b, `,"kv_transfer_params":`...)
+	return append(j.handleJSON(b), '}')
+}
+
+// anthropicType names an error status as Anthropic does.
+func anthropicType(status int) string {
+	switch status {
+	case 400:
+		return "invalid_request_error"
+	case 404:
+		return "not_found_error"
+	case 503:
+		return "overloaded_error"
+	}
+	return "api_error"
+}
+
+func (f *messagesFormat) failure(status int, msg string) []byte {
+	return anthropicError(anthropicType(status), msg)
+}
+
+func (f *messagesFormat) broken(w *chunker, j *job, status int, msg string) {
+	b := append(w.begin(), "event: error\ndata: "...)
+	b = append(b, anthropicError(anthropicType(status), msg)...)
+	w.end(append(b, "\n\n"...))
+}
