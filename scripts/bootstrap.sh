@@ -33,6 +33,7 @@ need make has make
 need cmake has cmake
 need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
 if [ "$want_test" = 1 ]; then
+  need curl has curl
   need python3 has python3
   need python3-venv python3 -c 'import venv, ensurepip'
   need chromium chromium_there

@@ -1,4 +1,102 @@
-// Command sluice is the data plane in front of disaggregated LLM engines.
+// Command sluice is the data plane in front of disaggregated LLM engines: the
+// router (serve), its simulated engines (sim), load (load) and demo, and the
+// tools around them. Each subcommand stands in a file of its own.
 package main
 
-func main() {}
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// version is set by the Makefile to what git describes.
+var version = "dev"
+
+// command is one subcommand. run returns the process's exit code: 0 well, 1 it
+// failed, 2 it was called wrongly.
+type command struct {
+	name string
+	what string
+	run  func(ctx context.Context, args []string, stdout, stderr io.Writer) int
+}
+
+func plain(f func(args []string, stdout, stderr io.Writer) int) func(context.Context, []string, io.Writer, io.Writer) int {
+	return func(_ context.Context, args []string, stdout, stderr io.Writer) int { return f(args, stdout, stderr) }
+}
+
+var commands = []command{
+	{"demo", "simulated engines, the router, traffic and a page to look at: the place to start", runDemo},
+	{"serve", "run the router", runServe},
+	{"sim", "run one simulated engine", runSim},
+	{"load", "send load and print latencies", runLoad},
+	{"init", "probe engines and write a commented config file", plain(runInit)},
+	{"check", "validate a config and say what it would do", plain(runCheck)},
+	{"explain", "say why a request went where it went", plain(runExplain)},
+	{"version", "print versions", plain(runVersion)},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		usage(stderr)
+		return 2
+	}
+	name := args[0]
+	switch name {
+	case "-h", "--help", "-help", "help":
+		if len(args) > 1 && name == "help" {
+			return run(ctx, []string{args[1], "--help"}, stdout, stderr)
+		}
+		usage(stdout)
+		return 0
+	case "--version", "-v":
+		name = "version"
+	}
+	for _, c := range commands {
+		if c.name == name {
+			return c.run(ctx, args[1:], stdout, stderr)
+		}
+	}
+	fmt.Fprintf(stderr, "sluice: unknown command %q; want one of %s. `sluice --help` lists them.\n", name, strings.Join(names(), ", "))
+	return 2
+}
+
+func names() []string {
+	var all []string
+	for _, c := range commands {
+		all = append(all, c.name)
+	}
+	return all
+}
+
+func usage(w io.Writer) {
+	fmt.Fprint(w, `Sluice is a router and data plane for disaggregated LLM serving.
+
+Usage:
+  sluice COMMAND [flags]
+
+Commands:
+`)
+	for _, c := range commands {
+		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.what)
+	}
+	fmt.Fprint(w, `
+Examples:
+  sluice demo                                       see it work, nothing else needed
+  sluice serve --engine http://127.0.0.1:8000       one engine, no file
+  sluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
+  sluice init http://10.0.0.1:8000 > sluice.yaml    write a config from running engines
+  sluice serve --config sluice.yaml
+
+`+"`sluice COMMAND --help` shows a command's flags and examples.\n")
+}

@@ -48,7 +48,7 @@ func (q *request) tokens() {
 }
 
 // askRank rotates over the candidates, prefill's first, so that tokenizing is
-// not one worker's burden.
+// not one worker's burden; engines that rest after a failure are passed over.
 func (q *request) askRank() *worker.Rank {
 	ranks := q.plan.Prefill
 	if q.plan.Family == nil {
@@ -57,7 +57,14 @@ func (q *request) askRank() *worker.Rank {
 	if len(ranks) == 0 {
 		return nil
 	}
-	return ranks[int(q.r.next.Add(1))%len(ranks)]
+	const looks = 4
+	first := int(q.r.next.Add(1))
+	for i := range min(looks, len(ranks)) {
+		if r := ranks[(first+i)%len(ranks)]; q.r.opt.Tokenizer.Asks(q.r.opt.Fleet.Endpoint(r)) {
+			return r
+		}
+	}
+	return ranks[first%len(ranks)]
 }
 
 func tokenizeKind(k front.Kind) tokenize.Kind {

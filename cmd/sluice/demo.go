@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"sluice/bench/load"
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/obs"
+	"sluice/router/worker"
+)
+
+const demoHelp = `Usage: sluice demo [flags]
+
+Starts two prefill and two decode engines (simulated, on free loopback ports),
+the router in front of them, and a load of chat conversations; beside it the
+same again with a router that takes turns (round robin), on the same load. A
+page shows both. Ctrl-C ends everything.
+
+Flags:
+`
+
+const demoExamples = `
+Examples:
+  sluice demo
+  sluice demo --duration 20s          ends by itself with the summary
+  sluice demo --rate 6 --listen 127.0.0.1:8080
+`
+
+// demoOptions are the demo's flags.
+type demoOptions struct {
+	duration time.Duration
+	listen   string
+	admin    string
+	rate     float64
+}
+
+// runDemo runs the demo until ctx or its duration ends.
+func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var o demoOptions
+	fs := flag.NewFlagSet("sluice demo", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.DurationVar(&o.duration, "duration", 0, "end after this long (0: at Ctrl-C)")
+	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the router; port 0 takes a free one")
+	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the page")
+	fs.Float64Var(&o.rate, "rate", 10, "requests a `second`, to each of the two routers")
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), demoHelp)
+		fs.PrintDefaults()
+		fmt.Fprint(fs.Output(), demoExamples)
+	}
+	if code, done := parse(fs, args, stdout); done {
+		return code
+	}
+	if o.rate <= 0 || o.duration < 0 {
+		fmt.Fprintf(stderr, "sluice demo: --rate %v, --duration %v; want more than 0, and 0 or more\n", o.rate, o.duration)
+		return 2
+	}
+	if err := demo(ctx, o, stdout, stderr); err != nil {
+		fmt.Fprintln(stderr, "sluice demo:", err)
+		return 1
+	}
+	return 0
+}
+
+// side is one of the two routers with its engines and its load.
+type side struct {
+	name    string
+	engines []*sim.Engine
+	router  *router
+	report  *load.Report
+}
+
+func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	log, err := obs.NewLogger(stderr, "error", "text")
+	if err != nil {
+		return err
+	}
+	var sides [2]*side // the twin first: the other's page shows it
+	defer func() {
+		for _, s := range sides {
+			s.close()
+		}
+	}()
+	if sides[0], err = newSide("round robin", "round_robin", "127.0.0.1:0", "off", nil, log); err != nil {
+		return err
+	}
+	if sides[1], err = newSide("sluice", "kv", o.listen, o.admin, sides[0].router, log); err != nil {
+		return err
+	}
+	var routers sync.WaitGroup
+	failed := make(chan error, len(sides))
+	for _, s := range sides {
+		routers.Go(func() {
+			if err := s.router.Run(ctx); err != nil {
+				failed <- err
+				cancel()
+			}
+		})
+	}
+	defer routers.Wait()
+	defer cancel()
+	if err := demoReady(ctx, sides[:]); err != nil {
+		return err
+	}
+	greet(stdout, sides[1].router)
+
+	loading, stop := context.WithCancel(ctx)
+	defer stop()
+	if o.duration > 0 {
+		var end context.CancelFunc
+		loading, end = context.WithTimeout(loading, o.duration)
+		defer end()
+	}
+	var loads sync.WaitGroup
+	for _, s := range sides {
+		loads.Go(func() {
+			rep, err := load.Run(loading, demoLoad(o, s.router), nil)
+			if err != nil {
+				failed <- err
+				stop()
+				return
+			}
+			s.report = rep
+		})
+	}
+	loads.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+	}
+	return summary(stdout, sides[:])
+}
+
+// newSide starts two prefill and two decode engines and a router over them.
+func newSide(name, policy, listen, adminAddr string, twin *router, log *slog.Logger) (*side, error) {
+	s := &side{name: name}
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen, cfg.Schedule.Policy = listen, adminAddr, policy
+	cfg.Timeouts.Drain = 2 * time.Second
+	for _, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
+		e, err := sim.Start(context.Background(), sim.Options{
+			Role: role.String(), Blocks: 4096, Records: -1,
+			// About a 30B model: a prompt of 2,000 tokens takes 0.2 s.
+			Cost: sim.Cost{PerPrefill: 100 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
+		})
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		s.engines = append(s.engines, e)
+		cfg.Workers = append(cfg.Workers, config.Worker{URL: e.URL(), Role: role, KVEvents: []string{"auto"}})
+	}
+	err := cfg.Validate()
+	if err == nil {
+		s.router, err = newTwinned(cfg, log, twin)
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *side) close() {
+	if s == nil {
+		return
+	}
+	if s.router != nil {
+		s.router.Close()
+	}
+	for _, e := range s.engines {
+		e.Close()
+	}
+}
+
+func demoReady(ctx context.Context, sides []*side) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for _, s := range sides {
+		for {
+			if len(s.router.pages.waitingFor()) == 0 {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.waitingFor())
+			}
+		}
+	}
+	return nil
+}
+
+// demoLoad is conversations of six turns with common system prompts, a shape in
+// which it pays to know who holds what.
+func demoLoad(o demoOptions, r *router) load.Options {
+	l := load.Default()
+	l.URL = "http://" + r.Addr()
+	l.Rate, l.Poisson = o.rate, true
+	l.Duration = 24 * time.Hour
+	if o.duration > 0 {
+		l.Duration = o.duration
+	}
+	l.PromptTokens, l.OutputTokens, l.SharedPrefix, l.Groups, l.Turns = 1600, 48, 0.5, 12, 6
+	return l
+}
+
+func greet(w io.Writer, r *router) {
+	fmt.Fprintf(w, "\n  Sluice is routing between 2 prefill and 2 decode engines (simulated).\n\n")
+	if r.admin != nil {
+		fmt.Fprintf(w, "  Page   %s\n", r.admin.URL())
+	}
+	fmt.Fprintf(w, "  API    http://%s/v1\n\n", r.Addr())
+	fmt.Fprintf(w, "  Try    curl -N http://%s/v1/chat/completions -H 'Content-Type: application/json' \\\n", r.Addr())
+	fmt.Fprintf(w, "           -d '{\"model\":\"sim\",\"stream\":true,\"max_tokens\":32,\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n")
+	fmt.Fprintf(w, "  Ctrl-C ends everything.\n\n")
+}
+
+// summary is the table at the end: the two routers side by side.
+func summary(w io.Writer, sides []*side) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tforetold\t")
+	for i := len(sides) - 1; i >= 0; i-- {
+		r := sides[i].report
+		if r == nil {
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f ms\t%.0f ms\t%.0f ms\t%s\t%s\t\n", sides[i].name, humanize.Comma(r.OK), humanize.Comma(r.Failed),
+			r.TTFT.P50, r.TTFT.P99, r.Total.P50, percent(prefillHits(sides[i])), percent(float64(r.PredictedTok)/float64(max(1, r.PromptTokens))))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	kv, rr := sides[1].report, sides[0].report
+	if kv != nil && rr != nil && kv.TTFT.P50 > 0 {
+		fmt.Fprintf(w, "\nThe same load, the same engines: round robin's median first token came %.2f times as late.\n", rr.TTFT.P50/kv.TTFT.P50)
+	}
+	for _, s := range sides {
+		if s.report == nil {
+			continue
+		}
+		if s.report.OK == 0 || s.report.Failed > 0 {
+			return fmt.Errorf("%s: %d requests went well, %d failed: %v", s.name, s.report.OK, s.report.Failed, s.report.Errors)
+		}
+	}
+	return nil
+}
+
+// prefillHits is the share of prompt tokens that the prefill engines found in
+// their caches, by their own count.
+func prefillHits(s *side) float64 {
+	queries, hits := 0, 0
+	for i, e := range s.engines {
+		if i < 2 {
+			sum := e.Stats().Sum()
+			queries += sum.PrefixQueries
+			hits += sum.PrefixHits
+		}
+	}
+	return float64(hits) / float64(max(1, queries))
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// startSim starts a simulated engine that waits for nothing but what mod says.
+func startSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
+	t.Helper()
+	o := sim.Options{Speed: -1, Blocks: 4096}
+	if mod != nil {
+		mod(&o)
+	}
+	e, err := sim.Start(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+func role(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
+
+// testRouter is a whole router in this process, on free ports.
+type testRouter struct {
+	*router
+	URL  string
+	stop context.CancelFunc
+	done chan error
+}
+
+// startRouter starts a router over workers and waits until it is ready. mod may
+// change the configuration first.
+func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
+	t.Helper()
+	r := launchRouter(t, mod, workers...)
+	eventually(t, 10*time.Second, "the router is ready", func() bool {
+		status, _ := r.pages.Ready()
+		return status == 200
+	})
+	return r
+}
+
+// launchRouter is startRouter without the wait.
+func launchRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Listen = "127.0.0.1:0"
+	cfg.Admin.Listen = "127.0.0.1:0"
+	cfg.Admin.Token = "test-token-0123456789"
+	cfg.Admin.RuntimeFile = t.TempDir() + "/runtime.json"
+	cfg.Health.Interval = 50 * time.Millisecond
+	cfg.Workers = workers
+	if mod != nil {
+		mod(cfg)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	var logs syncBuffer
+	log := slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r, err := newRouter(cfg, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1)}
+	go func() { tr.done <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		select {
+		case err := <-tr.done:
+			if err != nil {
+				t.Errorf("router ended with %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("router did not end within 20 s")
+		}
+		if t.Failed() {
+			t.Logf("router log:\n%s", logs.tail(8000))
+		}
+	})
+	return tr
+}
+
+func at(e *sim.Engine, r worker.Role, id string) config.Worker {
+	return config.Worker{ID: id, URL: e.URL(), Role: r, KVEvents: []string{"auto"}}
+}
+
+// eventually polls until ok, or fails the test after within.
+func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(within); ; {
+		if ok() {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", within, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// answer is a response read whole.
+type answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// text is the completion's text, streamed or not.
+func (a *answer) text(t *testing.T) string {
+	t.Helper()
+	if strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") {
+		var out strings.Builder
+		sc := bufio.NewScanner(bytes.NewReader(a.Body))
+		sc.Buffer(nil, 1<<20)
+		for sc.Scan() {
+			data, ok := strings.CutPrefix(sc.Text(), "data: ")
+			if !ok || data == "[DONE]" {
+				continue
+			}
+			out.WriteString(choiceText(t, []byte(data)))
+		}
+		return out.String()
+	}
+	return choiceText(t, a.Body)
+}
+
+func choiceText(t *testing.T, js []byte) string {
+	t.Helper()
+	var v struct {
+		Choices []struct {
+			Text    string `json:"text"`
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+			Delta struct {
+				Content string `json:"content"`
+			} `json:"delta"`
+		} `json:"choices"`
+	}
+	if err := json.Unmarshal(js, &v); err != nil {
+		t.Fatalf("no JSON: %v in %s", err, js)
+	}
+	var s string
+	for _, c := range v.Choices {
+		s += c.Text + c.Message.Content + c.Delta.Content
+	}
+	return s
+}
+
+// errorOf reads an error body of OpenAI's shape.
+func (a *answer) errorOf(t *testing.T) (message, typ, param string) {
+	t.Helper()
+	var v struct {
+		Error struct {
+			Message string  `json:"message"`
+			Type    string  `json:"type"`
+			Param   *string `json:"param"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(a.Body, &v); err != nil || v.Error.Message == "" {
+		t.Fatalf("status %d: no error object: %v in %s", a.Status, err, a.Body)
+	}
+	if v.Error.Param != nil {
+		param = *v.Error.Param
+	}
+	return v.Error.Message, v.Error.Type, param
+}
+
+// post sends a JSON body and reads the whole answer.
+func post(t *testing.T, url, body string, headers ...string) *answer {
+	t.Helper()
+	a, err := tryPost(context.Background(), url, body, headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func tryPost(ctx context.Context, url, body string, headers ...string) (*answer, error) {
+	req, err := http.NewRequestWithContext(ctx, "POST", url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return &answer{Status: resp.StatusCode, Header: resp.Header, Body: b}, err
+}
+
+func get(t *testing.T, url string) *answer {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &answer{Status: resp.StatusCode, Header: resp.Header, Body: b}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"sluice/nixl"
+	"sluice/router/worker"
+)
+
+// pages answers the front's routes that are not inference.
+type pages struct {
+	r        *router
+	started  time.Time
+	needs    []worker.Role // roles that /readyz waits for
+	draining atomic.Bool
+}
+
+func newPages(r *router) *pages {
+	p := &pages{r: r, started: time.Now()}
+	var has [3]bool
+	for _, s := range r.cfg.Specs() {
+		has[s.Role] = true
+	}
+	for role, yes := range has {
+		if yes {
+			p.needs = append(p.needs, worker.Role(role))
+		}
+	}
+	return p
+}
+
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil { // only for types that JSON has no form for: a bug
+		panic(err)
+	}
+	return append(b, '\n')
+}
+
+// Models implements front.Pages.
+func (p *pages) Models() (int, []byte) {
+	type model struct {
+		ID          string `json:"id"`
+		Object      string `json:"object"`
+		Created     int64  `json:"created"`
+		OwnedBy     string `json:"owned_by"`
+		MaxModelLen int    `json:"max_model_len,omitempty"`
+	}
+	view := p.r.fleet.View()
+	data := []model{}
+	for _, name := range view.Models {
+		m := model{ID: name, Object: "model", Created: p.started.Unix(), OwnedBy: "sluice"}
+		for _, w := range view.Workers {
+			if info := w.Info(); contains(info.Models, name) && info.MaxModelLen > 0 {
+				// What every worker of the model can take.
+				if m.MaxModelLen == 0 || info.MaxModelLen < m.MaxModelLen {
+					m.MaxModelLen = info.MaxModelLen
+				}
+			}
+		}
+		data = append(data, m)
+	}
+	return 200, mustJSON(map[string]any{"object": "list", "data": data})
+}
+
+// Ready implements front.Pages: 503 names what is waited for.
+func (p *pages) Ready() (int, []byte) {
+	waiting := p.waitingFor()
+	if len(waiting) > 0 {
+		return 503, mustJSON(map[string]any{"ready": false, "waiting_for": waiting})
+	}
+	return 200, mustJSON(map[string]any{"ready": true})
+}
+
+func (p *pages) waitingFor() []string {
+	if p.draining.Load() {
+		return []string{"the end: this router is draining"}
+	}
+	if len(p.needs) == 0 {
+		return []string{"a worker: none is configured; start with --engine URL, or --prefill URL and --decode URL"}
+	}
+	var waiting []string
+	for _, role := range p.needs {
+		var states []string
+		ready := false
+		for _, w := range p.r.fleet.View().Workers {
+			if w.Spec.Role != role {
+				continue
+			}
+			s, why := w.State()
+			if s == worker.Ready {
+				ready = true
+				break
+			}
+			states = append(states, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", w.Spec.ID, s, why), ": "))
+		}
+		if !ready {
+			waiting = append(waiting, fmt.Sprintf("a healthy %s worker (%s)", role, strings.Join(states, "; ")))
+		}
+	}
+	return waiting
+}
+
+// Health implements front.Pages.
+func (p *pages) Health() (int, []byte) {
+	type workerLine struct {
+		Role   worker.Role  `json:"role"`
+		State  worker.State `json:"state"`
+		Reason string       `json:"reason,omitempty"`
+		Models []string     `json:"models"`
+		Ranks  int          `json:"ranks"`
+	}
+	workers := map[string]workerLine{}
+	for _, w := range p.r.fleet.View().Workers {
+		s, why := w.State()
+		workers[w.Spec.ID] = workerLine{Role: w.Spec.Role, State: s, Reason: why, Models: w.Info().Models, Ranks: len(w.Ranks)}
+	}
+	tier, why := nixl.Active()
+	waiting := p.waitingFor()
+	status, word := 200, "ok"
+	if len(waiting) > 0 {
+		status, word = 503, "not ready"
+	}
+	return status, mustJSON(map[string]any{
+		"status": word, "waiting_for": waiting, "workers": workers,
+		"kv_tier": map[string]string{"active": string(tier), "reason": why},
+		"uptime":  time.Since(p.started).Round(time.Second).String(),
+	})
+}
+
+// Version implements front.Pages.
+func (p *pages) Version() (int, []byte) {
+	return 200, mustJSON(map[string]string{"version": version, "name": "sluice"})
+}
+
+// Metrics implements front.Pages.
+func (p *pages) Metrics(w interface{ Write([]byte) (int, error) }) {
+	p.r.metrics.WritePrometheus(io.Writer(w))
+}
+
+func contains(all []string, one string) bool {
+	for _, s := range all {
+		if s == one {
+			return true
+		}
+	}
+	return false
+}

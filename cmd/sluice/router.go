@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/admin"
+	"sluice/router/config"
+	"sluice/router/disagg"
+	"sluice/router/fleet"
+	"sluice/router/kvevents"
+	"sluice/router/kvindex"
+	"sluice/router/obs"
+	"sluice/router/schedule"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+// router is one assembled router: the one place where policy (router/) and the
+// moving of bytes (dataplane/) are wired together.
+type router struct {
+	cfg       *config.Config
+	log       *slog.Logger
+	fleet     *fleet.Fleet
+	index     kvindex.Index
+	approx    *kvindex.Approx
+	scheduler *schedule.Scheduler
+	tokenizer *tokenize.Tokenizer
+	metrics   *obs.Metrics
+	feeds     *kvevents.Feeds
+	front     *front.Server
+	admin     *admin.Server // nil when off
+	listener  net.Listener
+	pages     *pages
+	twin      *router // shown beside this one on the console; the demo's
+	closeOnce sync.Once
+}
+
+// newRouter binds the listeners and starts to probe the workers; nothing is
+// served before Run.
+func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) { return newTwinned(cfg, log, nil) }
+
+// newTwinned is newRouter for a router whose console shows another's figures
+// beside its own.
+func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, err error) {
+	r := &router{cfg: cfg, log: log, twin: twin}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if r.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+		return nil, fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
+	}
+	r.metrics = obs.NewMetrics()
+	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
+	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
+	s := cfg.Schedule
+	r.scheduler = schedule.New(schedule.Options{
+		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
+		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
+	})
+	r.tokenizer = tokenize.New(tokenize.Options{
+		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
+	})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics})
+	r.fleet = fleet.New(fleet.Options{
+		Log:            log,
+		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
+		ProbeInterval:  cfg.Health.Interval,
+		ProbeTimeout:   cfg.Health.Timeout,
+		FailAfter:      cfg.Health.FailAfter,
+		ScrapeInterval: cfg.Health.Scrape,
+		OnJoin:         r.joined,
+		OnLeave:        r.left,
+		OnState:        r.changed,
+	})
+	runner, err := disagg.NewRunner(disagg.Options{
+		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics,
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.metrics.WatchWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
+	r.metrics.WatchIndex(r.index, r.approx)
+	r.metrics.WatchTokenizer(r.tokenizer)
+	r.pages = newPages(r)
+	r.front, err = front.New(front.Options{
+		Handler: runner, Pages: r.pages, Observer: r.metrics, Log: log,
+		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
+		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
+		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
+		StripForbidden: cfg.StripForbidden,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, spec := range cfg.Specs() {
+		if err := r.fleet.Add(spec); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Admin.Listen != "off" {
+		if r.admin, err = r.newAdmin(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *router) newAdmin() (*admin.Server, error) {
+	opt := admin.Options{
+		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: version, Log: r.log,
+		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics,
+		Config: func() any { return r.cfg },
+	}
+	if r.twin != nil {
+		opt.Twin = &admin.Twin{Name: "round robin", Metrics: r.twin.metrics}
+	}
+	return admin.New(opt)
+}
+
+// Addr is the address the front listens on.
+func (r *router) Addr() string { return r.listener.Addr().String() }
+
+// Run serves until ctx ends, then drains: not ready first, then no new
+// requests, then streams end or the drain time is over.
+func (r *router) Run(ctx context.Context) error {
+	defer r.Close()
+	failed := make(chan error, 2)
+	go func() { failed <- r.front.Serve(r.listener) }()
+	if r.admin != nil {
+		go func() {
+			if err := r.admin.Serve(); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	r.log.Info("listening", "addr", r.Addr(), "workers", len(r.cfg.Workers))
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	r.pages.draining.Store(true)
+	r.log.Info("draining", "deadline", r.cfg.Timeouts.Drain)
+	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
+	defer cancel()
+	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// Close ends everything that newRouter started.
+func (r *router) Close() {
+	r.closeOnce.Do(func() {
+		if r.listener != nil {
+			r.listener.Close()
+		}
+		if r.admin != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), drainGrace)
+			defer cancel()
+			r.admin.Close(ctx)
+		}
+		if r.fleet != nil {
+			r.fleet.Close()
+		}
+		if r.feeds != nil {
+			r.feeds.Close()
+		}
+	})
+}
+
+// joined starts the event feeds of a worker that has become ready.
+func (r *router) joined(w *worker.Worker) {
+	model := ""
+	if models := w.Info().Models; len(models) > 0 {
+		model = models[0]
+	}
+	for _, rank := range w.Ranks {
+		r.metrics.RankJoined(rank)
+		src, ok := r.fleet.Events(rank)
+		if !ok {
+			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
+				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
+			continue
+		}
+		err := r.feeds.Start(kvevents.Source{
+			Rank: rank, Model: model, Engine: w.Info().Engine,
+			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
+		})
+		if err != nil {
+			r.log.Error("cannot subscribe to KV events", "rank", rank.ID.String(), "endpoint", src.Endpoint, "err", err)
+		}
+	}
+}
+
+// left drops what the router knows of a worker's KV.
+func (r *router) left(w *worker.Worker) {
+	for _, rank := range w.Ranks {
+		r.feeds.Stop(rank.ID)
+		r.index.Clear(rank.Slot)
+		r.approx.Clear(rank.Slot)
+		r.metrics.RankLeft(rank)
+	}
+}
+
+func (r *router) changed(w *worker.Worker, from, to worker.State, reason string) {
+	r.log.Info("worker changed", "worker", w.Spec.ID, "from", from.String(), "to", to.String(), "reason", reason)
+	if r.admin != nil {
+		r.admin.WorkerChanged(w, from, to, reason)
+	}
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/obs"
+)
+
+const serveExamples = `
+Examples:
+  sluice serve --engine http://127.0.0.1:8000
+      one engine that prefills and decodes
+  sluice serve --prefill http://10.0.0.1:8000 --prefill http://10.0.0.2:8000 --decode http://10.0.0.3:8000,ranks=4
+      prefill and decode apart (vLLM NixlConnector), four data-parallel ranks behind one URL
+  sluice serve --engine http://127.0.0.1:8000,model=llama,kv_events=tcp://127.0.0.1:5557
+      name the model and the KV event endpoint instead of asking the engine
+  sluice serve --config sluice.yaml --listen 0.0.0.0:8080
+      a file, and a flag over it; environment variables (SLUICE_…) stand between the two
+
+The first line on standard output is the address it listens on; logs go to
+standard error. /readyz says what it still waits for. SIGTERM drains and ends it.
+`
+
+// runServe runs the router until ctx ends.
+func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice serve", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	flags := config.RegisterFlags(fs)
+	fs.Usage = func() {
+		w := fs.Output()
+		fmt.Fprint(w, "Usage: sluice serve [flags]\n\nFlags:\n")
+		fs.PrintDefaults()
+		fmt.Fprintf(w, "\nKeys of a worker (after its URL, by commas):\n%s%s", config.KeyTable(), serveExamples)
+	}
+	if code, done := parse(fs, args, stdout); done {
+		return code
+	}
+	cfg, err := configFrom(flags)
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	log, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice serve:", err)
+		return 1
+	}
+	r, err := newRouter(cfg, log)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice serve:", err)
+		return 1
+	}
+	fmt.Fprintln(stdout, r.Addr())
+	if err := r.Run(ctx); err != nil {
+		fmt.Fprintln(stderr, "sluice serve:", err)
+		return 1
+	}
+	return 0
+}
+
+// parse parses flags; done is true when the process should end with code. Help
+// that was asked for goes to standard output.
+func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
+	for _, a := range args {
+		if a == "-h" || a == "--help" || a == "-help" {
+			fs.SetOutput(stdout)
+			break
+		}
+	}
+	err := fs.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0, true
+	case err != nil:
+		return 2, true
+	case fs.NArg() > 0:
+		fmt.Fprintf(fs.Output(), "%s: unexpected argument %q; everything is given by flags, `%s --help` lists them\n", fs.Name(), fs.Arg(0), fs.Name())
+		return 2, true
+	}
+	return 0, false
+}
+
+// configFrom makes the configuration: file, then environment, then flags.
+func configFrom(flags *config.Flags) (*config.Config, error) {
+	cfg := config.Default()
+	if path := flags.ConfigPath(); path != "" {
+		var err error
+		if cfg, err = config.Load(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := cfg.ApplyEnv(os.Environ()); err != nil {
+		return nil, err
+	}
+	if err := flags.Apply(cfg); err != nil {
+		return nil, err
+	}
+	return cfg, cfg.Validate()
+}
+
+// drainTime bounds how long a router without streams takes to end.
+const drainGrace = time.Second

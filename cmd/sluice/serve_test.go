@@ -1,0 +1,154 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+const prompt = "The quick brown fox jumps over the lazy dog and runs on through the long green field until the night has come over the hills and the river is quiet again, and then it sleeps under the old oak tree near the water."
+
+func chat(extra string) string {
+	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12%s}`, prompt, extra)
+}
+
+func TestAggregatedPassesBytesThrough(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	body := `{"x_unknown":{"b":1,"a":[2]},"seed":9007199254740993,"model":"sim","messages":[{"role":"user","content":"caf\u00e9 ☕"}],"max_tokens":8}`
+	direct := post(t, e.URL()+"/v1/chat/completions", body, "X-Request-Id", "same")
+	routed := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "same")
+	if direct.Status != 200 || routed.Status != 200 {
+		t.Fatalf("direct %d, routed %d: %s", direct.Status, routed.Status, routed.Body)
+	}
+	if direct.text(t) != routed.text(t) || routed.text(t) == "" {
+		t.Errorf("text differs: direct %q, routed %q", direct.text(t), routed.text(t))
+	}
+	if got := routed.Header.Get("X-Request-Id"); got != "same" {
+		t.Errorf("X-Request-Id is %q, want same", got)
+	}
+	if got := routed.Header.Get("X-Sluice-Worker"); got != "w0" {
+		t.Errorf("X-Sluice-Worker is %q, want w0", got)
+	}
+	recs := e.Requests()
+	last := recs[len(recs)-1]
+	if string(last.Body) != body {
+		t.Errorf("the engine saw\n%s\nwant the client's bytes\n%s", last.Body, body)
+	}
+}
+
+func TestAggregatedStream(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	whole := post(t, r.URL+"/v1/chat/completions", chat(""))
+	streamed := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true,"stream_options":{"include_usage":true}`))
+	if streamed.Status != 200 || !strings.HasPrefix(streamed.Header.Get("Content-Type"), "text/event-stream") {
+		t.Fatalf("status %d, type %q: %s", streamed.Status, streamed.Header.Get("Content-Type"), streamed.Body)
+	}
+	if whole.text(t) != streamed.text(t) || whole.text(t) == "" {
+		t.Errorf("whole %q, streamed %q", whole.text(t), streamed.text(t))
+	}
+	if !strings.HasSuffix(string(streamed.Body), "data: [DONE]\n\n") {
+		t.Errorf("the stream does not end with [DONE]: %q", streamed.Body)
+	}
+}
+
+func TestPrefillThenDecode(t *testing.T) {
+	p, d, alone := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
+		for _, stream := range []string{"", `,"stream":true`, `,"n":2`} {
+			body := chat(stream)
+			if path == "/v1/completions" {
+				body = fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":12%s}`, prompt+path, stream)
+			}
+			want := post(t, alone.URL()+path, body)
+			before := d.Stats().Sum().Transfers
+			got := post(t, r.URL+path, body, "X-Request-Id", "pd-1")
+			if got.Status != 200 || got.text(t) != want.text(t) || got.text(t) == "" {
+				t.Fatalf("%s%s: status %d, text %q; an engine alone says %q", path, stream, got.Status, got.text(t), want.text(t))
+			}
+			if d.Stats().Sum().Transfers == before {
+				t.Errorf("%s%s: no KV was transferred", path, stream)
+			}
+			if got.Header.Get("X-Sluice-Prefill-Worker") != "p0" || got.Header.Get("X-Sluice-Worker") != "d0" {
+				t.Errorf("workers %q, %q; want p0, d0", got.Header.Get("X-Sluice-Prefill-Worker"), got.Header.Get("X-Sluice-Worker"))
+			}
+			if strings.Contains(string(got.Body), "remote_block_ids") {
+				t.Errorf("%s%s: the handle reached the client: %s", path, stream, got.Body)
+			}
+			pr, dr := lastGenerating(p), lastGenerating(d)
+			if pr.Header("X-Request-Id") != "pd-1" || dr.Header("X-Request-Id") != "pd-1" {
+				t.Errorf("ids on the legs: %q, %q; want pd-1 on both", pr.Header("X-Request-Id"), dr.Header("X-Request-Id"))
+			}
+		}
+	}
+	eventually(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+}
+
+// lastGenerating is the last request to an inference endpoint.
+func lastGenerating(e *sim.Engine) sim.Record {
+	all := e.Requests()
+	for i := len(all) - 1; i >= 0; i-- {
+		if strings.HasPrefix(all[i].Path, "/v1/c") {
+			return all[i]
+		}
+	}
+	return sim.Record{}
+}
+
+func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	for i := range 6 {
+		first := fmt.Sprintf(`{"role":"user","content":"%d %s"}`, i, strings.Repeat(prompt, 3))
+		one := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[%s],"max_tokens":8}`, first))
+		where := one.Header.Get("X-Sluice-Worker")
+		if one.Status != 200 || where == "" {
+			t.Fatalf("first turn: %d %s", one.Status, one.Body)
+		}
+		two := fmt.Sprintf(`{"model":"sim","messages":[%s,{"role":"assistant","content":"%s"},{"role":"user","content":"go on"}],"max_tokens":8}`, first, one.text(t))
+		eventually(t, 5*time.Second, "the events of the first turn have come", func() bool { return r.index.Len() >= (i+1)*10 })
+		got := post(t, r.URL+"/v1/chat/completions", two)
+		if got.Header.Get("X-Sluice-Worker") != where {
+			t.Errorf("turn 2 went to %q, its prefix is on %q", got.Header.Get("X-Sluice-Worker"), where)
+		}
+		if got.Header.Get("X-Sluice-Cached-Tokens") == "0" {
+			t.Errorf("no cached tokens foretold")
+		}
+	}
+}
+
+func TestUnknownModelListsTheKnown(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	a := post(t, r.URL+"/v1/chat/completions", `{"model":"gpt-9","messages":[]}`)
+	msg, _, param := a.errorOf(t)
+	if a.Status != 404 || param != "model" || !strings.Contains(msg, `"gpt-9"`) || !strings.Contains(msg, "sim") {
+		t.Errorf("status %d, param %q, message %q; want 404 with the known models", a.Status, param, msg)
+	}
+	if a.Header.Get("X-Sluice-Reason") != "unknown_model" || a.Header.Get("X-Request-Id") == "" {
+		t.Errorf("headers %v", a.Header)
+	}
+}
+
+func TestEmptyPoolIsNamed(t *testing.T) {
+	d := startSim(t, role("decode"))
+	p := startSim(t, role("prefill"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = 200 * time.Millisecond },
+		at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p.Close()
+	eventually(t, 4*time.Second, "prefill is named", func() bool {
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		if a.Status != 503 {
+			return false
+		}
+		msg, _, _ := a.errorOf(t)
+		return strings.Contains(msg, "prefill") && a.Header.Get("X-Sluice-Reason") == "no_prefill_worker"
+	})
+}
