@@ -24,8 +24,7 @@ type Options struct {
 	// FailAfter consecutive failures (probes, or connection-level failures of
 	// traffic) a worker is Unhealthy [2]; one success of a probe brings it back.
 	// A probe that hangs counts once for every ProbeInterval it took, so a dead
-	// engine is out after at most ProbeInterval + max(ProbeTimeout, FailAfter ×
-	// ProbeInterval), see DetectWithin.
+	// engine is out after at most the time DetectWithin gives (1.5s by default).
 	FailAfter int
 	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never.
 	ScrapeInterval time.Duration
@@ -74,7 +73,7 @@ func (o Options) DetectWithin() time.Duration {
 	probes := (o.FailAfter + hung - 1) / hung
 	each := max(o.ProbeTimeout, o.ProbeInterval)
 	refused := o.ProbeInterval * time.Duration(o.FailAfter)
-	return max(refused, o.ProbeInterval+each*time.Duration(probes))
+	return max(refused, o.ProbeInterval+each*time.Duration(probes-1)+o.ProbeTimeout)
 }
 
 // Fleet is the membership. Safe for concurrent use.
