@@ -59,6 +59,7 @@ func accepted() []rawCase {
 		{name: "chunk extension", raw: chunkedHead + "d;a=b\r\n" + hello + "\r\n0;c\r\n\r\n"},
 		{name: "chunk trailer", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum: 1\r\n\r\n"},
 		{name: "one byte a chunk", raw: chunkedHead + oneByteChunks(hello) + "0\r\n\r\n"},
+		{name: "chunk trailer ended by a bare LF, a request behind", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\n\n" + inner},
 		{name: "empty line before the request", raw: "\r\n" + sized("")},
 		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)}, // RFC 9112 2.2
 		{name: "absolute target", raw: strings.Replace(sized(""), " /v1", " http://a/v1", 1)},
@@ -73,7 +74,8 @@ func accepted() []rawCase {
 		{name: "HTTP/1.0 with keep-alive", raw: strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1)},
 	}
 	for i := range cases {
-		cases[i].ran, cases[i].status, cases[i].kept = true, 200, true
+		cases[i].ran, cases[i].status = true, 200
+		cases[i].kept = !strings.Contains(cases[i].raw, "Transfer-Encoding")
 	}
 	closing := []rawCase{
 		{name: "connection close", raw: sized("Connection: close\r\n")},
@@ -213,6 +215,7 @@ func refusedBodies() []rawCase {
 		{name: "chunk size with bare LF", raw: chunks("d\n" + hello + "\r\n0\r\n\r\n")},
 		{name: "LF in a chunk extension", raw: chunks("d;a\nb\r\n" + hello + "\r\n0\r\n\r\n")},
 		{name: "bare CR in a chunk extension", raw: chunks("d;a\rb\r\n" + hello + "\r\n0\r\n\r\n")},
+		{name: "bare CR behind a chunk", raw: chunks("d\r\n" + hello + "\r0\r\n\r\n")},
 		{name: "no CRLF behind a chunk", raw: chunks("d\r\n" + hello + "0\r\n\r\n")},
 		{name: "bare LF behind a chunk", raw: chunks("d\r\n" + hello + "\n0\r\n\r\n")},
 		{name: "chunk longer than its size", raw: chunks("c\r\n" + hello + "\r\n0\r\n\r\n")},
@@ -244,7 +247,7 @@ func refusedBodies() []rawCase {
 		{name: "wrong type, chunked, a request inside", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(pad) + chunk(inner) + "0\r\n\r\n"},
 	}
 	for i := range kept {
-		kept[i].kept = true
+		kept[i].kept = !strings.Contains(kept[i].raw, "Transfer-Encoding")
 	}
 	tooBig := []rawCase{
 		{name: "unknown path, more than is drained", status: 404, raw: body("POST /nothing HTTP/1.1", "", big)},

@@ -180,15 +180,22 @@ func (x *Exchange) finish() {
 	}
 	if x.answer != relayed {
 		x.c.gone.set(nil)
-		clean := !x.untrusted && x.body.drain(x.c)
-		if !clean {
-			x.c.lingered = true
-		}
-		if !clean || x.failed || x.head.close || x.srv.draining.Load() {
+		x.untrusted = x.untrusted || !x.body.drain(x.c)
+		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
+		if !x.reusable() {
 			x.ctx.Response.Header.SetConnectionClose()
 		}
 	}
 	x.recycle()
+}
+
+// reusable says whether the connection may serve another request. After a
+// chunked body it does not: fasthttp reads trailers more leniently than a proxy
+// before us may (a bare LF ends them), and what follows could be a request to
+// one and trailer to the other.
+func (x *Exchange) reusable() bool {
+	return !x.untrusted && !x.failed && !x.head.close && x.body.ended &&
+		x.body.length != framingChunked && !x.srv.draining.Load()
 }
 
 func (x *Exchange) panicked(v any, stack []byte) {

@@ -64,12 +64,6 @@ func (r *recorder) Ended(endpoint string, status int, _ time.Duration) {
 func (r *recorder) Panicked(string, any, []byte) { r.mu.Lock(); r.panics++; r.mu.Unlock() }
 func (r *recorder) Connections(open int)         { r.mu.Lock(); r.open = open; r.mu.Unlock() }
 
-func (r *recorder) count(reason Reason) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.refused[reason]
-}
-
 func (r *recorder) endings() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -210,9 +204,7 @@ type engine struct {
 	addr string
 	ep   *upstream.Endpoint
 
-	mu   sync.Mutex
-	cuts int // connections that the router closed while serve was writing
-	wg   sync.WaitGroup
+	wg sync.WaitGroup
 }
 
 // startEngine runs an engine; serve writes the answer of one request and says

@@ -62,7 +62,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 	st, _ := x.srv.streams.Get().(*stream)
 	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
 	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
-	st.keep = !x.head.close && !x.untrusted && x.body.ended && !x.srv.draining.Load()
+	st.keep = x.reusable()
 	x.composeHead(st)
 
 	c := x.c

@@ -66,3 +66,245 @@ func TestConnectionServesOnAfterAStream(t *testing.T) {
 		t.Errorf("endings %s", got)
 	}
 }
+
+// The engine's framing reaches an HTTP/1.1 client as it is.
+func TestStreamFramings(t *testing.T) {
+	const body = "data: [DONE]\n\n"
+	for name, k := range map[string]struct {
+		head, raw string
+		kept      bool
+	}{
+		"chunked":  {"Transfer-Encoding: chunked\r\n", chunk(body[:5]) + chunk(body[5:]) + "0\r\nx-trailer: 1\r\n\r\n", true},
+		"length":   {"Content-Length: 14\r\n", body, true},
+		"to close": {"", body, false},
+		"empty":    {"Content-Length: 0\r\n", "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, "HTTP/1.1 203 Fine\r\nContent-Type: text/event-stream\r\n"+k.head+"\r\n"+k.raw)
+				return k.head != ""
+			})
+			ends := make(chan relay.Result, 1)
+			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			c := r.dial()
+			c.send(chatPost(hello))
+			resp, got := c.answer()
+			if resp.StatusCode != 203 || (got != body && name != "empty") {
+				t.Errorf("%d %q", resp.StatusCode, got)
+			}
+			if resp.Close == k.kept {
+				t.Errorf("close %v, want kept %v", resp.Close, k.kept)
+			}
+			<-ends
+			if !k.kept {
+				c.closed()
+				return
+			}
+			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+			if resp, _ := c.answer(); resp.StatusCode != 200 {
+				t.Errorf("after the stream: %d", resp.StatusCode)
+			}
+		})
+	}
+}
+
+// HTTP/1.0 knows no chunks: it gets the payload, and the end of the connection.
+func TestStreamToHTTP10(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		whole := streamHead + chunk(helloStream) + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
+		for i := range len(whole) {
+			if _, err := io.WriteString(nc, whole[i:i+1]); err != nil {
+				return false
+			}
+		}
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
+	all, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, body, _ := strings.Cut(string(all), "\r\n\r\n")
+	if body != helloStream+"data: [DONE]\n\n" {
+		t.Errorf("body %q", body)
+	}
+	contains(t, head, "Connection: close")
+	if strings.Contains(head, "chunked") {
+		t.Errorf("head %q", head)
+	}
+	wantEnd(t, ends, relay.Completed)
+}
+
+func TestStreamWithConnectionClose(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(hello, "Connection: close"))
+	if resp, body := c.answer(); !resp.Close || body != helloStream {
+		t.Errorf("%v %q", resp.Close, body)
+	}
+	c.closed()
+}
+
+// A request that was pipelined behind a stream is not answered, and does not
+// run; the stream itself arrives whole.
+func TestPipelinedBehindAStream(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(hello) + chatPost(probeDoc))
+	if _, body := c.answer(); body != helloStream+"data: [DONE]\n\n" {
+		t.Errorf("%q", body)
+	}
+	c.closed()
+	if n := r.calls.Load(); n != 1 {
+		t.Errorf("the handler ran %d times", n)
+	}
+}
+
+// The head arrives although no body comes yet.
+func TestHeadDoesNotWaitForTheBody(t *testing.T) {
+	free := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		<-free
+		_, _ = io.WriteString(nc, chunk(helloStream)+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(hello))
+	resp, err := http.ReadResponse(c.br, nil)
+	if err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	close(free)
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != helloStream {
+		t.Errorf("%q %v", body, err)
+	}
+	wantEnd(t, ends, relay.Completed)
+}
+
+func TestEngineDiesInsideAStream(t *testing.T) {
+	for name, k := range map[string]struct {
+		raw  string
+		kept bool
+	}{
+		"between events": {streamHead + chunk(helloStream), true},
+		"inside a chunk": {streamHead + "ff\r\n" + helloStream + "data: {", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, k.raw)
+				return false
+			})
+			ends := make(chan relay.Result, 1)
+			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			c := r.dial()
+			c.send(chatPost(hello))
+			resp, err := http.ReadResponse(c.br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			contains(t, string(body), helloStream)
+			if (err == nil) != k.kept {
+				t.Errorf("body ended by %v", err)
+			}
+			res := wantEnd(t, ends, relay.EngineClosed)
+			if res.Reusable != k.kept {
+				t.Errorf("reusable %v", res.Reusable)
+			}
+			if !k.kept {
+				c.closed()
+				return
+			}
+			contains(t, string(body), `"error"`)
+			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+			if resp, _ := c.answer(); resp.StatusCode != 200 {
+				t.Errorf("after the stream: %d", resp.StatusCode)
+			}
+		})
+	}
+}
+
+// A client that stops reading is cut after WriteTimeout.
+func TestStalledClientIsCut(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		event := chunk("data: {\"x\":\"" + strings.Repeat("y", 60<<10) + "\"}\n\n")
+		for {
+			if _, err := io.WriteString(nc, event); err != nil {
+				return false
+			}
+		}
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{WriteTimeout: 200 * time.Millisecond}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(hello))
+	wantEnd(t, ends, relay.ClientStalled)
+	until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+}
+
+// A stream that outlives WriteTimeout many times is not cut while it flows.
+func TestLongStreamIsNotCut(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		for range 30 {
+			time.Sleep(20 * time.Millisecond)
+			if _, err := io.WriteString(nc, chunk(helloStream)); err != nil {
+				return false
+			}
+		}
+		_, _ = io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	opt := Options{WriteTimeout: 100 * time.Millisecond, HeadTimeout: 100 * time.Millisecond, BodyTimeout: 100 * time.Millisecond}
+	r := start(t, opt, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(hello))
+	if _, body := c.answer(); body != strings.Repeat(helloStream, 30)+"data: [DONE]\n\n" {
+		t.Errorf("%d bytes", len(body))
+	}
+	// The wait for the next request is an idle one, not that of a first head.
+	time.Sleep(300 * time.Millisecond)
+	c.send(chatPost(hello))
+	if _, body := c.answer(); len(body) < 100 {
+		t.Errorf("second: %q", body)
+	}
+}
+
+func TestPanicInHooks(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return true
+	})
+	for _, hooks := range []RelayHooks{
+		{OnFirstToken: func() { panic("token") }, OnEnd: func(relay.Result) {}},
+		{OnEnd: func(relay.Result) { panic("end") }},
+	} {
+		r := start(t, Options{}, relayTo(e, func() RelayHooks { return hooks }))
+		c := r.dial()
+		c.send(chatPost(hello))
+		_, _ = io.ReadAll(io.LimitReader(c, 10))
+		until(t, "panic seen", func() bool {
+			r.seen.mu.Lock()
+			defer r.seen.mu.Unlock()
+			return r.seen.panics == 1
+		})
+	}
+}

@@ -1,0 +1,210 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+)
+
+func shutdown(r *rig, limit time.Duration) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	began := time.Now()
+	err = r.s.Shutdown(ctx)
+	return time.Since(began), err
+}
+
+func TestIdleShutdownIsQuick(t *testing.T) {
+	r := start(t, Options{}, echo)
+	used, unused := r.dial(), r.dial()
+	used.send(chatPost(hello))
+	used.answer()
+	until(t, "both counted", func() bool { return r.s.conns.len() == 2 })
+	took, err := shutdown(r, patience)
+	if err != nil {
+		t.Error(err)
+	}
+	if took > 2*time.Second {
+		t.Errorf("idle shutdown took %v", took)
+	}
+	used.closed()
+	unused.closed()
+	if _, err := net.Dial("tcp", r.addr); err == nil {
+		t.Error("still listening")
+	}
+	if err := r.s.Serve(otherListener(t)); err != nil {
+		t.Errorf("Serve after Shutdown: %v", err)
+	}
+}
+
+func otherListener(t *testing.T) net.Listener {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
+// A drain lets the stream and the waiting request end, and refuses new work on
+// kept connections.
+func TestDrainWaits(t *testing.T) {
+	free := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+		<-free
+		_, _ = io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	stream := relayTo(e, endHook(ends))
+	waiting := make(chan struct{})
+	r := start(t, Options{}, func(x *Exchange) {
+		if x.Endpoint.Kind == Embeddings {
+			close(waiting)
+			<-free
+			echo(x)
+			return
+		}
+		stream(x)
+	})
+	streaming, short, late := r.dial(), r.dial(), r.dial()
+	streaming.send(chatPost(hello))
+	short.send(post("/v1/embeddings", hello))
+	<-waiting
+	// A request whose head is half there is under way, not idle.
+	late.send(atHost)
+	until(t, "streaming", func() bool { return len(r.seen.endings()) == 0 && r.calls.Load() == 2 })
+	until(t, "late request begun", func() bool {
+		n := 0
+		r.s.conns.mu.Lock()
+		defer r.s.conns.mu.Unlock()
+		for c := range r.s.conns.all {
+			if c.active.Load() {
+				n++
+			}
+		}
+		return n == 3
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := shutdown(r, patience)
+		done <- err
+	}()
+	until(t, "draining", r.s.draining.Load)
+	late.send("Content-Length: 13\r\n\r\n" + hello)
+	resp, body := late.answer()
+	if resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("late request: %d %v %s", resp.StatusCode, resp.Header, body)
+	}
+	late.closed()
+	select {
+	case err := <-done:
+		t.Fatalf("Shutdown returned %v with a stream and a request under way", err)
+	default:
+	}
+	close(free)
+	if resp, body := short.answer(); resp.StatusCode != 200 || !resp.Close || body != hello {
+		t.Errorf("waiting request: %d %v %q", resp.StatusCode, resp.Close, body)
+	}
+	if _, body := streaming.answer(); !strings.HasSuffix(body, "[DONE]\n\n") {
+		t.Errorf("stream: %q", body)
+	}
+	wantEnd(t, ends, relay.Completed)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// At the end of its time a drain cuts what is left: the stream, and a handler
+// that waits, through OnGone.
+func TestDrainCuts(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+		_, _ = nc.Read(make([]byte, 1))
+		return false
+	})
+	ends := make(chan relay.Result, 1)
+	stream := relayTo(e, endHook(ends))
+	waiting := make(chan struct{})
+	r := start(t, Options{}, func(x *Exchange) {
+		if x.Endpoint.Kind == Embeddings {
+			gone := make(chan struct{})
+			x.OnGone(func() { close(gone) })
+			close(waiting)
+			<-gone
+			x.Error(ClientGone, "", "cut", 0)
+			return
+		}
+		stream(x)
+	})
+	streaming, short := r.dial(), r.dial()
+	streaming.send(chatPost(hello))
+	if _, err := streaming.br.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	short.send(post("/v1/embeddings", hello))
+	<-waiting
+	took, err := shutdown(r, 100*time.Millisecond)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Shutdown: %v", err)
+	}
+	if took > 10*time.Second {
+		t.Errorf("took %v", took)
+	}
+	select {
+	case <-ends:
+	case <-time.After(patience):
+		t.Error("the stream was not ended")
+	}
+	if n := r.s.conns.len(); n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+}
+
+// Nothing is left of a server that served, streamed, refused and shut down.
+func TestNothingIsLeft(t *testing.T) {
+	round := func() {
+		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+			_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+			return true
+		})
+		ends := make(chan relay.Result, 64)
+		r := start(t, Options{}, relayTo(e, endHook(ends)))
+		for i := range 20 {
+			c := r.dial()
+			c.send(chatPost(hello))
+			c.answer()
+			wantEnd(t, ends, relay.Completed)
+			if i%2 == 0 {
+				c.send(chatPost("nonsense"))
+				c.answer()
+			}
+			_ = c.Close()
+		}
+		r.stop()
+		e.ep.Close()
+	}
+	round() // what is made once per process
+	goroutines, files := runtime.NumGoroutine(), countFiles(t)
+	round()
+	until(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })
+	until(t, fmt.Sprintf("files back to %d", files), func() bool { return countFiles(t) <= files+1 })
+}
+
+func countFiles(t *testing.T) int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc")
+	}
+	return len(list)
+}

@@ -1,0 +1,135 @@
+package front
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// tape is a connection whose input is known beforehand.
+type tape struct {
+	io.Reader
+	out bytes.Buffer
+}
+
+func (c *tape) Write(p []byte) (int, error)      { return c.out.Write(p) }
+func (c *tape) Close() error                     { return nil }
+func (c *tape) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *tape) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *tape) SetDeadline(time.Time) error      { return nil }
+func (c *tape) SetReadDeadline(time.Time) error  { return nil }
+func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// accept is one request that passed the guard, with its body.
+type accept struct {
+	method, target string
+	body           []byte
+}
+
+// play runs raw through fasthttp, the guard and the body reader, without
+// routes, and gives the requests that were accepted.
+func play(t testing.TB, s *Server, raw []byte) (got []accept) {
+	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
+		x, _ := s.exchanges.Get().(*Exchange)
+		x.ctx, x.Received = ctx, ctx.Time()
+		x.c, _ = ctx.Conn().(*conn)
+		defer x.finish()
+		h := &ctx.Request.Header
+		if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
+			x.distrust()
+			x.Error(BadHTTP, "", refused, 0)
+			return
+		}
+		x.identify()
+		if !x.body.open(x) {
+			t.Errorf("the guard and fasthttp differ on the framing of %q", raw)
+			x.distrust()
+			x.Error(BadHTTP, "", "", 0)
+			return
+		}
+		if !x.readBody() {
+			return
+		}
+		got = append(got, accept{string(h.Method()), string(h.RequestURI()), bytes.Clone(x.Doc.Body)})
+		x.ReplyJSON(200, nil)
+	}
+	c := s.admit(&tape{Reader: bytes.NewReader(raw)})
+	_ = s.fh.ServeConn(c)
+	if n := s.conns.len(); n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+	if n := s.budget.Used(); n != 0 {
+		t.Errorf("%d bytes of the budget left", n)
+	}
+	return got
+}
+
+// FuzzGuard: whatever we accept, net/http reads as the same requests.
+func FuzzGuard(f *testing.F) {
+	for _, list := range [][]rawCase{accepted(), refusedHeads(), refusedBodies()} {
+		for _, k := range list {
+			if len(k.raw) < 4<<10 {
+				f.Add([]byte(k.raw + sized("")))
+			}
+		}
+	}
+	s, err := New(Options{Handler: handlerFunc(echo), MaxBodyBytes: 64 << 10})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if s.watch, err = newWatcher(); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		br := bufio.NewReader(bytes.NewReader(raw))
+		for i, ours := range play(t, s, raw) {
+			skipEmptyLines(br)
+			theirs, err := http.ReadRequest(br)
+			var urlErr *url.Error
+			if errors.As(err, &urlErr) {
+				return // targets that lead nowhere with us
+			}
+			if err != nil {
+				t.Fatalf("request %d of %q: we read %q, net/http: %v", i, raw, ours, err)
+			}
+			body, err := io.ReadAll(theirs.Body)
+			if err != nil && !toleratedTrailer(raw, err) {
+				t.Fatalf("request %d of %q: we read %q, net/http: %v", i, raw, ours, err)
+			}
+			if theirs.Method != ours.method || theirs.RequestURI != ours.target || !bytes.Equal(body, ours.body) {
+				t.Fatalf("request %d of %q: we read %q, net/http %q %q %q", i, raw, ours, theirs.Method, theirs.RequestURI, body)
+			}
+		}
+	})
+}
+
+// toleratedTrailer: fasthttp reads trailers more leniently than net/http; the
+// connection is closed behind a chunked body for that reason, and trailers go
+// nowhere.
+func toleratedTrailer(raw []byte, _ error) bool {
+	return bytes.Contains(bytes.ToLower(raw), []byte("chunked"))
+}
+
+// skipEmptyLines does what RFC 9112 2.2 asks of servers, and ReadRequest leaves
+// to its caller.
+func skipEmptyLines(br *bufio.Reader) {
+	for {
+		b, _ := br.Peek(2)
+		switch {
+		case len(b) > 0 && b[0] == '\n':
+			_, _ = br.Discard(1)
+		case string(b) == "\r\n":
+			_, _ = br.Discard(2)
+		default:
+			return
+		}
+	}
+}

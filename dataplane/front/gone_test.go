@@ -1,0 +1,235 @@
+package front
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// leaveBy are the ways in which a client leaves.
+var leaveBy = map[string]func(c *client){
+	"close": func(c *client) { _ = c.Close() },
+	"reset": func(c *client) {
+		_ = c.Conn.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	},
+	"half-close": func(c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() },
+	"close behind a pipelined request": func(c *client) {
+		c.send(chatPost(probeDoc))
+		_ = c.Close()
+	},
+}
+
+// soon is ten times what is promised, for a loaded machine.
+const soon = time.Second
+
+func TestClientLeavesWhileTheHandlerWaits(t *testing.T) {
+	for name, leave := range leaveBy {
+		t.Run(name, func(t *testing.T) {
+			entered, told := make(chan struct{}), make(chan time.Time, 1)
+			r := start(t, Options{}, func(x *Exchange) {
+				if string(x.Doc.Body) == probeDoc {
+					return
+				}
+				if x.Gone() {
+					t.Error("gone before it left")
+				}
+				done := make(chan struct{})
+				x.OnGone(func() { t.Error("the replaced call was made") })
+				x.OnGone(func() { told <- time.Now(); close(done) })
+				close(entered)
+				select {
+				case <-done:
+				case <-time.After(patience):
+				}
+				if !x.Gone() {
+					t.Error("Gone is false after the client left")
+				}
+				// Gone already: a new call is made at once.
+				again := make(chan struct{})
+				x.OnGone(func() { close(again) })
+				select {
+				case <-again:
+				case <-time.After(patience):
+					t.Error("OnGone after the client left was not made")
+				}
+				x.Error(ClientGone, "", "gone", 0)
+			})
+			c := r.dial()
+			c.send(chatPost(hello))
+			<-entered
+			left := time.Now()
+			leave(c)
+			select {
+			case at := <-told:
+				if took := at.Sub(left); took > soon {
+					t.Errorf("told after %v", took)
+				} else {
+					t.Logf("told after %v", took)
+				}
+			case <-time.After(patience):
+				t.Fatal("not told")
+			}
+			until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+		})
+	}
+}
+
+func TestClientLeavesWhileAStreamRuns(t *testing.T) {
+	for name, leave := range leaveBy {
+		t.Run(name, func(t *testing.T) {
+			cut := make(chan time.Time, 1)
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+				// Silent from here on: only the watch can tell.
+				var b [1]byte
+				_, _ = nc.Read(b[:])
+				cut <- time.Now()
+				return false
+			})
+			ends := make(chan relay.Result, 1)
+			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			c := r.dial()
+			c.send(chatPost(hello))
+			resp, err := http.ReadResponse(c.br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, len(helloStream))
+			if _, err := io.ReadFull(resp.Body, buf); err != nil {
+				t.Fatal(err)
+			}
+			left := time.Now()
+			leave(c)
+			select {
+			case at := <-cut:
+				if took := at.Sub(left); took > soon {
+					t.Errorf("engine cut after %v", took)
+				} else {
+					t.Logf("engine cut after %v", took)
+				}
+			case <-time.After(patience):
+				t.Fatal("engine not cut")
+			}
+			wantEnd(t, ends, relay.ClientGone)
+			until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+		})
+	}
+}
+
+func TestGoneOnAReusedConnection(t *testing.T) {
+	var told atomic.Int64
+	entered := make(chan struct{})
+	r := start(t, Options{}, func(x *Exchange) {
+		if string(x.Doc.Body) == hello {
+			x.OnGone(func() { told.Add(1) })
+			echo(x)
+			return
+		}
+		gone := make(chan struct{})
+		x.OnGone(func() { close(gone) })
+		close(entered)
+		<-gone
+		echo(x)
+	})
+	c := r.dial()
+	for range 5 {
+		c.send(chatPost(hello))
+		c.answer()
+	}
+	c.send(chatPost(probeDoc))
+	<-entered
+	_ = c.Close()
+	until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+	if n := told.Load(); n != 0 {
+		t.Errorf("%d calls of requests that had ended", n)
+	}
+}
+
+// After OnGone(nil) returns, f does not run and will not: the race detector
+// sees to it by an unguarded variable.
+func TestOnGoneIsExact(t *testing.T) {
+	var made atomic.Int64
+	r := start(t, Options{}, func(x *Exchange) {
+		unguarded := 0
+		x.OnGone(func() { unguarded++; made.Add(1) })
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond)
+		x.OnGone(nil)
+		unguarded++
+		if unguarded > 2 {
+			t.Error("called more than once")
+		}
+		unguarded = -1 << 40
+		echo(x)
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 60 {
+				c := r.dial()
+				c.send(chatPost(hello))
+				time.Sleep(time.Duration(rand.IntN(600)) * time.Microsecond)
+				_ = c.Close()
+			}
+		}()
+	}
+	wg.Wait()
+	until(t, "connections closed", func() bool { return r.s.conns.len() == 0 })
+	t.Logf("%d of 480 clients were seen to leave", made.Load())
+	r.s.watch.mu.Lock()
+	defer r.s.watch.mu.Unlock()
+	if n := len(r.s.watch.byID); n != 0 {
+		t.Errorf("%d connections are still watched", n)
+	}
+}
+
+// The client leaves at any moment around the hand-over from fasthttp to the
+// relay: the end is told once and nothing is left.
+func TestClientLeavesAroundTheHandOver(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return err == nil
+	})
+	var relays, ends, failed atomic.Int64
+	r := start(t, Options{}, func(x *Exchange) {
+		call := new(upstream.Call)
+		x.OnGone(call.Cut)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		if err != nil {
+			failed.Add(1)
+			x.Error(ClientGone, "", err.Error(), 0)
+			return
+		}
+		relays.Add(1)
+		x.Relay(resp, call, RelayHooks{OnEnd: func(relay.Result) { ends.Add(1) }})
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 60 {
+				c := r.dial()
+				c.send(chatPost(hello))
+				time.Sleep(time.Duration(rand.IntN(1500)) * time.Microsecond)
+				_ = c.Close()
+			}
+		}()
+	}
+	wg.Wait()
+	until(t, "connections closed", func() bool { return r.s.conns.len() == 0 })
+	if relays.Load() != ends.Load() || relays.Load() == 0 {
+		t.Errorf("%d relays, %d ends", relays.Load(), ends.Load())
+	}
+	t.Logf("%d relayed, %d cut before", relays.Load(), failed.Load())
+}
