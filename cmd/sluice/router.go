@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
@@ -45,7 +44,9 @@ type router struct {
 
 // newRouter binds the listeners and starts to probe the workers; nothing is
 // served before Run.
-func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) { return newTwinned(cfg, log, nil) }
+func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) {
+	return newTwinned(cfg, log, nil)
+}
 
 // newTwinned is newRouter for a router whose console shows another's figures
 // beside its own.

@@ -63,9 +63,11 @@ func TestPrefillThenDecode(t *testing.T) {
 	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
 		for _, stream := range []string{"", `,"stream":true`, `,"n":2`} {
-			body := chat(stream)
+			// Each prompt is new: decode would not pull what it holds already.
+			text := path + stream + prompt
+			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12%s}`, text, stream)
 			if path == "/v1/completions" {
-				body = fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":12%s}`, prompt+path, stream)
+				body = fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":12%s}`, text, stream)
 			}
 			want := post(t, alone.URL()+path, body)
 			before := d.Stats().Sum().Transfers
@@ -113,7 +115,9 @@ func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
 			t.Fatalf("first turn: %d %s", one.Status, one.Body)
 		}
 		two := fmt.Sprintf(`{"model":"sim","messages":[%s,{"role":"assistant","content":"%s"},{"role":"user","content":"go on"}],"max_tokens":8}`, first, one.text(t))
-		eventually(t, 5*time.Second, "the events of the first turn have come", func() bool { return r.index.Len() >= (i+1)*10 })
+		eventually(t, 5*time.Second, "the events of the first turn have come", func() bool {
+			return r.index.Len() == a.Stats().Sum().BlocksCached+b.Stats().Sum().BlocksCached
+		})
 		got := post(t, r.URL+"/v1/chat/completions", two)
 		if got.Header.Get("X-Sluice-Worker") != where {
 			t.Errorf("turn 2 went to %q, its prefix is on %q", got.Header.Get("X-Sluice-Worker"), where)
