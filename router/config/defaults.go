@@ -1,12 +1,6 @@
 package config
 
-import (
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
-)
+import "time"
 
 // Default is the configuration of a router that was told nothing.
 func Default() *Config {
@@ -33,15 +27,4 @@ func Default() *Config {
 		Schedule: Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Explain: 10_000, Policy: "kv"},
 		origins:  map[string]origin{},
 	}
-}
-
-// DefaultRuntimeFile is where serve keeps the address and token of an admin
-// listener: one file an address, in a folder of the user's own.
-func DefaultRuntimeFile(adminAddr string) string {
-	dir := os.Getenv("XDG_RUNTIME_DIR")
-	if dir == "" {
-		dir = os.TempDir()
-	}
-	name := strings.NewReplacer(":", "_", "/", "_", "[", "", "]", "").Replace(adminAddr)
-	return filepath.Join(dir, "sluice-"+strconv.Itoa(os.Getuid()), name+".json")
 }

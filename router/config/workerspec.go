@@ -173,3 +173,6 @@ func (c *Config) Specs() []worker.Spec {
 	}
 	return specs
 }
+
+// OptionKeys are the keys that stand under options in a file.
+func OptionKeys() []string { return slices.Clone(optionKeys) }

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+const checkUsage = `Usage: sluice check [--config FILE] [flags of serve]
+
+Checks a configuration as serve would make it of file, environment and flags,
+and says what it would do. Every fault is listed, with line and column where it
+stands in a file. Exit code: 0 sound, 1 not, 2 called wrongly.
+
+Flags:
+`
+
+// runCheck validates a configuration.
+func runCheck(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice check", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	flags := config.RegisterFlags(fs)
+	probe := fs.Bool("probe", false, "ask the engines too, and fail unless each answers and is what the configuration says")
+	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe")
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), checkUsage)
+		fs.PrintDefaults()
+		fmt.Fprintf(fs.Output(), "\nKeys of a worker (after its URL, by commas):\n%s", config.KeyTable())
+	}
+	if code, done := parse(fs, args, stdout); done {
+		return code
+	}
+	cfg, err := flags.Resolve(os.Environ())
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	fmt.Fprint(stdout, cfg.Describe())
+	if !*probe {
+		return 0
+	}
+	fmt.Fprintln(stdout, "\nengines asked:")
+	if bad := probeSpecs(cfg.Specs(), *timeout, stdout); bad > 0 {
+		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
+		return 1
+	}
+	return 0
+}
+
+// probeSpecs asks every server and prints a line or more for each; it gives the
+// number of those with a fault.
+func probeSpecs(specs []worker.Spec, timeout time.Duration, stdout io.Writer) (bad int) {
+	type server struct {
+		spec   *worker.Spec
+		url    string
+		answer *fleet.Answer
+	}
+	var servers []server
+	for i := range specs {
+		urls := specs[i].RankURLs
+		if len(urls) == 0 {
+			urls = []string{specs[i].URL}
+		}
+		for _, u := range urls {
+			servers = append(servers, server{spec: &specs[i], url: u})
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range servers {
+		wg.Go(func() { servers[i].answer = askURL(servers[i].url, timeout) })
+	}
+	wg.Wait()
+	for _, s := range servers {
+		faults := mismatches(s.spec, s.answer)
+		if len(faults) > 0 {
+			bad++
+		}
+		a := s.answer
+		mark := "ok   "
+		if len(faults) > 0 {
+			mark = "FAULT"
+		}
+		fmt.Fprintf(stdout, "  %s %s at %s", mark, s.spec.ID, s.url)
+		if a.Err == nil {
+			fmt.Fprintf(stdout, ": %s; models %s; %d tokens a block; events of %d ranks", strings.TrimSpace(engineName(a.Engine)+" "+comment(a.Version)), comment(strings.Join(a.Names(), ", ")), a.BlockSize, len(a.Events))
+		}
+		fmt.Fprintln(stdout)
+		for _, f := range faults {
+			fmt.Fprintf(stdout, "        %s\n", comment(f))
+		}
+		for _, n := range a.Notes {
+			fmt.Fprintf(stdout, "        note: %s\n", comment(n))
+		}
+	}
+	return bad
+}
+
+// mismatches are the ways an engine is not what the configuration says.
+func mismatches(spec *worker.Spec, a *fleet.Answer) (faults []string) {
+	if a.Err != nil {
+		return []string{a.Err.Error()}
+	}
+	for _, m := range spec.Models {
+		if !slices.Contains(a.Names(), m) {
+			faults = append(faults, fmt.Sprintf("it does not serve model %q", m))
+		}
+	}
+	if a.RoleKnown && a.Role != spec.Role {
+		faults = append(faults, fmt.Sprintf("it says its role is %s, not %s", a.Role, spec.Role))
+	}
+	if spec.Engine != "" && a.Engine != "" && spec.Engine != a.Engine {
+		faults = append(faults, fmt.Sprintf("it is %s, not %s", a.Engine, spec.Engine))
+	}
+	if spec.BlockSize > 0 && a.BlockSize > 0 && spec.BlockSize != a.BlockSize {
+		faults = append(faults, fmt.Sprintf("its blocks are of %d tokens, not %d", a.BlockSize, spec.BlockSize))
+	}
+	if last := slices.Max(append([]uint16{0}, spec.Ranks...)); a.Ranks > 0 && len(spec.RankURLs) == 0 && int(last) >= a.Ranks {
+		faults = append(faults, fmt.Sprintf("it has ranks 0 to %d, but rank %d is asked for", a.Ranks-1, last))
+	}
+	return faults
+}

@@ -1,0 +1,338 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+const initUsage = `Usage: sluice init [flags] [URL[,key=value…]]…
+
+Asks every engine what it is (models, version, ranks, block size, role where it
+tells one, where its KV events come from) and writes a commented configuration
+file. An engine that does not answer is written as a comment with the reason.
+No inference endpoint is called.
+
+  sluice init http://10.0.0.1:8000 -o sluice.yaml
+  sluice init --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
+
+Flags:
+`
+
+// probed is one engine named on the command line and what it answered.
+type probed struct {
+	worker config.Worker
+	given  bool // the role was given by a flag
+	answer *fleet.Answer
+}
+
+// runInit writes a configuration for the engines named.
+func runInit(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice init", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	var engines []probed
+	take := func(role worker.Role, given bool) func(string) error {
+		return func(text string) error {
+			w, err := config.ParseWorker(role, text)
+			engines = append(engines, probed{worker: w, given: given})
+			return err
+		}
+	}
+	fs.Func("engine", "`URL` of an engine that prefills and decodes; may be given several times", take(worker.Aggregated, true))
+	fs.Func("prefill", "`URL` of a prefill worker; may be given several times", take(worker.Prefill, true))
+	fs.Func("decode", "`URL` of a decode worker; may be given several times", take(worker.Decode, true))
+	out := fs.String("o", "", "`FILE` to write [standard output]")
+	force := fs.Bool("force", false, "replace FILE if it exists")
+	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine")
+	fs.Usage = func() { fmt.Fprint(fs.Output(), initUsage); fs.PrintDefaults() }
+
+	positional := take(worker.Aggregated, false)
+	for rest := args; ; {
+		if code, done := parseSome(fs, rest, stdout); done {
+			return code
+		}
+		if fs.NArg() == 0 {
+			break
+		}
+		if err := positional(fs.Arg(0)); err != nil {
+			fmt.Fprintln(stderr, "sluice init:", err)
+			return 2
+		}
+		rest = fs.Args()[1:] // flags may stand after URLs
+	}
+	if len(engines) == 0 {
+		fmt.Fprintln(stderr, "sluice init: no engine was named; want at least one URL, as `sluice init http://127.0.0.1:8000`")
+		return 2
+	}
+	if err := sound(engines); err != nil {
+		fmt.Fprintln(stderr, "sluice init:", err)
+		return 2
+	}
+	askAll(engines, *timeout)
+	text, answered := renderConfig(engines, stderr)
+	if answered == 0 {
+		fmt.Fprintln(stderr, "sluice init: no engine answered, so there is nothing to write")
+		return 1
+	}
+	if _, err := config.Parse("the file made", []byte(text)); err != nil {
+		fmt.Fprintln(stderr, "sluice init: what the engines told makes no valid configuration:", err)
+		return 1
+	}
+	if err := deliver(text, *out, *force, stdout); err != nil {
+		fmt.Fprintln(stderr, "sluice init:", err)
+		return 1
+	}
+	return 0
+}
+
+// parseSome is parse for a command that takes arguments beside flags.
+func parseSome(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
+	for _, a := range args {
+		if a == "-h" || a == "--help" || a == "-help" {
+			fs.SetOutput(stdout)
+		}
+	}
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0, true
+	case err != nil:
+		return 2, true
+	}
+	return 0, false
+}
+
+// sound checks what was named before anybody is asked.
+func sound(engines []probed) error {
+	c := config.Default()
+	for _, e := range engines {
+		c.Workers = append(c.Workers, e.worker)
+	}
+	return c.Validate()
+}
+
+func askAll(engines []probed, timeout time.Duration) {
+	var wg sync.WaitGroup
+	for i := range engines {
+		wg.Go(func() { engines[i].answer = askURL(strings.TrimRight(engines[i].worker.URL, "/"), timeout) })
+	}
+	wg.Wait()
+}
+
+func askURL(url string, timeout time.Duration) *fleet.Answer {
+	ep, err := upstream.NewEndpoint(url, upstream.Options{ConnectTimeout: timeout})
+	if err != nil {
+		return &fleet.Answer{URL: url, Err: err}
+	}
+	defer ep.Close()
+	return fleet.Ask(context.Background(), ep, timeout)
+}
+
+// renderConfig writes the file; notes for the operator go to stderr as well.
+func renderConfig(engines []probed, stderr io.Writer) (text string, answered int) {
+	var b strings.Builder
+	b.WriteString("# Made by `sluice init`. `sluice check --config FILE` says what it would do,\n# `sluice serve --config FILE` does it. Lines that begin with # are defaults or notes.\n\n")
+	b.WriteString("workers:\n")
+	var count [3]int
+	prefillEngines := map[string]bool{}
+	for _, e := range engines {
+		a, w := e.answer, e.worker
+		if !e.given && a.RoleKnown {
+			w.Role = a.Role
+		}
+		if w.ID == "" {
+			w.ID = fmt.Sprintf("%s-%d", w.Role, count[w.Role])
+		}
+		count[w.Role]++
+		entry, notes := renderWorker(w, a)
+		if e.given && a.RoleKnown && a.Role != w.Role {
+			notes = append(notes, fmt.Sprintf("it says its role is %s, not %s as given", a.Role, w.Role))
+		}
+		if a.Err != nil {
+			fmt.Fprintf(stderr, "sluice init: %s is written as a comment: %v\n", w.URL, a.Err)
+			fmt.Fprintf(&b, "\n  # did not answer: %s\n", comment(a.Err.Error()))
+			for line := range strings.Lines(entry) {
+				b.WriteString("  # " + line)
+			}
+			continue
+		}
+		answered++
+		if w.Role == worker.Prefill {
+			prefillEngines[a.Engine] = true
+		}
+		b.WriteString("\n")
+		for _, n := range notes {
+			fmt.Fprintf(stderr, "sluice init: %s: %s\n", w.URL, n)
+			fmt.Fprintf(&b, "  # %s\n", comment(n))
+		}
+		for line := range strings.Lines(entry) {
+			b.WriteString("  " + line)
+		}
+	}
+	switch {
+	case prefillEngines[fleet.SGLang]:
+		b.WriteString("\n# These prefill workers run SGLang, whose hand-over (family sglang) is not in this\n# version: their requests would fail. Until it is, route to aggregated workers.\npd:\n  family: nixl\n")
+	case len(prefillEngines) > 0:
+		b.WriteString("\npd:\n  family: nixl # vLLM's NixlConnector, pull\n")
+	}
+	b.WriteString("\n# Everything else, with its defaults.\n" + config.Sample())
+	if answered == 0 {
+		return "", 0
+	}
+	return b.String(), answered
+}
+
+// renderWorker is one entry of the list, and what its reader should know. What
+// the router finds out again by itself is a comment: it may change.
+func renderWorker(w config.Worker, a *fleet.Answer) (entry string, notes []string) {
+	var b strings.Builder
+	field := func(name, value, note string) {
+		line := name + ": " + value
+		if note != "" {
+			line = fmt.Sprintf("%-36s # %s", line, comment(note))
+		}
+		b.WriteString("  " + line + "\n")
+	}
+	fmt.Fprintf(&b, "- id: %s\n", w.ID)
+	field("url", w.URL, strings.TrimSpace(engineName(a.Engine)+" "+a.Version))
+	roleNote := ""
+	if a.Err == nil && !a.RoleKnown && w.Role == worker.Aggregated {
+		if roleNote = "the engine does not tell; set prefill or decode if it is one"; a.UsesNIXL {
+			roleNote = "it has a NIXL connector: set prefill or decode"
+			notes = append(notes, "it shows NIXL metrics, so it is likely a prefill or decode worker; vLLM does not tell which: name it by --prefill or --decode")
+		}
+	}
+	field("role", w.Role.String(), roleNote)
+	if len(w.Models) > 0 {
+		field("models", list(w.Models), "")
+	} else if len(a.Models) > 0 {
+		field("# models", list(a.Names()), modelNote(a))
+	}
+	switch {
+	case len(w.RankURLs) > 0:
+		field("rank_urls", list(w.RankURLs), "")
+		field("ranks", strings.ReplaceAll(fmt.Sprint(w.Ranks), " ", ", "), "")
+	case len(w.Ranks) > 0:
+		field("ranks", strings.ReplaceAll(fmt.Sprint(w.Ranks), " ", ", "), "")
+	case a.Ranks > 1:
+		field("ranks", fmt.Sprint(a.Ranks), "data-parallel ranks, addressed one by one")
+	}
+	if len(w.Labels) > 0 {
+		field("labels", list(w.Labels), "")
+	}
+	if engine := w.Engine; engine != "" {
+		field("engine", engine, "")
+	} else if a.Engine != "" {
+		field("engine", a.Engine, "")
+	}
+	if w.BlockSize > 0 {
+		field("block_size", fmt.Sprint(w.BlockSize), "")
+	} else if a.BlockSize > 0 {
+		field("# block_size", fmt.Sprint(a.BlockSize), fmt.Sprintf("tokens, as it tells; %d blocks", a.TotalBlocks))
+	}
+	switch {
+	case len(w.KVEvents) > 0:
+		field("kv_events", list(w.KVEvents), "")
+	case len(a.Events) > 0:
+		note := "now " + a.Events[0].Endpoint
+		if a.Events[0].Replay != "" {
+			note += ", replay " + a.Events[0].Replay
+		}
+		field("kv_events", "auto", note)
+	case a.Err == nil:
+		field("kv_events", "auto", "it tells none: its cache is guessed from what was sent to it; tcp://HOST:PORT names one")
+	}
+	if len(w.KVReplay) > 0 {
+		field("kv_replay", list(w.KVReplay), "")
+	}
+	options := w.Options
+	if a.BootstrapPort > 0 && options["bootstrap_port"] == nil {
+		options = map[string][]string{"bootstrap_port": {fmt.Sprint(a.BootstrapPort)}}
+	}
+	if len(options) > 0 {
+		b.WriteString("  options:\n")
+		for _, key := range config.OptionKeys() {
+			if v := options[key]; v != nil {
+				fmt.Fprintf(&b, "    %s: %s\n", key, list(v))
+			}
+		}
+	}
+	return b.String(), append(notes, a.Notes...)
+}
+
+func engineName(engine string) string {
+	switch engine {
+	case fleet.VLLM:
+		return "vLLM"
+	case fleet.SGLang:
+		return "SGLang"
+	}
+	return engine
+}
+
+func modelNote(a *fleet.Answer) string {
+	note := "as it tells"
+	if a.MaxModelLen > 0 {
+		note += fmt.Sprintf("; up to %d tokens", a.MaxModelLen)
+	}
+	return note
+}
+
+// list is a YAML flow list of quoted words; JSON strings are YAML strings.
+func list(words []string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = fmt.Sprintf("%q", w)
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
+}
+
+// comment makes one line of what an engine may have sent.
+func comment(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f || r == 0x85 || r == 0x2028 || r == 0x2029 {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// deliver writes text to standard output or, whole or not at all, to a file.
+func deliver(text, path string, force bool, stdout io.Writer) error {
+	if path == "" {
+		_, err := io.WriteString(stdout, text)
+		return err
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), ".sluice-init-*")
+	if err != nil {
+		return fmt.Errorf("cannot write %q: %w", path, err)
+	}
+	defer os.Remove(temp.Name())
+	_, err = io.WriteString(temp, text)
+	if err = errors.Join(err, temp.Chmod(0o644), temp.Close()); err != nil {
+		return fmt.Errorf("cannot write %q: %w", path, err)
+	}
+	if force {
+		err = os.Rename(temp.Name(), path)
+	} else {
+		err = os.Link(temp.Name(), path) // fails where the file is, however it came there
+	}
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%q is there already; --force replaces it", path)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write %q: %w", path, err)
+	}
+	return nil
+}
