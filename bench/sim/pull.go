@@ -106,14 +106,15 @@ func (p *puller) beat() {
 	}
 }
 
-// release notifies the prefill that the blocks are not needed (any more), once.
-func (p *puller) release(h *handle) {
-	h.once.Do(func() {
-		p.mu.Lock()
-		delete(p.tracked, h)
-		p.mu.Unlock()
-		p.l.wg.Go(func() { p.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
-	})
+// release notifies the prefill, once and without waiting, that the blocks are
+// not needed (any more).
+func (p *puller) release(h *handle) { h.once.Do(func() { p.l.wg.Go(func() { p.notify(h) }) }) }
+
+func (p *puller) notify(h *handle) {
+	p.mu.Lock()
+	delete(p.tracked, h)
+	p.mu.Unlock()
+	p.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID})
 }
 
 // outcome of a pull.
@@ -200,7 +201,7 @@ func (p *puller) run(h *handle, tokens int) outcome {
 			continue
 		}
 		p.sleep(h, scaled(o.Cost.transfer(tokens), o.Speed))
-		p.release(h)
+		h.once.Do(func() { p.notify(h) })
 		if !reply.Held {
 			return pullGone
 		}

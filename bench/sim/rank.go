@@ -377,11 +377,11 @@ func (r *rank) admit() *seq {
 		r.grow(s, total)
 		r.waiting = r.waiting[1:]
 		s.computed = hits * size
-		if len(s.out) == 0 && !s.pulled {
+		if len(s.out) == 0 {
 			s.local, s.cached = s.computed, s.computed
 			r.n.queries += int64(total)
 			r.n.hits += int64(s.computed)
-			if h := s.j.params.handle; h != nil && r.pullNow(s, h) {
+			if h := s.j.params.handle; h != nil && !s.pulled && r.pullNow(s, h) {
 				continue
 			}
 			r.n.localHit += int64(s.computed)

@@ -1,0 +1,324 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// idPrompt is a prompt of n ids as JSON, different for every salt.
+func idPrompt(n, salt int) string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprint(300 + (i*7+salt*131)%1000)
+	}
+	return "[" + strings.Join(ids, ",") + "]"
+}
+
+const askPrefill = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+
+func prefill(t testing.TB, p *Engine, prompt string, headers ...string) string {
+	t.Helper()
+	a := post(t, p, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":1,"stream":false,"kv_transfer_params":`+askPrefill+`}`, headers...)
+	if a.status != 200 || a.handle() == "null" {
+		t.Fatalf("prefill: %d %s", a.status, a.body)
+	}
+	return a.handle()
+}
+
+func decode(t testing.TB, d *Engine, prompt, handle string, headers ...string) answer {
+	t.Helper()
+	return post(t, d, "/v1/completions", decodeBody(prompt, handle, 8, false), headers...)
+}
+
+func decodeBody(prompt, handle string, tokens int, stream bool) string {
+	return fmt.Sprintf(`{"prompt":%s,"max_tokens":%d,"ignore_eos":true,"return_token_ids":true,"stream":%v,"kv_transfer_params":%s}`, prompt, tokens, stream, handle)
+}
+
+func pair(t testing.TB, o Options) (p, d *Engine) {
+	o.Role = "prefill"
+	p = fast(t, o)
+	o.Role = "decode"
+	return p, fast(t, o)
+}
+
+func TestHandOver(t *testing.T) {
+	p, d := pair(t, Options{Ranks: 2})
+	prompt := idPrompt(200, 1)
+	h := prefill(t, p, prompt, "X-Request-Id", "pd-1", "X-data-parallel-rank", "1")
+	var keys []string
+	dec := json.NewDecoder(strings.NewReader(h))
+	for depth, key := 0, true; ; {
+		tok, err := dec.Token()
+		if err != nil {
+			break
+		}
+		switch v := tok.(type) {
+		case json.Delim:
+			if v == '{' || v == '[' {
+				depth++
+			} else if depth--; depth == 1 {
+				key = true
+			}
+			if v == '{' {
+				key = true
+			}
+		default:
+			if depth == 1 && key {
+				keys = append(keys, fmt.Sprint(v))
+				key = false
+			} else if depth == 1 {
+				key = true
+			}
+		}
+	}
+	want := "do_remote_prefill do_remote_decode remote_block_ids remote_engine_id remote_request_id remote_host remote_port tp_size dcp_size pp_size remote_num_tokens remote_blocks_expiry_time transfer_mode remote_prefill_cached_tokens"
+	if got := strings.Join(keys, " "); got != want {
+		t.Errorf("keys of the handle:\n got %s\nwant %s", got, want)
+	}
+	if !regexp.MustCompile(`"remote_request_id":"cmpl-pd-1-0-[0-9a-f]{8}"`).MatchString(h) || !strings.Contains(h, p.EngineID()+`_dp1"`) {
+		t.Errorf("identity in the handle: %s", h)
+	}
+	if s := p.Stats().Ranks[1]; s.BlocksPinned != 13 || s.Leases != 1 || s.BlocksTotal-s.BlocksFree != 13 {
+		t.Errorf("after prefill: %+v", s)
+	}
+	a := decode(t, d, prompt, h, "X-data-parallel-rank", "1")
+	plain := post(t, p, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":8,"ignore_eos":true,"return_token_ids":true}`)
+	if a.status != 200 || fmt.Sprint(a.ids()) != fmt.Sprint(plain.ids()) || len(a.ids()) != 8 {
+		t.Errorf("decode gave %d %v, the same prompt without hand-over %v", a.status, a.ids(), plain.ids())
+	}
+	eventually(t, "blocks released", func() bool {
+		s := p.Stats().Ranks[1]
+		return s.BlocksPinned == 0 && s.LeasesFreed == 1 && s.BlocksFree == s.BlocksTotal
+	})
+	s := d.Stats().Ranks[1]
+	if s.External != 200 || s.LocalCompute != 0 || s.Transfers != 1 || s.TransferBytes != 199*(128<<10) || s.BlocksFree != s.BlocksTotal {
+		t.Errorf("decode side: %+v", s)
+	}
+	// The pulled blocks are in decode's own cache now: no second transfer is needed.
+	h = prefill(t, p, prompt)
+	if !strings.Contains(h, `"remote_prefill_cached_tokens":192`) && !strings.Contains(h, `"remote_prefill_cached_tokens":0`) {
+		t.Errorf("cached tokens in the handle: %s", h)
+	}
+	decode(t, d, prompt, h, "X-data-parallel-rank", "1")
+	eventually(t, "second lease released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	if s := d.Stats().Ranks[1]; s.LocalHit != 192 {
+		t.Errorf("second decode hit %d tokens locally, want 192", s.LocalHit)
+	}
+}
+
+func TestDecodeN(t *testing.T) {
+	p, d := pair(t, Options{})
+	prompt := idPrompt(100, 2)
+	h := prefill(t, p, prompt)
+	a := post(t, d, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":3,"ignore_eos":true,"n":3,"kv_transfer_params":`+h+`}`)
+	if a.status != 200 || len(a.json["choices"].([]any)) != 3 {
+		t.Fatalf("n=3: %d %s", a.status, a.body)
+	}
+	if s := d.Stats().Sum(); s.Transfers != 1 || s.LocalHit != 2*96 {
+		t.Errorf("n=3: %+v", s)
+	}
+	eventually(t, "released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+}
+
+func TestPromptIDsInHandle(t *testing.T) {
+	p, d := pair(t, Options{})
+	body := `"messages":[{"role":"user","content":"Hello there, how are you today my friend"}],"max_tokens":%d,"ignore_eos":true,"return_token_ids":true`
+	a := post(t, p, "/v1/chat/completions", fmt.Sprintf(`{`+body+`,"kv_transfer_params":%s}`, 1, askPrefill))
+	ids, _ := json.Marshal(a.json["prompt_token_ids"])
+	h := strings.TrimSuffix(a.handle(), "}") + `,"prompt_token_ids":` + string(ids) + `}`
+	b := post(t, d, "/v1/chat/completions", fmt.Sprintf(`{`+body+`,"kv_transfer_params":%s}`, 6, h))
+	c := post(t, p, "/v1/chat/completions", fmt.Sprintf(`{`+body+`}`, 6))
+	if b.status != 200 || fmt.Sprint(b.ids()) != fmt.Sprint(c.ids()) {
+		t.Errorf("decode with prompt ids: %d %v, want %v", b.status, b.ids(), c.ids())
+	}
+}
+
+func TestLeaseExpires(t *testing.T) {
+	for _, mode := range []string{"garbage", "error", "crash"} {
+		t.Run(mode, func(t *testing.T) {
+			p, d := pair(t, Options{Lease: 50 * time.Millisecond, Expired: mode})
+			prompt := idPrompt(64, 3)
+			h := prefill(t, p, prompt)
+			eventually(t, "lease expired", func() bool {
+				s := p.Stats().Sum()
+				return s.LeasesExpired == 1 && s.BlocksPinned == 0 && s.BlocksFree == s.BlocksTotal
+			})
+			a := decode(t, d, prompt, h)
+			if want := map[bool]int{true: 200, false: 500}[mode == "garbage"]; a.status != want {
+				t.Errorf("decode after expiry: %d %s, want %d", a.status, a.body, want)
+			}
+			eventually(t, "late notification counted", func() bool { return p.Stats().Sum().LateNotifications == 1 })
+			if n := d.Stats().Sum().GarbageReads; n != 1 {
+				t.Errorf("%d garbage reads counted", n)
+			}
+			if mode == "crash" {
+				eventually(t, "decode dead", func() bool { return !d.Alive() })
+			}
+		})
+	}
+}
+
+// TestHeartbeat: a queued decode keeps the lease alive far beyond its length.
+func TestHeartbeat(t *testing.T) {
+	t.Parallel()
+	o := Options{Lease: 3 * time.Second}
+	p := fast(t, o)
+	o.Cost.Handshake = 5 * time.Second
+	o.Speed = 1
+	d := fast(t, o)
+	prompt := idPrompt(64, 4)
+	a := decode(t, d, prompt, prefill(t, p, prompt))
+	if s := p.Stats().Sum(); a.status != 200 || s.LeasesExpired != 0 || s.Heartbeats < 3 {
+		t.Errorf("status %d, prefill %+v", a.status, s)
+	}
+	eventually(t, "released", func() bool { return p.Stats().Sum().LeasesFreed == 1 })
+}
+
+func TestIncompleteHandle(t *testing.T) {
+	prompt := idPrompt(40, 5)
+	for name, h := range map[string]string{
+		"alone":   `{"do_remote_prefill":true}`,
+		"empty":   `{"do_remote_prefill":true,"remote_block_ids":[ ],"remote_engine_id":"x","remote_request_id":"y","remote_host":"127.0.0.1","remote_port":1}`,
+		"nested":  `{"do_remote_prefill":true,"remote_block_ids":[[]],"remote_engine_id":"x","remote_request_id":"y","remote_host":"127.0.0.1","remote_port":1}`,
+		"null":    `{"do_remote_prefill":true,"remote_block_ids":null}`,
+		"crashes": `{"do_remote_prefill":true}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for mode, status := range map[string]int{"crash": 500, "error": 500, "recompute": 200} {
+				d := fast(t, Options{Incomplete: mode})
+				if a := decode(t, d, prompt, h); a.status != status {
+					t.Errorf("%s: status %d, want %d: %s", mode, a.status, status, a.body)
+				}
+				if mode == "crash" {
+					eventually(t, "dead", func() bool { _, err := tryPost(d.URL()+"/v1/completions", `{}`); return err != nil })
+				} else if !d.Alive() {
+					t.Errorf("%s: engine died", mode)
+				}
+				if n := d.Stats().Sum().IncompleteHandles; n != 1 {
+					t.Errorf("%s: %d incomplete handles counted", mode, n)
+				}
+			}
+		})
+	}
+	// Any other member missing is a warning and a local prefill.
+	d := fast(t, Options{})
+	if a := decode(t, d, prompt, `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_host":"127.0.0.1","remote_port":1}`); a.status != 200 {
+		t.Errorf("without engine id: %d %s", a.status, a.body)
+	}
+	if s := d.Stats().Sum(); s.LocalCompute != 40 || s.Transfers != 0 {
+		t.Errorf("without engine id: %+v", s)
+	}
+}
+
+func TestPullFails(t *testing.T) {
+	p, d := pair(t, Options{PullTimeout: 100 * time.Millisecond})
+	prompt := idPrompt(40, 6)
+	h := prefill(t, p, prompt)
+	if err := p.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if a := decode(t, d, prompt, h); a.status != 500 || !strings.Contains(string(a.body), "Internal server error") {
+		t.Errorf("decode from a restarted prefill: %d %s", a.status, a.body)
+	}
+	s := d.Stats().Sum()
+	if s.TransfersFailed != 1 || s.BlocksFree != s.BlocksTotal {
+		t.Errorf("decode side: %+v", s)
+	}
+}
+
+func TestPrefillStreamHasNoHandle(t *testing.T) {
+	p := fast(t, Options{})
+	a := post(t, p, "/v1/completions", `{"prompt":[300,301],"max_tokens":1,"stream":true,"kv_transfer_params":`+askPrefill+`}`)
+	if strings.Contains(string(a.body), "kv_transfer_params") {
+		t.Errorf("streamed prefill carries a handle: %s", a.body)
+	}
+}
+
+// TestAbortFreesPrefill: a client that leaves after decode's head frees the
+// prefill's blocks at once, in the transfer as well as after it.
+func TestAbortFreesPrefill(t *testing.T) {
+	for name, cost := range map[string]Cost{
+		"pulling":  {Handshake: time.Hour},
+		"decoding": {Handshake: time.Millisecond, Step: 5 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := fast(t, Options{})
+			d := fast(t, Options{Speed: 1, Cost: cost})
+			prompt := idPrompt(320, 7)
+			h := prefill(t, p, prompt)
+			c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 100000, true), map[string]int{"decoding": 1}[name])
+			c.Close()
+			eventually(t, "all freed", func() bool {
+				ps, ds := p.Stats().Sum(), d.Stats().Sum()
+				return ps.BlocksPinned == 0 && ds.BlocksFree == ds.BlocksTotal && ds.Running+ds.Waiting == 0 && ds.Aborted == 1
+			})
+		})
+	}
+}
+
+// TestEarlyAbortLeavesPinned is vLLM's third finding: a client gone before the
+// engine knew the decode leaves the prefill's blocks to the lease.
+func TestEarlyAbortLeavesPinned(t *testing.T) {
+	p := fast(t, Options{Lease: 2 * time.Second})
+	d := fast(t, Options{Speed: 1, Cost: Cost{Admit: time.Hour}})
+	prompt := idPrompt(320, 8)
+	h := prefill(t, p, prompt)
+	c := dial(t, d.Addr())
+	io.WriteString(c, request("/v1/completions", decodeBody(prompt, h, 10, true)))
+	eventually(t, "request read", func() bool { return len(d.Requests()) == 1 })
+	c.Close()
+	eventually(t, "client missed", func() bool { return d.Stats().GoneEarly == 1 })
+	if s := p.Stats().Sum(); s.LeasesFreed != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {
+		t.Errorf("prefill side: %+v", s)
+	}
+	if d.Stats().Sum().Requests != 0 {
+		t.Error("the engine knew the request")
+	}
+	eventually(t, "lease expired", func() bool { return p.Stats().Sum().LeasesExpired == 1 })
+}
+
+func TestPrefillOverload(t *testing.T) {
+	// 9 blocks of 16: a lease of 8 leaves no room for the next until it ends.
+	p := fast(t, Options{Blocks: 10, Lease: 200 * time.Millisecond})
+	prefill(t, p, idPrompt(120, 9))
+	start := time.Now()
+	prefill(t, p, idPrompt(120, 10))
+	if took := time.Since(start); took < 100*time.Millisecond {
+		t.Errorf("second prefill got blocks after %v, while they were leased", took)
+	}
+}
+
+func TestBadHandleFaults(t *testing.T) {
+	p := fast(t, Options{})
+	p.Fault(Fault{Kind: BadHandle, Leg: "prefill", N: 1})
+	p.Fault(Fault{Kind: NoHandle, Leg: "prefill", N: 1})
+	body := `{"prompt":[300,301],"max_tokens":1,"kv_transfer_params":` + askPrefill + `}`
+	if h := post(t, p, "/v1/completions", body).handle(); !strings.Contains(h, `"remote_block_ids":[],`) {
+		t.Errorf("bad handle: %s", h)
+	}
+	if h := post(t, p, "/v1/completions", body).handle(); h != "null" {
+		t.Errorf("no handle: %s", h)
+	}
+	if h := post(t, p, "/v1/completions", body).handle(); !strings.Contains(h, `"remote_block_ids":[[`) {
+		t.Errorf("after the faults: %s", h)
+	}
+}
+
+func TestTransferTime(t *testing.T) {
+	c := Cost{BytesToken: 1000, Bandwidth: 1e6, Transfer: time.Second}.withDefaults()
+	if got := c.transfer(500); got != 1500*time.Millisecond {
+		t.Errorf("transfer of 500 tokens takes %v, want 1.5s", got)
+	}
+	if got := c.step(10, 2, 100); got != c.Step+2*c.PerSeq+10*c.PerPrefill {
+		t.Errorf("step takes %v", got)
+	}
+	if scaled(time.Second, math.Inf(1)) != 0 || scaled(time.Second, 4) != 250*time.Millisecond {
+		t.Error("scaling is wrong")
+	}
+}
