@@ -2,10 +2,15 @@ package front
 
 import (
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"sluice/dataplane/relay"
 )
 
 // rawCase is one request as raw bytes, and what must come of it.
@@ -313,6 +318,50 @@ func TestRawCorpus(t *testing.T) {
 				t.Errorf("the handler ran with %q, want %q", bodies, want)
 			}
 		})
+	}
+}
+
+// Through to an engine, what was accepted is one request in our own framing.
+func TestEngineSeesOurFraming(t *testing.T) {
+	type seen struct {
+		length   int64
+		encoding []string
+		body     string
+		expect   string
+	}
+	var mu sync.Mutex
+	var requests []seen
+	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
+		body, _ := io.ReadAll(req.Body)
+		mu.Lock()
+		requests = append(requests, seen{req.ContentLength, req.TransferEncoding, string(body), req.Header.Get("Expect")})
+		mu.Unlock()
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 256)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	for _, k := range slices.Concat(accepted(), refusedHeads(), refusedBodies()) {
+		requests = nil
+		c := r.dial()
+		_, _ = c.Write([]byte(k.raw))
+		c.answer()
+		_ = c.Close()
+		want := 0
+		if k.ran {
+			want = 1
+			<-ends
+		}
+		mu.Lock()
+		if len(requests) != want {
+			t.Errorf("%s: the engine saw %d requests, want %d", k.name, len(requests), want)
+		}
+		for _, s := range requests {
+			if s.length != int64(len(hello)) || s.encoding != nil || s.body != hello || s.expect != "" {
+				t.Errorf("%s: the engine saw %+v", k.name, s)
+			}
+		}
+		mu.Unlock()
 	}
 }
 

@@ -136,7 +136,8 @@ func (x *Exchange) begin(status int) bool {
 }
 
 // Reply answers with an engine's status, its end-to-end headers and body, byte
-// for byte. resp may be Released after it returns; body is copied.
+// for byte; only Date is our own. resp may be Released after it returns; body is
+// copied.
 func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	if !x.begin(resp.Status) {
 		return

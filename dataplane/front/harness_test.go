@@ -2,6 +2,7 @@ package front
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -238,7 +239,8 @@ func startEngine(t testing.TB, serve func(nc net.Conn, req *http.Request) bool) 
 					if err != nil {
 						return
 					}
-					_, _ = io.Copy(io.Discard, req.Body)
+					body, _ := io.ReadAll(req.Body)
+					req.Body = io.NopCloser(bytes.NewReader(body))
 					if !serve(nc, req) {
 						return
 					}

@@ -78,41 +78,41 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 // ours, and the framing in which the body will come.
 func (x *Exchange) composeHead(st *stream) {
 	resp := st.resp
-	h := append(st.buf[:0], "HTTP/1.1 "...)
-	h = strconv.AppendInt(h, int64(resp.Status), 10)
-	h = append(h, ' ')
-	h = append(h, fasthttp.StatusMessage(resp.Status)...)
-	h = append(h, "\r\n"...)
-	x.passed = &h
+	st.head = append(st.buf[:0], "HTTP/1.1 "...)
+	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
+	st.head = append(st.head, ' ')
+	st.head = append(st.head, fasthttp.StatusMessage(resp.Status)...)
+	st.head = append(st.head, "\r\n"...)
+	x.passed = &st.head
 	resp.VisitHeaders(x.pass)
 	x.passed = nil
-	h = appendLine(h, "X-Request-Id", x.RequestID)
+	st.head = appendLine(st.head, "X-Request-Id", x.RequestID)
 	for i := range x.set {
-		h = appendLine(h, x.set[i].name, x.set[i].value)
+		st.head = appendLine(st.head, x.set[i].name, x.set[i].value)
 	}
 	switch {
 	case resp.Status == 204 || resp.Status == 304:
 	case resp.ContentLength >= 0:
-		h = append(h, "Content-Length: "...)
-		h = strconv.AppendInt(h, resp.ContentLength, 10)
-		h = append(h, "\r\n"...)
+		st.head = append(st.head, "Content-Length: "...)
+		st.head = strconv.AppendInt(st.head, resp.ContentLength, 10)
+		st.head = append(st.head, "\r\n"...)
 	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
-		h = append(h, "Transfer-Encoding: chunked\r\n"...)
+		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 	default:
 		// HTTP/1.0 knows no chunks: the framing is taken out and the
 		// connection's end is the body's.
 		st.plain = resp.ContentLength == upstream.LengthChunked
 		st.keep = false
 	}
+	st.keep = st.keep && (x.head.http11 || x.keptAlive())
 	switch {
-	case !x.head.http11 && st.keep && x.keptAlive():
-		h = append(h, "Connection: keep-alive\r\n"...)
-	case !x.head.http11 || !st.keep:
-		st.keep = false
-		h = append(h, "Connection: close\r\n"...)
+	case !st.keep:
+		st.head = append(st.head, "Connection: close\r\n"...)
+	case !x.head.http11:
+		st.head = append(st.head, "Connection: keep-alive\r\n"...)
 	}
-	h = append(h, "\r\n"...)
-	st.buf, st.head = h, h
+	st.head = append(st.head, "\r\n"...)
+	st.buf = st.head
 }
 
 // keptAlive says whether an HTTP/1.0 client asked to keep the connection.

@@ -138,6 +138,24 @@ func TestStreamToHTTP10(t *testing.T) {
 	wantEnd(t, ends, relay.Completed)
 }
 
+func TestSizedStreamToHTTP10KeepsTheConnection(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		return true
+	})
+	ends := make(chan relay.Result, 2)
+	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	for range 2 {
+		c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
+		resp, body := c.answer()
+		if body != "hi" || resp.Header.Get("Connection") != "keep-alive" {
+			t.Errorf("%q %v", body, resp.Header)
+		}
+		wantEnd(t, ends, relay.Completed)
+	}
+}
+
 func TestStreamWithConnectionClose(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")

@@ -1,0 +1,87 @@
+package front
+
+import (
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// scripted is a listener whose accepts fail as told before they succeed.
+type scripted struct {
+	net.Listener
+	fail []error
+}
+
+func (l *scripted) Accept() (net.Conn, error) {
+	if len(l.fail) > 0 {
+		err := l.fail[0]
+		l.fail = l.fail[1:]
+		return nil, err
+	}
+	return l.Listener.Accept()
+}
+
+func acceptError(errno syscall.Errno) error {
+	return &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", errno)}
+}
+
+// Want of descriptors is waited out, other failures end the accepting.
+func TestAcceptWaitsOutExhaustion(t *testing.T) {
+	s, err := New(Options{Handler: handlerFunc(echo)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := otherListener(t)
+	defer inner.Close()
+	nc, err := net.Dial("tcp", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	l := &listener{&scripted{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, s}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if n := s.conns.len(); n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+
+	l = &listener{&scripted{inner, []error{acceptError(syscall.EINVAL)}}, s}
+	if _, err := l.Accept(); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("EINVAL became %v", err)
+	}
+}
+
+func TestShutdownEndsTheWaitForDescriptors(t *testing.T) {
+	s, err := New(Options{Handler: handlerFunc(echo)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fail []error
+	for range 1000 {
+		fail = append(fail, acceptError(syscall.EMFILE))
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(&scripted{otherListener(t), fail}) }()
+	until(t, "serving", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.ln != nil
+	})
+	if err := s.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("Serve did not return")
+	}
+}
