@@ -89,8 +89,8 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	}
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
+	defer s.scan.drop()
 	s.run()
-	s.scan.drop()
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
 			s.res.Reusable = s.write(end) == nil

@@ -1,0 +1,85 @@
+package relay
+
+import (
+	"testing"
+	"time"
+)
+
+// void is a client that takes everything at no cost.
+type void struct{}
+
+func (void) Write(p []byte) (int, error)      { return len(p), nil }
+func (void) SetWriteDeadline(time.Time) error { return nil }
+
+const chunkEvent = `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[{"index":0,"delta":{"content":" issues"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
+
+func voidStream() *stream {
+	s := &stream{dst: void{}, opt: Options{WriteTimeout: time.Minute}, chunked: true, scanning: true, slack: time.Second}
+	s.scan.usage = noUsage
+	return s
+}
+
+func TestChunkAllocatesNothing(t *testing.T) {
+	chunk := []byte(chunksOf(chunkEvent))
+	two := []byte(chunksOf(chunkEvent, chunkEvent))
+	s := voidStream()
+	for name, f := range map[string]func(){
+		"whole chunk": func() { s.pass(chunk, time.Now()) },
+		"two chunks":  func() { s.pass(two, time.Now()) },
+		"two halves":  func() { s.pass(chunk[:50], time.Now()); s.pass(chunk[50:], time.Now()) },
+	} {
+		if n := testing.AllocsPerRun(1000, f); n != 0 && !raceEnabled {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+	if s.scan.events < 4000 || s.scan.tooBig != 0 || !s.scan.token || s.res.Err != nil {
+		t.Errorf("%+v %+v", s.scan, s.res)
+	}
+}
+
+// BenchmarkStreamChunk is all of relay's own work for one chunk of one event:
+// framing, scan, time, bookkeeping; without the two system calls.
+func BenchmarkStreamChunk(b *testing.B) {
+	chunk := []byte(chunksOf(chunkEvent))
+	s := voidStream()
+	b.ReportAllocs()
+	b.SetBytes(int64(len(chunk)))
+	for b.Loop() {
+		if s.pass(chunk, time.Now()) {
+			b.Fatal("ended")
+		}
+	}
+}
+
+// BenchmarkScanEvent is the scan of one event, as the first and as a later one.
+func BenchmarkScanEvent(b *testing.B) {
+	for _, c := range []struct {
+		name     string
+		protocol Protocol
+		event    string
+	}{
+		{"openai", OpenAI, chunkEvent},
+		{"openai-usage", OpenAI, `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[],"usage":{"prompt_tokens":13,"total_tokens":18,"completion_tokens":5},"system_fingerprint":"vllm-0.32.0-f639f6f8"}` + "\n\n"},
+		{"anthropic", Anthropic, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello\"}}\n\n"},
+		{"comment", OpenAI, ": keep-alive\n\n"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			s := newScanner(c.protocol)
+			ev := []byte(c.event)
+			b.ReportAllocs()
+			b.SetBytes(int64(len(ev)))
+			for b.Loop() {
+				s.feed(ev)
+			}
+		})
+	}
+	b.Run("openai-split", func(b *testing.B) {
+		s := newScanner(OpenAI)
+		ev := []byte(chunkEvent)
+		b.ReportAllocs()
+		for b.Loop() {
+			s.feed(ev[:100])
+			s.feed(ev[100:])
+		}
+	})
+}

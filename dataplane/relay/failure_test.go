@@ -1,0 +1,208 @@
+package relay
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// goodCuts gives, for every prefix of a chunked body, whether the client can
+// still get a proper end behind it: computed from the text, not by the parser.
+// Every chunk of body must hold whole events only.
+func goodCuts(body string) map[int]bool {
+	good := map[int]bool{0: true}
+	for at := 0; ; {
+		lineEnd := at + strings.Index(body[at:], "\r\n") + 2
+		var size int
+		fmt.Sscanf(body[at:lineEnd], "%x", &size)
+		if size == 0 { // "0\r\n", then "\r", may be completed
+			good[lineEnd], good[lineEnd+1] = true, true
+			return good
+		}
+		at = lineEnd + size
+		good[at], good[at+1], good[at+2] = true, true, true
+		at += 2
+	}
+}
+
+// Half an event in a whole chunk: nothing may be put behind it.
+func TestEngineDiesInEventAcrossChunks(t *testing.T) {
+	for _, ev := range []string{"data: {}\n", "data: {\"choices\"", ": comm", "\r", "data: {}\n\ndata: {}\n"} {
+		sent := chunksOf(ev)
+		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
+		if res.Cause != EngineClosed || res.Reusable || string(dst.got) != sent {
+			t.Errorf("%q: %+v, got %q", ev, res, dst.got)
+		}
+	}
+}
+
+// An engine that dies behind any byte of a stream: the client gets what came,
+// then either a proper end with one error event in its protocol, or nothing
+// more and no reuse.
+func TestEngineDiesAnywhere(t *testing.T) {
+	for _, c := range captures {
+		t.Run(c.file, func(t *testing.T) {
+			noLeaks(t)
+			body := framed(t, c.file)
+			good := goodCuts(body)
+			var at atomic.Int64
+			e := engine(t, func(nc *net.TCPConn) { send(nc, streamHead+body[:at.Load()]) })
+			for cut := range body {
+				at.Store(int64(cut))
+				resp := open(t, e, nil)
+				dst := new(sink)
+				res := Stream(dst, resp, Options{Protocol: c.protocol})
+				resp.Release()
+				added, ok := strings.CutPrefix(string(dst.got), body[:cut])
+				if !ok || res.Cause != EngineClosed || res.Err == nil || res.Reusable != good[cut] {
+					t.Fatalf("cut at %d: %+v, good %v, got %q", cut, res, good[cut], dst.got)
+				}
+				if !good[cut] {
+					if added != "" {
+						t.Fatalf("cut at %d: added %q", cut, added)
+					}
+					continue
+				}
+				payload := string(dechunk(t, dst.got))
+				before := scanAll(c.protocol, []byte(payloadOf(body[:cut])))
+				after := scanAll(c.protocol, []byte(payload))
+				if !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
+					t.Fatalf("cut at %d: before %+v, after %+v, payload %q", cut, before, after, payload)
+				}
+				checkError(t, c.protocol, strings.TrimPrefix(payload, payloadOf(body[:cut])))
+			}
+		})
+	}
+}
+
+// payloadOf decodes as much of a chunked body as there is, by hand.
+func payloadOf(body string) string {
+	var out strings.Builder
+	for {
+		line, rest, ok := strings.Cut(body, "\r\n")
+		var size int
+		if _, err := fmt.Sscanf(line, "%x", &size); !ok || err != nil || size == 0 {
+			return out.String()
+		}
+		out.WriteString(rest[:min(size, len(rest))])
+		if size+2 > len(rest) {
+			return out.String()
+		}
+		body = rest[size+2:]
+	}
+}
+
+// checkError reads an error event as a client's library would.
+func checkError(t *testing.T, p Protocol, added string) {
+	t.Helper()
+	if added == "" {
+		return
+	}
+	type inner struct {
+		Message, Type string
+		Param         *string
+		Code          int
+	}
+	var name, data string
+	events := strings.Split(strings.TrimSuffix(added, "\n\n"), "\n\n")
+	for _, line := range strings.Split(events[0], "\n") {
+		if v, ok := strings.CutPrefix(line, "event: "); ok {
+			name = v
+		}
+		if v, ok := strings.CutPrefix(line, "data: "); ok {
+			data = v
+		}
+	}
+	switch p {
+	case OpenAI:
+		var v struct{ Error inner }
+		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Error.Message == "" || v.Error.Type != "upstream_error" || v.Error.Code != 502 ||
+			name != "" || len(events) != 2 || events[1] != "data: [DONE]" {
+			t.Errorf("%q: %+v, %v", added, v, err)
+		}
+	case Anthropic:
+		var v struct {
+			Type  string
+			Error inner
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Type != "error" || v.Error.Type != "api_error" || v.Error.Message == "" || name != "error" || len(events) != 1 {
+			t.Errorf("%q: %+v, %v", added, v, err)
+		}
+	case Responses:
+		var v struct{ Type, Code, Message string }
+		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Type != "error" || v.Code != "upstream_error" || v.Message == "" || name != "error" || len(events) != 1 {
+			t.Errorf("%q: %+v, %v", added, v, err)
+		}
+	}
+}
+
+func TestEngineResets(t *testing.T) {
+	noLeaks(t)
+	sent := chunksOf("data: {}\n\n")
+	arrived := make(chan struct{}, 10)
+	e := engine(t, func(nc *net.TCPConn) {
+		send(nc, streamHead+sent)
+		<-arrived
+		_ = nc.SetLinger(0)
+	})
+	resp := open(t, e, nil)
+	dst := &sink{after: func(*sink) { arrived <- struct{}{} }}
+	res := Stream(dst, resp, Options{})
+	resp.Release()
+	if res.Cause != EngineClosed || !res.Reusable || !strings.HasPrefix(string(dst.got), sent) {
+		t.Errorf("%+v %q", res, dst.got)
+	}
+	checkError(t, OpenAI, strings.TrimPrefix(string(dechunk(t, dst.got)), "data: {}\n\n"))
+}
+
+// Bad framing is the engine's death too: what is well framed before it goes on.
+func TestEngineBreaksFraming(t *testing.T) {
+	ev := chunksOf("data: {}\n\n")
+	for _, c := range []struct {
+		sent, passed string
+		reusable     bool
+	}{
+		{ev + "zz\r\n", ev, true},
+		{ev + "5;" + strings.Repeat("x", 1000), "", false},
+		{ev + "ffffffffffffffff\r\n", "", false},
+		{ev[:len(ev)-2] + "XX", ev[:len(ev)-2], true},
+		{ev + "1\n", ev + "1", false},
+	} {
+		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); untilGone(nc) })
+		if res.Cause != EngineClosed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) {
+			t.Errorf("%.40q: %+v, got %q", c.sent, res, dst.got)
+		}
+		if c.reusable {
+			dechunk(t, dst.got)
+		}
+		if s := e.Stats(); s.Open != 0 {
+			t.Errorf("%.40q: %+v", c.sent, s)
+		}
+	}
+}
+
+// An error event of the engine's own is passed on and not doubled.
+func TestEngineErrorThenDeath(t *testing.T) {
+	const ev = `data: {"error": {"message": "boom", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
+	res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(ev)) })
+	if payload := string(dechunk(t, dst.got)); payload != ev+"data: [DONE]\n\n" || !res.EngineErr || !res.Reusable {
+		t.Errorf("%+v %q", res, payload)
+	}
+}
+
+// No event is put into what is no event stream.
+func TestEngineDiesInJSON(t *testing.T) {
+	for _, head := range []string{"Content-Type: application/json\r\n", "", "Content-Type: text/event-streams\r\n"} {
+		for _, sent := range []string{"", chunksOf("{\"a\":\n\n")} {
+			res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) {
+				send(nc, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"+head+"\r\n"+sent)
+			})
+			if res.Cause != EngineClosed || res.Reusable || string(dst.got) != sent {
+				t.Errorf("%q: %+v %q", head, res, dst.got)
+			}
+		}
+	}
+}

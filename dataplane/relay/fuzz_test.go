@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+)
+
+// Events are the same wherever the stream is cut, and the carry is bounded.
+func FuzzEvents(f *testing.F) {
+	for _, c := range captures {
+		body := load(f, c.file)
+		f.Add(body, uint8(c.protocol), uint(len(body)/2), uint(3))
+		f.Add(bytes.ReplaceAll(body, []byte("\n"), []byte("\r\n")), uint8(c.protocol), uint(17), uint(1))
+	}
+	f.Add([]byte(": x\n\n\r\n\r\ndata:\n\ndata: {\"choices\":[{"), uint8(0), uint(4), uint(1))
+	f.Fuzz(func(t *testing.T, body []byte, protocol uint8, cut, step uint) {
+		p := Protocol(protocol % 3)
+		at := int(cut % uint(len(body)+1))
+		want := scanAll(p, body)
+		if got := scanAll(p, body[:at], body[at:]); got != want && len(body) < maxCarry {
+			t.Fatalf("cut at %d: %+v, whole %+v", at, got, want)
+		}
+		s := newScanner(p)
+		defer s.drop()
+		n := int(step%64) + 1
+		for i := 0; i < len(body); i += n {
+			s.feed(body[i:min(i+n, len(body))])
+			if s.carry != nil && len(s.carry.B) > maxCarry {
+				t.Fatal("carry over its bound")
+			}
+		}
+		if got := seenBy(s); got != want && len(body) < maxCarry {
+			t.Fatalf("by %d: %+v, whole %+v", n, got, want)
+		}
+	})
+}
+
+// On well-formed JSON the walker steps over exactly one value and sees the
+// members encoding/json sees; on anything else it ends.
+func FuzzWalk(f *testing.F) {
+	for _, s := range []string{`{"a":1,"b":[{"c":"\"}"}],"d":null}`, `"x\\"`, `[1,2,[],{}]`, `{"usage":{"prompt_tokens":1}}`, `{"a"`, `{"a":"` + string(bytes.Repeat([]byte("x"), 50)) + `\""}`, ` {} `} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		UsageOf(b)
+		w := walker{b: b}
+		keys := map[string]bool{}
+		if w.enter('{') {
+			for key, ok := w.member(); ok; key, ok = w.member() {
+				keys[string(key)] = true
+				w.skip()
+			}
+		}
+		if !json.Valid(b) {
+			return
+		}
+		if w.bad || w.peek() != 0 || w.i != len(b) {
+			t.Fatalf("%q: bad %v, stopped at %d of %d", b, w.bad, w.i, len(b))
+		}
+		whole := walker{b: b}
+		if whole.skip(); whole.bad || whole.peek() != 0 {
+			t.Fatalf("%q: skip stopped at %d of %d", b, whole.i, len(b))
+		}
+		var m map[string]json.RawMessage
+		if json.Unmarshal(b, &m) != nil || bytes.ContainsAny(b, "\\") {
+			return
+		}
+		for k := range keys {
+			if _, ok := m[k]; !ok && json.Valid([]byte(`"`+k+`"`)) && k == string([]rune(k)) {
+				t.Fatalf("%q: member %q is not there", b, k)
+			}
+		}
+		if len(m) > len(keys) {
+			t.Fatalf("%q: %d members, encoding/json sees %d", b, len(keys), len(m))
+		}
+	})
+}
