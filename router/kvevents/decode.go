@@ -110,7 +110,7 @@ func (d *Decoder) Next(ev *Event) (more bool, err error) {
 }
 
 func (d *Decoder) event(ev *Event) error {
-	*ev = Event{Hashes: ev.Hashes[:0], Tokens: ev.Tokens[:0], Locals: ev.Locals[:0]}
+	*ev = Event{Kind: Unknown, Hashes: ev.Hashes[:0], Tokens: ev.Tokens[:0], Locals: ev.Locals[:0]}
 	d.stored = storedFields{}
 	c, err := d.events.lead()
 	if err != nil {

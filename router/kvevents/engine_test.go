@@ -1,0 +1,383 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// engine publishes KV events over real sockets as vLLM and SGLang do. Its
+// methods belong to the test's goroutine; replays are served by its own.
+type engine struct {
+	t        *testing.T
+	ctx      *zmq.Context
+	pub      *zmq.Socket // XPUB: a PUB that tells of its subscribers
+	Endpoint string
+	Replay   string
+	topic    string
+	stopped  chan struct{}
+	stop     chan struct{}
+
+	mu        sync.Mutex
+	next      uint64
+	kept      map[uint64][]byte // what replay can serve
+	withTopic bool              // vLLM from 0.26, SGLang from 0.5.22
+	deaf      bool              // takes requests and does not answer
+	pause     time.Duration     // before each message of a replay
+	dropOnce  map[uint64]bool   // messages lost on their way in the next replay
+	asked     []uint64
+}
+
+func newEngine(t *testing.T, replay bool) *engine {
+	t.Helper()
+	e := &engine{t: t, kept: map[uint64][]byte{}, dropOnce: map[uint64]bool{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	e.ctx = must(zmq.NewContext())
+	e.open("tcp://127.0.0.1:*")
+	ready := make(chan string)
+	if replay {
+		go e.serveReplay(ready)
+		e.Replay = <-ready
+	} else {
+		close(e.stopped)
+	}
+	t.Cleanup(func() {
+		close(e.stop)
+		<-e.stopped
+		e.pub.Close()
+		e.ctx.Term()
+	})
+	return e
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// open binds the publishing socket. A port that is being given up may be busy
+// for a moment.
+func (e *engine) open(endpoint string) {
+	e.t.Helper()
+	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
+	e.pub.SetLinger(0)
+	e.pub.SetSndhwm(0)
+	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
+	e.Endpoint = must(e.pub.GetLastEndpoint())
+}
+
+// reopen breaks all connections and listens again at the same address.
+func (e *engine) reopen(between func()) {
+	e.pub.Close()
+	between()
+	e.open(e.Endpoint)
+}
+
+// subscribed waits for a subscription, so that what is published from then on
+// is not lost.
+func (e *engine) subscribed() {
+	e.t.Helper()
+	e.pub.SetRcvtimeo(20 * time.Second)
+	if _, err := e.pub.RecvMessageBytes(0); err != nil {
+		e.t.Fatalf("nobody subscribed: %v", err)
+	}
+}
+
+// keep takes a number for a batch and lets replay serve it, but sends nothing.
+func (e *engine) keep(payload []byte) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	seq := e.next
+	e.next++
+	e.kept[seq] = payload
+	return seq
+}
+
+func (e *engine) publish(payload []byte) { e.send(e.keep(payload), payload) }
+
+func (e *engine) send(seq uint64, payload []byte) {
+	e.frames([]byte(e.topic), binary.BigEndian.AppendUint64(nil, seq), payload)
+}
+
+func (e *engine) frames(frames ...[]byte) {
+	if _, err := e.pub.SendMessage(frames); err != nil {
+		e.t.Fatalf("cannot publish: %v", err)
+	}
+}
+
+// newLife begins at 0 with nothing kept, as a restarted process does.
+func (e *engine) newLife() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.next, e.kept = 0, map[uint64][]byte{}
+}
+
+func (e *engine) set(change func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change()
+}
+
+func (e *engine) serveReplay(ready chan<- string) {
+	defer close(e.stopped)
+	router := must(e.ctx.NewSocket(zmq.ROUTER))
+	defer router.Close()
+	router.SetLinger(0)
+	router.SetSndhwm(0)
+	router.SetRcvtimeo(20 * time.Millisecond)
+	if err := router.Bind("tcp://127.0.0.1:*"); err != nil {
+		panic(err)
+	}
+	ready <- must(router.GetLastEndpoint())
+	for {
+		select {
+		case <-e.stop:
+			return
+		default:
+		}
+		frames, err := router.RecvMessageBytes(0)
+		if err != nil || len(frames) != 3 || len(frames[1]) != 0 || len(frames[2]) != 8 {
+			continue // as the engines do with what is not exactly a request
+		}
+		e.answer(router, frames[0], binary.BigEndian.Uint64(frames[2]))
+	}
+}
+
+func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
+	e.mu.Lock()
+	e.asked = append(e.asked, from)
+	deaf, pause, to := e.deaf, e.pause, e.next
+	e.mu.Unlock()
+	if deaf {
+		return
+	}
+	reply := func(topic, seq, payload []byte) {
+		if e.withTopic {
+			router.SendMessage(client, "", topic, seq, payload)
+		} else {
+			router.SendMessage(client, "", seq, payload)
+		}
+	}
+	for seq := from; seq < to; seq++ {
+		e.mu.Lock()
+		payload, ok := e.kept[seq]
+		drop := e.dropOnce[seq]
+		delete(e.dropOnce, seq)
+		e.mu.Unlock()
+		if !ok || drop {
+			continue
+		}
+		select {
+		case <-e.stop:
+			return
+		case <-time.After(pause):
+		}
+		reply([]byte(e.topic), binary.BigEndian.AppendUint64(nil, seq), payload)
+	}
+	reply(nil, []byte{255, 255, 255, 255, 255, 255, 255, 255}, nil)
+}
+
+// eventually polls until ok; the deadline is generous, for the box may be busy.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
+// scribe writes what an engine's cache goes through: prompts that grow, lose
+// their tails, share nothing. Its engine hashes are of one life.
+type scribe struct {
+	rng     *rand.Rand
+	life    uint64
+	prompts [][]uint32 // tokens stored so far
+}
+
+const scribeBlock = 4
+
+func newScribe(seed, life uint64) *scribe {
+	return &scribe{rng: rand.New(rand.NewPCG(seed, life)), life: life, prompts: make([][]uint32, 6)}
+}
+
+func (s *scribe) hash(prompt, block int) any {
+	return s.life<<40 | uint64(prompt)<<20 | uint64(block) | 1<<63
+}
+
+// batch is one message of one to three events.
+func (s *scribe) batch() []byte {
+	var events [][]byte
+	for range 1 + s.rng.IntN(3) {
+		p := s.rng.IntN(len(s.prompts))
+		have := len(s.prompts[p]) / scribeBlock
+		if have > 0 && s.rng.IntN(8) == 0 {
+			e := wireEvent{kind: "BlockRemoved", medium: "GPU"}
+			for have > 0 {
+				have--
+				e.hashes = append(e.hashes, s.hash(p, have))
+			}
+			s.prompts[p] = nil // begins anew, so that some chains start late
+			events = append(events, e.asArray())
+			continue
+		}
+		if have > 0 && s.rng.IntN(4) == 0 {
+			e := wireEvent{kind: "BlockRemoved", hashes: []any{s.hash(p, have-1)}, medium: "GPU"}
+			s.prompts[p] = s.prompts[p][:scribeBlock*(have-1)]
+			events = append(events, e.asMap())
+			continue
+		}
+		e := wireEvent{blockSize: scribeBlock, medium: "GPU"}
+		if have > 0 {
+			e.parent = s.hash(p, have-1)
+		}
+		for b := range 1 + s.rng.IntN(3) {
+			e.hashes = append(e.hashes, s.hash(p, have+b))
+			for i := range scribeBlock {
+				token := p<<16 | (have+b)<<4 | i
+				e.tokens = append(e.tokens, token)
+				s.prompts[p] = append(s.prompts[p], uint32(token))
+			}
+		}
+		if s.rng.IntN(2) == 0 {
+			events = append(events, e.asArray())
+		} else {
+			events = append(events, e.asMap())
+		}
+	}
+	return wireBatch(nil, events...)
+}
+
+// the longest prompts any scribe may have written, to look for.
+func allPrompts() (out [][]blockhash.Seq) {
+	for p := range 6 {
+		var tokens []uint32
+		for b := range 400 {
+			for i := range scribeBlock {
+				tokens = append(tokens, uint32(p<<16|b<<4|i))
+			}
+		}
+		out = append(out, blockhash.Seqs(nil, blockhash.NewSalt("m", "", ""), tokens, scribeBlock))
+	}
+	return out
+}
+
+// counters is an Observer that adds up.
+type counters struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *counters) FeedCounted(_ worker.ID, counter string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = map[string]int{}
+	}
+	c.n[counter] += n
+}
+
+func (c *counters) get(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n[name]
+}
+
+// rig is a feed under test.
+type rig struct {
+	t     *testing.T
+	feeds *Feeds
+	index kvindex.Index
+	rank  *worker.Rank
+	src   Source
+	counters
+}
+
+func newRig(t *testing.T, e *engine, change func(*Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, index: kvindex.New(kvindex.Options{})}
+	w := worker.New(worker.Spec{ID: "w", URL: "http://127.0.0.1:1", Ranks: []uint16{0, 1}})
+	r.rank = w.Ranks[0]
+	r.rank.Slot = 70
+	opt := Options{Index: r.index, Observer: r, ReplayTimeout: 10 * time.Second, RetryMin: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond}
+	if change != nil {
+		change(&opt)
+	}
+	r.feeds = NewFeeds(opt)
+	t.Cleanup(r.feeds.Close)
+	r.src = Source{Rank: r.rank, Model: "m", Engine: "vllm", Endpoint: e.Endpoint, Replay: e.Replay}
+	return r
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	if err := r.feeds.Start(r.src); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) state() worker.FeedState { return worker.FeedState(r.rank.Feed.Load()) }
+
+func (r *rig) awaitState(s worker.FeedState) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("state %v", s), func() bool { return r.state() == s })
+}
+
+func (r *rig) await(counter string, n int) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("%d %s", n, counter), func() bool { return r.get(counter) >= n })
+}
+
+// oracle is what an index holds after these payloads and no accident.
+func (r *rig) oracle(payloads ...[]byte) *kvindex.Naive {
+	model := kvindex.NewNaive()
+	rank := &worker.Rank{ID: r.rank.ID, Slot: r.rank.Slot}
+	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: model, MaxFrame: 1 << 30},
+		dec: NewDecoder(""), counts: map[string]int{}}
+	for i, p := range payloads {
+		f.apply(uint64(i), p)
+	}
+	return model
+}
+
+// holds checks that the index has exactly what the payloads leave behind, when
+// the feed has come to rest.
+func (r *rig) holds(payloads ...[]byte) {
+	r.t.Helper()
+	model := r.oracle(payloads...)
+	if len(payloads) >= 5 && model.Len() == 0 {
+		r.t.Fatal("the oracle holds nothing: this test shows nothing")
+	}
+	want := r.describe(model)
+	var got string
+	deadline := time.Now().Add(20 * time.Second)
+	for got = r.describe(r.index); got != want; got = r.describe(r.index) {
+		if time.Now().After(deadline) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.t.Fatalf("the index differs from the oracle\n got %s\nwant %s\ncounted %v", got, want, r.n)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	eventually(r.t, "the rank's count of blocks", func() bool { return int(r.rank.Held.Load()) == model.Held(r.rank.Slot) })
+}
+
+func (r *rig) describe(ix kvindex.Index) string {
+	out := fmt.Sprintf("held=%d depths", ix.Held(r.rank.Slot))
+	var o kvindex.Overlap
+	for _, seqs := range allPrompts() {
+		ix.Find(seqs, &o)
+		out += fmt.Sprintf(" %d", o.Depth(r.rank.Slot))
+	}
+	return out
+}

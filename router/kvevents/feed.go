@@ -1,0 +1,361 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+	"github.com/zeebo/xxh3"
+
+	"sluice/router/worker"
+)
+
+// feed is one rank's subscription. All of its fields but kick belong to the
+// goroutine of run; no ZMQ socket is ever touched by two goroutines.
+//
+// What it believes is kept in position: next is the sequence number it waits
+// for, and everything before it in this life of the engine has been applied, or
+// the rank was cleared since. That last clause is what makes the index safe after
+// losses: after a clear, a block enters only by a store whose whole chain has
+// been seen since, so the index may know too little, never what is gone.
+type feed struct {
+	src Source
+	opt *Options
+	ctx *zmq.Context
+
+	sub, monitor, wake *zmq.Socket
+	poll               *zmq.Poller
+	kick               *zmq.Socket // stop's end of wake
+	stopping           atomic.Bool
+	done               chan struct{}
+
+	dec       *Decoder
+	ev        Event
+	counts    map[string]int
+	blockSize int // tokens, of this life
+
+	position
+	connected bool
+	suspect   bool      // the connection was lost: the engine may have a new life
+	retryAt   time.Time // of a replay that failed; zero: none is due
+	backoff   time.Duration
+}
+
+type position struct {
+	known    bool
+	next     uint64
+	lastHash uint64 // of message next-1, when hasLast
+	hasLast  bool
+	// replayed are the hashes of the messages got by replay that may still come
+	// live, the first of them with number replayedFrom.
+	replayedFrom uint64
+	replayed     []uint64
+}
+
+const (
+	socketsPerFeed = 6
+	maxBurst       = 1024 // messages handled between looks at the other sockets
+)
+
+var feedNumber atomic.Uint64 // makes inproc names unique in the process
+
+func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
+	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}), dec: NewDecoder(src.Engine),
+		counts: make(map[string]int), poll: zmq.NewPoller()}
+	defer func() {
+		if err != nil {
+			f.close()
+			closeSocket(f.kick)
+		}
+	}()
+	name := fmt.Sprintf("inproc://sluice-kvevents-%d", feedNumber.Add(1))
+	if f.wake, err = f.socket(zmq.PAIR); err != nil {
+		return f, err
+	}
+	if err = f.wake.Bind(name + "-wake"); err != nil {
+		return f, err
+	}
+	if f.kick, err = f.socket(zmq.PAIR); err != nil {
+		return f, err
+	}
+	if err = f.kick.Connect(name + "-wake"); err != nil {
+		return f, err
+	}
+	if f.sub, err = f.socket(zmq.SUB); err != nil {
+		return f, err
+	}
+	if err = f.sub.Monitor(name+"-events", zmq.EVENT_HANDSHAKE_SUCCEEDED|zmq.EVENT_DISCONNECTED); err != nil {
+		return f, err
+	}
+	if f.monitor, err = f.socket(zmq.PAIR); err != nil {
+		return f, err
+	}
+	if err = f.monitor.Connect(name + "-events"); err != nil {
+		return f, err
+	}
+	if err = f.sub.SetSubscribe(src.Topic); err != nil {
+		return f, err
+	}
+	if src.Bind {
+		err = f.sub.Bind(src.Endpoint)
+	} else {
+		err = f.sub.Connect(src.Endpoint)
+	}
+	for _, s := range []*zmq.Socket{f.wake, f.monitor, f.sub} {
+		f.poll.Add(s, zmq.POLLIN)
+	}
+	f.setState(worker.FeedSyncing)
+	return f, err
+}
+
+// socket makes a socket with the limits that hold for all of a feed's.
+func (f *feed) socket(kind zmq.Type) (*zmq.Socket, error) {
+	s, err := f.ctx.NewSocket(kind)
+	if err != nil {
+		return nil, err
+	}
+	// MaxFrame is ours to count; ZMQ's own limit, which costs the connection, is
+	// there so that no peer can make the process take memory without end.
+	err = errors.Join(s.SetLinger(f.opt.Linger), s.SetRcvhwm(f.opt.HWM), s.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
+		s.SetIpv6(true), s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
+		s.SetHeartbeatIvl(10*time.Second), s.SetHeartbeatTimeout(30*time.Second))
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func closeSocket(s *zmq.Socket) {
+	if s != nil {
+		s.Close()
+	}
+}
+
+func (f *feed) close() {
+	for _, s := range []*zmq.Socket{f.sub, f.monitor, f.wake} {
+		closeSocket(s)
+	}
+}
+
+// stop ends the goroutine, waits for it and clears the rank. It is called once.
+func (f *feed) stop() {
+	f.stopping.Store(true)
+	f.kick.SendBytes(nil, zmq.DONTWAIT)
+	<-f.done
+	f.kick.Close()
+	f.opt.Index.Clear(f.src.Rank.Slot)
+	f.src.Rank.Held.Store(0)
+	f.setState(worker.FeedNone)
+}
+
+func (f *feed) run() {
+	defer close(f.done)
+	defer f.close()
+	for !f.stopping.Load() {
+		wait := time.Duration(-1)
+		if !f.retryAt.IsZero() {
+			wait = max(0, time.Until(f.retryAt)) + time.Millisecond
+		}
+		if _, err := f.poll.Poll(wait); err != nil {
+			f.opt.Log.Error("kv events: the feed ends", "rank", f.src.Rank.ID, "error", err)
+			f.distrust("resets")
+			f.setState(worker.FeedBroken)
+			f.flush()
+			return
+		}
+		f.watchConnection()
+		if f.connected && !f.known || !f.retryAt.IsZero() && time.Now().After(f.retryAt) {
+			f.begin()
+		}
+		f.drain()
+		f.flush()
+	}
+}
+
+// watchConnection reads what the monitor says. A connection that was lost and is
+// back may lead to a new life of the engine whose numbers have already passed
+// the one waited for, which the numbers alone would never tell.
+// It says whether it has brought the position up to date for that reason.
+func (f *feed) watchConnection() (caughtUp bool) {
+	for {
+		event, _, _, err := f.monitor.RecvEvent(zmq.DONTWAIT)
+		if err != nil {
+			return caughtUp
+		}
+		switch event {
+		case zmq.EVENT_DISCONNECTED:
+			f.connected, f.suspect = false, f.known
+			if f.state() == worker.FeedLive {
+				f.setState(worker.FeedSyncing)
+			}
+		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+			f.connected = true
+			if f.suspect {
+				f.reconnected()
+				caughtUp = true
+			}
+		}
+	}
+}
+
+// reconnected finds out whether the engine behind a new connection is the one
+// behind the old. With replay it is asked for the last batch applied, which no
+// other life can have made. Without, nothing can tell: the rank is cleared.
+// Messages waiting now may be of either life, so they are thrown away first: a
+// replay asked for after that has those of the new one.
+func (f *feed) reconnected() {
+	f.suspect = false
+	for range f.opt.HWM {
+		if _, err := f.sub.RecvMessageBytes(zmq.DONTWAIT); err != nil {
+			break
+		}
+	}
+	if f.canAsk() {
+		f.catchUp(true, true)
+		return
+	}
+	f.distrust("resets")
+	f.position = position{}
+	f.blockSize = 0
+}
+
+// begin takes up a new position: from the replay's start where there is one,
+// else with the next live message.
+func (f *feed) begin() {
+	if f.src.Replay == "" {
+		f.known = true
+		f.setState(worker.FeedLive)
+		return
+	}
+	f.catchUp(false, false)
+}
+
+func (f *feed) drain() {
+	for range maxBurst {
+		if f.stopping.Load() {
+			return
+		}
+		frames, err := f.sub.RecvMessageBytes(zmq.DONTWAIT)
+		if err != nil {
+			if zmq.AsErrno(err) != zmq.Errno(syscall.EAGAIN) {
+				f.opt.Log.Warn("kv events: cannot receive", "rank", f.src.Rank.ID, "error", err)
+			}
+			return
+		}
+		// A message may be the first of a new connection: hear of that before.
+		if !f.watchConnection() {
+			f.live(frames)
+		}
+	}
+}
+
+// live handles one message of the subscription.
+func (f *feed) live(frames [][]byte) {
+	if len(frames) != 3 || len(frames[1]) != 8 || f.src.Topic != "" && string(frames[0]) != f.src.Topic {
+		f.counts["garbage"]++
+		return
+	}
+	seq, payload := binary.BigEndian.Uint64(frames[1]), frames[2]
+	if !f.known {
+		f.begin()
+		if f.stopping.Load() {
+			return
+		}
+		f.afterCatchUp(seq, payload)
+		return
+	}
+	switch {
+	case !f.hasLast && f.next == 0 && !f.canAsk():
+		f.apply(seq, payload) // where to begin, as nobody can be asked
+	case seq == f.next:
+		f.apply(seq, payload)
+	case seq > f.next:
+		f.gap(seq, payload)
+	case !f.wasReplayed(seq, payload):
+		f.restart(seq, payload)
+	}
+}
+
+// wasReplayed says whether a message with a number below next is the live copy
+// of one that came by replay, rather than the beginning of a new life.
+func (f *feed) wasReplayed(seq uint64, payload []byte) bool {
+	i := seq - f.replayedFrom
+	return seq >= f.replayedFrom && i < uint64(len(f.replayed)) && f.replayed[i] == xxh3.Hash(payload)
+}
+
+// gap handles a number above the one waited for.
+func (f *feed) gap(seq uint64, payload []byte) {
+	f.counts["gaps"]++
+	f.opt.Log.Info("kv events: gap", "rank", f.src.Rank.ID, "want", f.next, "got", seq)
+	if f.canAsk() {
+		f.catchUp(true, false)
+	}
+	if !f.stopping.Load() {
+		f.afterCatchUp(seq, payload)
+	}
+}
+
+// restart handles a number below the one waited for: a new life of the engine.
+// What the old one held goes before anything new is applied.
+func (f *feed) restart(seq uint64, payload []byte) {
+	f.opt.Log.Info("kv events: the engine has restarted", "rank", f.src.Rank.ID, "want", f.next, "got", seq)
+	f.newLife()
+	if f.canAsk() {
+		f.catchUp(false, false)
+	}
+	if !f.stopping.Load() {
+		f.afterCatchUp(seq, payload)
+	}
+}
+
+// afterCatchUp applies a live message for which all that could be asked has been
+// asked: what is still missing before it is lost.
+func (f *feed) afterCatchUp(seq uint64, payload []byte) {
+	switch {
+	case f.known && f.hasLast && seq < f.next:
+		return // it came by replay
+	case f.known && f.hasLast && seq > f.next:
+		f.distrust("resets")
+	}
+	f.known = true
+	f.apply(seq, payload)
+	if f.retryAt.IsZero() {
+		f.setState(worker.FeedLive)
+	}
+}
+
+// canAsk says whether there is a replay endpoint that is not known to fail.
+func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
+
+// newLife forgets the engine's old life.
+func (f *feed) newLife() {
+	f.distrust("restarts")
+	f.position = position{}
+	f.blockSize = 0
+}
+
+// distrust drops all the index holds for the rank, and counts why.
+func (f *feed) distrust(why string) {
+	f.counts[why]++
+	f.opt.Index.Clear(f.src.Rank.Slot)
+}
+
+func (f *feed) state() worker.FeedState { return worker.FeedState(f.src.Rank.Feed.Load()) }
+
+func (f *feed) setState(s worker.FeedState) { f.src.Rank.Feed.Store(uint32(s)) }
+
+// flush publishes what has been counted since the last time.
+func (f *feed) flush() {
+	f.src.Rank.Held.Store(int64(f.opt.Index.Held(f.src.Rank.Slot)))
+	for name, n := range f.counts {
+		if n != 0 {
+			f.opt.Observer.FeedCounted(f.src.Rank.ID, name, n)
+			f.counts[name] = 0
+		}
+	}
+}

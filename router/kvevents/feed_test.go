@@ -1,0 +1,454 @@
+package kvevents
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/router/worker"
+)
+
+func batches(s *scribe, n int) (out [][]byte) {
+	for range n {
+		out = append(out, s.batch())
+	}
+	return out
+}
+
+// layouts runs a test with both forms of the replay's answer.
+func layouts(t *testing.T, run func(t *testing.T, e *engine)) {
+	for _, withTopic := range []bool{false, true} {
+		t.Run(fmt.Sprintf("topic_frame=%v", withTopic), func(t *testing.T) {
+			e := newEngine(t, true)
+			e.withTopic = withTopic
+			run(t, e)
+		})
+	}
+}
+
+func TestLive(t *testing.T) {
+	e := newEngine(t, false)
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	all := batches(newScribe(1, 1), 200)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.holds(all...)
+	if got := r.get("batches"); got != 200 || r.get("gaps")+r.get("resets")+r.get("restarts") != 0 {
+		t.Errorf("counted %v", r.n)
+	}
+	if got := r.rank.EventBlockSize.Load(); got != scribeBlock {
+		t.Errorf("block size %d, want %d", got, scribeBlock)
+	}
+	r.feeds.Stop(r.rank.ID)
+	if r.index.Len() != 0 || r.rank.Held.Load() != 0 || r.state() != worker.FeedNone {
+		t.Errorf("after Stop: %d entries, held %d, state %v", r.index.Len(), r.rank.Held.Load(), r.state())
+	}
+}
+
+func TestStartReplaysWhatWasBefore(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		s := newScribe(2, 1)
+		all := batches(s, 50)
+		for _, b := range all {
+			e.keep(b)
+		}
+		r := newRig(t, e, nil)
+		r.start()
+		e.subscribed()
+		r.awaitState(worker.FeedLive)
+		r.holds(all...)
+		for _, b := range batches(s, 20) {
+			e.publish(b)
+			all = append(all, b)
+		}
+		r.holds(all...)
+		if r.get("replayed_batches") < 50 || r.get("restarts")+r.get("resets") != 0 {
+			t.Errorf("counted %v", r.n)
+		}
+	})
+}
+
+// What came by replay and waits in the subscription too must be told from the
+// beginning of a new life.
+func TestLiveCopiesOfReplayedBatches(t *testing.T) {
+	e := newEngine(t, true)
+	e.pause = 5 * time.Millisecond
+	s := newScribe(3, 1)
+	all := batches(s, 40)
+	for _, b := range all[:30] {
+		e.keep(b)
+	}
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	for _, b := range all[30:] { // while the replay drips
+		e.publish(b)
+	}
+	r.holds(all...)
+	if r.get("restarts")+r.get("resets") != 0 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+func TestGapIsReplayed(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		r := newRig(t, e, nil)
+		r.start()
+		e.subscribed()
+		r.awaitState(worker.FeedLive)
+		all := batches(newScribe(4, 1), 100)
+		for i, b := range all {
+			if i%10 == 3 || i%10 == 4 || i%10 == 9 && i < 99 {
+				e.keep(b)
+			} else {
+				e.publish(b)
+			}
+		}
+		r.holds(all...)
+		if r.get("gaps") == 0 || r.get("resets")+r.get("restarts") != 0 || r.state() != worker.FeedLive {
+			t.Errorf("state %v, counted %v", r.state(), r.n)
+		}
+	})
+}
+
+func TestGapTheReplayNoLongerCovers(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		r := newRig(t, e, nil)
+		r.start()
+		e.subscribed()
+		r.awaitState(worker.FeedLive)
+		all := batches(newScribe(5, 1), 60)
+		for _, b := range all[:20] {
+			e.publish(b)
+		}
+		r.holds(all[:20]...)
+		for _, b := range all[20:59] {
+			e.keep(b)
+		}
+		e.set(func() {
+			for seq := range uint64(40) {
+				delete(e.kept, seq)
+			}
+		})
+		e.publish(all[59])
+		r.await("resets", 1)
+		r.holds(all[40:]...)
+		if r.get("resets") != 1 || r.state() != worker.FeedLive {
+			t.Errorf("state %v, counted %v", r.state(), r.n)
+		}
+	})
+}
+
+// An engine that fails to encode a batch leaves a number that nobody has.
+func TestPermanentGap(t *testing.T) {
+	e := newEngine(t, true)
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	all := batches(newScribe(6, 1), 40)
+	for i, b := range all {
+		if i == 25 {
+			e.set(func() { e.next++ })
+			continue
+		}
+		e.publish(b)
+	}
+	r.await("batches", 39)
+	r.holds(all[26:]...)
+	if r.get("gaps") != 1 || r.get("resets") != 1 || r.get("restarts") != 0 || r.state() != worker.FeedLive {
+		t.Errorf("state %v, counted %v", r.state(), r.n)
+	}
+}
+
+// An engine's socket drops what a slow reader does not take in time; the end of
+// an answer then comes with a hole before it.
+func TestReplayWithLosses(t *testing.T) {
+	e := newEngine(t, true)
+	all := batches(newScribe(7, 1), 100)
+	for _, b := range all {
+		e.keep(b)
+	}
+	e.dropOnce = map[uint64]bool{30: true, 31: true}
+	r := newRig(t, e, nil)
+	r.start()
+	r.awaitState(worker.FeedLive)
+	r.holds(all...)
+	if r.get("resets") != 0 || r.get("replays") < 2 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+func TestReplayWithAPermanentHole(t *testing.T) {
+	e := newEngine(t, true)
+	all := batches(newScribe(8, 1), 60)
+	for _, b := range all {
+		e.keep(b)
+	}
+	delete(e.kept, 30)
+	r := newRig(t, e, nil)
+	r.start()
+	r.awaitState(worker.FeedLive)
+	r.holds(all[31:]...)
+	if r.get("resets") != 1 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+func TestGapWithoutReplay(t *testing.T) {
+	e := newEngine(t, false)
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	all := batches(newScribe(9, 1), 60)
+	for i, b := range all {
+		if i == 30 {
+			e.keep(b)
+		} else {
+			e.publish(b)
+		}
+	}
+	r.await("batches", 59)
+	r.holds(all[31:]...)
+	if r.get("gaps") != 1 || r.get("resets") != 1 || r.state() != worker.FeedLive {
+		t.Errorf("state %v, counted %v", r.state(), r.n)
+	}
+}
+
+// Numbers that begin again are a new life, whatever the connection says.
+func TestRestartSeenByNumbers(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
+			e := newEngine(t, replay)
+			r := newRig(t, e, nil)
+			r.start()
+			e.subscribed()
+			r.awaitState(worker.FeedLive)
+			for _, b := range batches(newScribe(10, 1), 30) {
+				e.publish(b)
+			}
+			r.await("batches", 30)
+			e.newLife()
+			all := batches(newScribe(11, 2), 10)
+			for _, b := range all[:4] {
+				e.keep(b) // before the first that gets through
+			}
+			from := 4
+			if replay {
+				from = 0
+			}
+			for _, b := range all[4:] {
+				e.publish(b)
+			}
+			r.holds(all[from:]...)
+			if r.get("restarts") != 1 || r.state() != worker.FeedLive {
+				t.Errorf("state %v, counted %v", r.state(), r.n)
+			}
+		})
+	}
+}
+
+// After a replay at start no live number is known yet, and a new life must not
+// pass for the live copies of what was replayed.
+func TestRestartRightAfterReplay(t *testing.T) {
+	e := newEngine(t, true)
+	for _, b := range batches(newScribe(12, 1), 30) {
+		e.keep(b)
+	}
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	e.newLife()
+	all := batches(newScribe(13, 2), 5)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.holds(all...)
+	if r.get("restarts") != 1 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+// A new life whose numbers have passed the one waited for shows in nothing but
+// the connection.
+func TestRestartHiddenByNumbers(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		for _, published := range []int{3, 20, 40} { // fewer, as many, more than before
+			t.Run(fmt.Sprintf("replay=%v/published=%d", replay, published), func(t *testing.T) {
+				e := newEngine(t, replay)
+				r := newRig(t, e, nil)
+				r.start()
+				e.subscribed()
+				r.awaitState(worker.FeedLive)
+				for _, b := range batches(newScribe(14, 1), 20) {
+					e.publish(b)
+				}
+				r.await("batches", 20)
+				s := newScribe(15, 2)
+				all := batches(s, published)
+				e.reopen(func() {
+					e.newLife()
+					for _, b := range all {
+						e.keep(b)
+					}
+				})
+				e.subscribed()
+				from := 0
+				if !replay {
+					r.holds()
+					from = published
+				}
+				for _, b := range batches(s, 10) {
+					e.publish(b)
+					all = append(all, b)
+				}
+				r.holds(all[from:]...)
+				r.awaitState(worker.FeedLive)
+			})
+		}
+	}
+}
+
+func TestLostConnectionToTheSameLife(t *testing.T) {
+	e := newEngine(t, true)
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	s := newScribe(16, 1)
+	all := batches(s, 20)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.await("batches", 20)
+	e.reopen(func() {
+		b := s.batch()
+		e.keep(b)
+		all = append(all, b)
+	})
+	e.subscribed()
+	for _, b := range batches(s, 5) {
+		e.publish(b)
+		all = append(all, b)
+	}
+	r.holds(all...)
+	r.awaitState(worker.FeedLive)
+	if r.get("restarts")+r.get("resets") != 0 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+func TestDeadReplay(t *testing.T) {
+	e := newEngine(t, true)
+	e.deaf = true
+	s := newScribe(17, 1)
+	all := batches(s, 20)
+	for _, b := range all {
+		e.keep(b)
+	}
+	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedBroken)
+	r.await("replay_failures", 2)
+	live := batches(newScribe(18, 3), 10) // chains of their own
+	for _, b := range live {
+		e.publish(b)
+	}
+	r.holds(live...)
+	if s := r.state(); s == worker.FeedLive {
+		t.Errorf("state %v without a replay", s)
+	}
+	e.set(func() { e.deaf = false })
+	r.awaitState(worker.FeedLive)
+	r.holds(append(all, live...)...)
+}
+
+func TestReplayEndpointNobodyListensAt(t *testing.T) {
+	e := newEngine(t, false)
+	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
+	r.src.Replay = "tcp://127.0.0.1:1"
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedBroken)
+	all := batches(newScribe(19, 1), 10)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.holds(all...)
+}
+
+// A subscription that overflows while a replay drips loses messages; the gap is
+// found and filled.
+func TestOverflow(t *testing.T) {
+	e := newEngine(t, true)
+	e.pause = 2 * time.Millisecond
+	s := newScribe(20, 1)
+	all := batches(s, 2000)
+	for _, b := range all[:50] {
+		e.keep(b)
+	}
+	r := newRig(t, e, func(o *Options) { o.HWM = 5 })
+	e.pub.SetSndhwm(5)
+	e.reopen(func() {})
+	e.pub.SetSndhwm(5)
+	r.src.Endpoint = e.Endpoint
+	r.start()
+	e.subscribed()
+	for _, b := range all[50 : len(all)-1] {
+		e.publish(b)
+	}
+	e.set(func() { e.pause = 0 })
+	r.await("replayed_batches", 50)
+	eventually(t, "everything after the flood", func() bool {
+		// An engine that goes on publishing shows what was lost.
+		seq := e.keep(wireBatch(nil))
+		e.send(seq, wireBatch(nil))
+		return r.describe(r.index) == r.describe(r.oracle(all[:len(all)-1]...))
+	})
+}
+
+func TestBindMode(t *testing.T) {
+	e := newEngine(t, true)
+	e.pub.Close() // its port is free for the feed now
+	r := newRig(t, e, nil)
+	r.src.Bind = true
+	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
+	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
+	e.pub.SetLinger(0)
+	if err := e.pub.Connect(e.Endpoint); err != nil {
+		t.Fatal(err)
+	}
+	e.subscribed()
+	all := batches(newScribe(21, 1), 10)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.holds(all...)
+	r.awaitState(worker.FeedLive)
+}
+
+func TestEngineComesLate(t *testing.T) {
+	e := newEngine(t, true)
+	e.pub.Close()
+	r := newRig(t, e, nil)
+	r.start()
+	if r.state() != worker.FeedSyncing {
+		t.Errorf("state %v with nobody there", r.state())
+	}
+	all := batches(newScribe(22, 1), 10)
+	for _, b := range all {
+		e.keep(b)
+	}
+	e.open(e.Endpoint)
+	r.awaitState(worker.FeedLive)
+	r.holds(all...)
+}

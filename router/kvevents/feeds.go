@@ -1,0 +1,169 @@
+package kvevents
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// Source is where one rank's events come from.
+type Source struct {
+	Rank     *worker.Rank
+	Model    string // salts the hashes
+	Engine   string // "vllm", "sglang": chooses the decoder; "" is found out
+	Endpoint string // PUB, "tcp://host:port"; "*" hosts replaced already
+	Bind     bool   // the engine connects: the feed binds Endpoint
+	Replay   string // ROUTER; "" when the engine has none
+	Topic    string
+}
+
+// Options of a Feeds; zero values mean the default.
+type Options struct {
+	Index         kvindex.Index
+	Log           *slog.Logger
+	Observer      Observer
+	HWM           int           // ZMQ receive high-water mark [100_000]
+	MaxFrame      int           // bytes of one message; larger ones are dropped and counted [64 MiB]
+	Linger        time.Duration // [0]
+	ReplayTimeout time.Duration // the longest wait for one message of a replay [5s]
+	RetryMin      time.Duration // first wait after a failed replay; doubles to RetryMax [1s]
+	RetryMax      time.Duration // [30s]
+}
+
+// Observer counts; methods must be safe for concurrent use.
+type Observer interface {
+	// FeedCounted adds n to a named counter of one rank, one of Counters.
+	FeedCounted(id worker.ID, counter string, n int)
+}
+
+// Counters are the names that FeedCounted is called with.
+var Counters = []string{
+	"batches",          // messages applied, live and replayed
+	"stored",           // blocks new in the index
+	"repeated",         // blocks stored that were there
+	"orphans",          // stores whose parent is unknown, dropped
+	"removed",          // blocks removed
+	"unknown_removed",  // removals of what was not held
+	"cleared",          // the engine cleared its cache
+	"ignored",          // events not indexed: other group or medium, no tokens, skipped blocks, unknown kind
+	"gaps",             // live sequence numbers missed
+	"replays",          // replays asked for
+	"replayed_batches", // batches that came by replay
+	"replay_failures",  // replays that did not come, or not to an end
+	"restarts",         // new lives of the engine seen; what the old one held was dropped
+	"resets",           // drops of what was held because it could not be trusted
+	"garbage",          // messages or events that could not be read
+	"oversize",         // messages over MaxFrame
+	"wrong_rank",       // batches of another rank, not applied
+}
+
+// Feeds runs the subscriptions of a fleet: one goroutine, one OS thread and five
+// descriptors a rank. Its methods may be called from any goroutine.
+type Feeds struct {
+	opt Options
+	ctx *zmq.Context
+	err error // why there is no ctx
+
+	mu     sync.Mutex
+	feeds  map[worker.ID]*feed
+	closed bool
+}
+
+type nobody struct{}
+
+func (nobody) FeedCounted(worker.ID, string, int) {}
+
+// NewFeeds makes an empty set of feeds.
+func NewFeeds(opt Options) *Feeds {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Observer == nil {
+		opt.Observer = nobody{}
+	}
+	opt.HWM = orDefault(opt.HWM, 100_000)
+	opt.MaxFrame = orDefault(opt.MaxFrame, 64<<20)
+	opt.ReplayTimeout = orDefault(opt.ReplayTimeout, 5*time.Second)
+	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
+	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
+	f := &Feeds{opt: opt, feeds: make(map[worker.ID]*feed)}
+	if f.ctx, f.err = zmq.NewContext(); f.err == nil {
+		f.err = f.ctx.SetMaxSockets(socketsPerFeed * worker.MaxSlots)
+	}
+	return f
+}
+
+func orDefault[T int | time.Duration](v, or T) T {
+	if v <= 0 {
+		return or
+	}
+	return v
+}
+
+// Start subscribes to one rank; a second Start of the same rank replaces the
+// first. It returns an error for an endpoint ZMQ refuses; an engine that is not
+// there yet is no error, the feed waits for it.
+func (f *Feeds) Start(src Source) error {
+	if src.Rank == nil {
+		return fmt.Errorf("kvevents: cannot subscribe to %q: the source names no rank", src.Endpoint)
+	}
+	f.Stop(src.Rank.ID)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || f.err != nil {
+		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, orClosed(f.err))
+	}
+	if f.feeds[src.Rank.ID] != nil {
+		return fmt.Errorf("kvevents: cannot subscribe to %q: another Start of rank %s is under way", src.Endpoint, src.Rank.ID)
+	}
+	fd, err := newFeed(f.ctx, &f.opt, src)
+	if err != nil {
+		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, err)
+	}
+	f.feeds[src.Rank.ID] = fd
+	go fd.run()
+	return nil
+}
+
+func orClosed(err error) error {
+	if err == nil {
+		return fmt.Errorf("the feeds are closed")
+	}
+	return err
+}
+
+// Stop ends a rank's feed and clears the rank in the index; it returns when
+// the feed's goroutine has ended.
+func (f *Feeds) Stop(id worker.ID) {
+	f.mu.Lock()
+	fd := f.feeds[id]
+	delete(f.feeds, id)
+	f.mu.Unlock()
+	if fd != nil {
+		fd.stop()
+	}
+}
+
+// Close stops all feeds.
+func (f *Feeds) Close() {
+	f.mu.Lock()
+	feeds := f.feeds
+	f.feeds = make(map[worker.ID]*feed)
+	first := !f.closed
+	f.closed = true
+	f.mu.Unlock()
+	var all sync.WaitGroup
+	for _, fd := range feeds {
+		all.Go(fd.stop)
+	}
+	all.Wait()
+	if first && f.ctx != nil {
+		f.ctx.Term()
+	}
+}

@@ -1,0 +1,234 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+	"github.com/zeebo/xxh3"
+
+	"sluice/router/worker"
+)
+
+var (
+	errStopped = errors.New("the feed is being stopped")
+	errNewLife = errors.New("the engine has a new life")
+	errHole    = errors.New("messages of the replay are missing")
+)
+
+// replayEnd is the number of the message that ends a replay: -1.
+const replayEnd = math.MaxUint64
+
+// maxWaits bounds a whole catch-up, in ReplayTimeouts.
+const maxWaits = 12
+
+// catchUp brings the position up to date by replay and sets the feed's state.
+// resume: what has been applied stands, and the messages from next on are asked
+// for; the one before is asked for as well, to see that it is still the same
+// life. Otherwise all that the engine keeps is asked for, and the rank is
+// cleared when the first of it comes. suspect: without that proof, the rank is
+// cleared. After a failure the rank has been cleared, the feed is broken and a
+// retry is due.
+func (f *feed) catchUp(resume, suspect bool) {
+	f.setState(worker.FeedSyncing)
+	f.flush()
+	deadline := time.Now().Add(maxWaits * f.opt.ReplayTimeout)
+	r := &replay{feed: f, fresh: !resume, suspect: suspect}
+	err := r.run(deadline)
+	for errors.Is(err, errNewLife) {
+		f.newLife()
+		r = &replay{feed: f, fresh: true, applied: true}
+		err = r.run(deadline)
+	}
+	switch {
+	case err == nil:
+		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
+		f.setState(worker.FeedLive)
+	case errors.Is(err, errStopped):
+	default:
+		f.counts["replay_failures"]++
+		// A broken feed that only tried again keeps what it has learned live.
+		if r.applied || f.retryAt.IsZero() {
+			f.distrust("resets")
+			f.position = position{}
+		}
+		f.known = true
+		f.backoff = min(max(2*f.backoff, f.opt.RetryMin), f.opt.RetryMax)
+		f.retryAt = time.Now().Add(f.backoff)
+		f.setState(worker.FeedBroken)
+		f.opt.Log.Warn("kv events: cannot replay; the rank is not trusted until it works",
+			"rank", f.src.Rank.ID, "endpoint", f.src.Replay, "retry_in", f.backoff, "error", err)
+	}
+}
+
+// replay is one catch-up: several questions, if answers were lost on the way.
+type replay struct {
+	*feed
+	fresh   bool // nothing applied yet stands
+	suspect bool
+	applied bool // the rank was cleared or changed
+	took    bool // the last question brought something new
+}
+
+func (r *replay) run(deadline time.Time) error {
+	for {
+		before, began := r.next, r.applied
+		err := r.ask(deadline)
+		progress := r.applied && (!began || r.next > before)
+		if err == nil || errors.Is(err, errStopped) || errors.Is(err, errNewLife) || !progress {
+			return err
+		}
+		if !errors.Is(err, errHole) && time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// ask sends one question and applies the answers.
+func (r *replay) ask(deadline time.Time) error {
+	dealer, err := r.socket(zmq.DEALER)
+	if err != nil {
+		return err
+	}
+	defer dealer.Close()
+	if err := dealer.Connect(r.src.Replay); err != nil {
+		return fmt.Errorf("cannot connect: %w", err)
+	}
+	r.took = false
+	from := uint64(0)
+	if !r.fresh && r.next > 0 {
+		from = r.next - 1
+	}
+	r.counts["replays"]++
+	if _, err := dealer.SendMessage("", binary.BigEndian.AppendUint64(nil, from)); err != nil {
+		return fmt.Errorf("cannot ask: %w", err)
+	}
+	poll := zmq.NewPoller()
+	poll.Add(r.wake, zmq.POLLIN)
+	poll.Add(dealer, zmq.POLLIN)
+	for first := true; ; first = false {
+		seq, payload, err := r.receive(dealer, poll, deadline)
+		if err != nil {
+			return err
+		}
+		if seq == replayEnd {
+			return r.ended(first, from)
+		}
+		if first {
+			err = r.opening(seq, payload)
+		} else {
+			err = r.following(seq, payload)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// opening handles the first message of an answer, which says whether it joins
+// on to what has been applied.
+func (r *replay) opening(seq uint64, payload []byte) error {
+	switch {
+	case r.fresh:
+		if r.hasLast || !r.applied {
+			// What was learned live while the replay could not be had is in it.
+			r.opt.Index.Clear(r.src.Rank.Slot)
+		}
+		r.position = position{known: true, next: seq, replayedFrom: seq}
+		r.fresh = false
+	case r.next > 0 && seq == r.next-1 && r.hasLast:
+		if xxh3.Hash(payload) != r.lastHash {
+			return errNewLife
+		}
+		r.suspect = false
+		return nil
+	case seq == r.next && !r.suspect:
+	case seq < r.next:
+		return fmt.Errorf("message %d came first, %d was asked for", seq, r.next)
+	default:
+		// The engine no longer keeps what is missing, or cannot prove itself.
+		r.skipTo(seq)
+	}
+	return r.take(seq, payload)
+}
+
+// skipTo gives up the messages before seq, and all the rank held with them.
+func (r *replay) skipTo(seq uint64) {
+	r.distrust("resets")
+	r.position = position{known: true, next: seq, replayedFrom: seq}
+	r.suspect = false
+}
+
+func (r *replay) following(seq uint64, payload []byte) error {
+	switch {
+	case seq < r.next:
+		return nil
+	case seq > r.next && r.took:
+		return errHole // the engine's socket was full; ask again from here
+	case seq > r.next:
+		r.skipTo(seq) // asked for and not there: no asking will bring it
+	}
+	return r.take(seq, payload)
+}
+
+func (r *replay) take(seq uint64, payload []byte) error {
+	if r.next != r.replayedFrom+uint64(len(r.replayed)) {
+		r.replayedFrom, r.replayed = r.next, nil
+	}
+	r.applied, r.took = true, true
+	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
+	r.counts["replayed_batches"]++
+	r.apply(seq, payload)
+	r.replayed, r.replayedFrom = hashes, from
+	return nil
+}
+
+// ended handles the end of an answer.
+func (r *replay) ended(empty bool, from uint64) error {
+	switch {
+	case !empty:
+	case r.fresh:
+		// The engine has published nothing yet.
+		if r.hasLast {
+			r.opt.Index.Clear(r.src.Rank.Slot)
+		}
+		r.position = position{known: true}
+	case from > 0 || r.next > 0:
+		return errNewLife // it has published less than has been seen of it
+	}
+	return nil
+}
+
+// receive waits for one message of the answer. The number and the payload are
+// the last two frames; before them stand a delimiter and, in newer releases, the
+// topic.
+func (r *replay) receive(dealer *zmq.Socket, poll *zmq.Poller, deadline time.Time) (seq uint64, payload []byte, err error) {
+	until := time.Now().Add(r.opt.ReplayTimeout)
+	if until.After(deadline) {
+		until = deadline
+	}
+	for {
+		if r.stopping.Load() {
+			return 0, nil, errStopped
+		}
+		frames, err := dealer.RecvMessageBytes(zmq.DONTWAIT)
+		if err == nil {
+			n := len(frames)
+			if n < 3 || n > 4 || len(frames[n-2]) != 8 {
+				r.counts["garbage"]++
+				return 0, nil, fmt.Errorf("a message of %d frames, want a delimiter, a topic or none, a number, a payload", n)
+			}
+			return binary.BigEndian.Uint64(frames[n-2]), frames[n-1], nil
+		}
+		left := time.Until(until)
+		if left <= 0 {
+			return 0, nil, fmt.Errorf("nothing came for %v", r.opt.ReplayTimeout)
+		}
+		if _, err := poll.Poll(left + time.Millisecond); err != nil {
+			return 0, nil, err
+		}
+	}
+}
