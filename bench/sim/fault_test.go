@@ -1,0 +1,181 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const streamBody = `{"prompt":[300,301],"max_tokens":20,"ignore_eos":true,"stream":true}`
+
+func TestParseFault(t *testing.T) {
+	f, err := ParseFault("kind=status,path=/v1/,leg=prefill,n=3,skip=1,p=0.5,status=429,delay=2s,after=7")
+	want := Fault{Kind: Status, Path: "/v1/", Leg: "prefill", N: 3, Skip: 1, P: 0.5, Status: 429, Delay: 2 * time.Second, After: 7}
+	if err != nil || f != want {
+		t.Errorf("%+v %v", f, err)
+	}
+	for _, bad := range []string{"", "kind", "kind=x", "path=/", "kind=status,status=200", "kind=slow,delay=x", "kind=slow,leg=x", "kind=slow,color=red"} {
+		if _, err := ParseFault(bad); err == nil || !strings.HasPrefix(err.Error(), "sim: cannot read fault") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestFaultStatus(t *testing.T) {
+	e := fast(t, Options{})
+	e.Fault(Fault{Kind: Status, Status: 502, N: 2, Skip: 1, Path: "/v1/completions"})
+	var got []int
+	for range 4 {
+		got = append(got, post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`).status)
+		if a := post(t, e, "/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"max_tokens":1}`); a.status != 200 {
+			t.Errorf("another path: %d", a.status)
+		}
+	}
+	if fmt.Sprint(got) != "[200 502 502 200]" {
+		t.Errorf("statuses %v", got)
+	}
+	e.Fault(Fault{Kind: Status, Path: "/health"})
+	if status, _ := get(t, e.URL()+"/health"); status != 503 {
+		t.Errorf("health: %d, want 503", status)
+	}
+	e.ClearFaults()
+	if status, _ := get(t, e.URL()+"/health"); status != 200 {
+		t.Errorf("health after ClearFaults: %d", status)
+	}
+	if n := e.Stats().Faults; n != 3 {
+		t.Errorf("%d faults counted, want 3", n)
+	}
+}
+
+func TestFaultGarbage(t *testing.T) {
+	e := fast(t, Options{})
+	e.Fault(Fault{Kind: Garbage, N: 1})
+	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 200 || a.json != nil {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+func TestFaultRefuse(t *testing.T) {
+	e := fast(t, Options{})
+	idle := dial(t, e.Addr())
+	e.Fault(Fault{Kind: Refuse})
+	if _, err := net.Dial("tcp", e.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial: %v, want connection refused", err)
+	}
+	if _, err := idle.Read(make([]byte, 1)); err == nil {
+		t.Error("idle connection was left open")
+	}
+	e.ClearFaults()
+	if status, _ := get(t, e.URL()+"/health"); status != 200 {
+		t.Errorf("health after: %d", status)
+	}
+	e.Fault(Fault{Kind: Refuse, Delay: time.Millisecond})
+	eventually(t, "listening again", func() bool { _, err := tryPost(e.URL()+"/ping", ""); return err == nil })
+}
+
+// afterFault runs a stream under a fault and gives what came and how it ended.
+func afterFault(t *testing.T, e *Engine, f Fault) (body string, err error) {
+	t.Helper()
+	e.Fault(f)
+	c := dial(t, e.Addr())
+	io.WriteString(c, request("/v1/completions", streamBody, "Connection: close"))
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+func TestFaultMidStream(t *testing.T) {
+	e := fast(t, Options{})
+	free := func() {
+		t.Helper()
+		eventually(t, "blocks freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
+	}
+	body, err := afterFault(t, e, Fault{Kind: Reset, After: 3, N: 1})
+	if !errors.Is(err, syscall.ECONNRESET) || strings.Contains(body, "[DONE]") {
+		t.Errorf("reset: %v %q", err, body)
+	}
+	free()
+	body, err = afterFault(t, e, Fault{Kind: Cut, After: 3, N: 1})
+	if n := strings.Count(body, "data: "); err != nil || n != 3 || strings.HasSuffix(body, "0\r\n\r\n") {
+		t.Errorf("cut: %v, %d events, %q", err, n, body)
+	}
+	free()
+	body, err = afterFault(t, e, Fault{Kind: StreamFail, After: 3, N: 1})
+	if n := strings.Count(body, "data: "); err != nil || n != 5 || !strings.Contains(body, `data: {"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`) || !strings.HasSuffix(body, "0\r\n\r\n") {
+		t.Errorf("streamfail: %v, %d events, %q", err, n, body)
+	}
+	free()
+	body, err = afterFault(t, e, Fault{Kind: Stall, After: 3, N: 1, Delay: 50 * time.Millisecond})
+	if n := strings.Count(body, "data: "); err != nil || n != 21 {
+		t.Errorf("stall that ends: %v, %d events", err, n)
+	}
+	start := time.Now()
+	body, err = afterFault(t, e, Fault{Kind: Slow, N: 1, Delay: 5 * time.Millisecond})
+	if n := strings.Count(body, "data: "); err != nil || n != 21 || time.Since(start) < 100*time.Millisecond {
+		t.Errorf("slow: %v, %d events in %v", err, n, time.Since(start))
+	}
+	free()
+}
+
+func TestFaultStallForEver(t *testing.T) {
+	e := fast(t, Options{})
+	e.Fault(Fault{Kind: Stall, After: 2, N: 1})
+	e.Fault(Fault{Kind: Stall, N: 1})
+	c, _ := openStream(t, e.Addr(), "/v1/completions", streamBody, 2)
+	silent := dial(t, e.Addr())
+	io.WriteString(silent, request("/v1/completions", streamBody))
+	for _, x := range []net.Conn{c, silent} {
+		x.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		if n, err := io.Copy(io.Discard, x); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("stalled connection gave %d bytes and %v", n, err)
+		}
+	}
+	if a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`); a.status != 200 {
+		t.Errorf("other requests: %d", a.status)
+	}
+	c.Close()
+	eventually(t, "stalled request aborted", func() bool { return e.Stats().Sum().Aborted == 1 })
+}
+
+func TestFaultProbability(t *testing.T) {
+	e := fast(t, Options{FaultSeed: 1, Faults: []Fault{{Kind: Status, P: 0.3}}})
+	bad := 0
+	for range 200 {
+		if post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`).status == 503 {
+			bad++
+		}
+	}
+	if bad < 35 || bad > 85 {
+		t.Errorf("%d of 200 failed at p=0.3", bad)
+	}
+}
+
+// TestEngineDies: the request that kills gets its 500, streams an error event,
+// then the port refuses; RestartAfter brings a new identity.
+func TestEngineDies(t *testing.T) {
+	e := fast(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}, RestartAfter: 50 * time.Millisecond})
+	id := e.EngineID()
+	_, br := openStream(t, e.Addr(), "/v1/completions", `{"prompt":[300],"max_tokens":100000,"ignore_eos":true,"stream":true}`, 2)
+	a := post(t, e, "/v1/completions", `{"prompt":[300],"kv_transfer_params":{"do_remote_prefill":true}}`)
+	if a.status != 500 || !strings.Contains(string(a.body), "EngineCore encountered an issue") {
+		t.Errorf("killing request: %d %s", a.status, a.body)
+	}
+	rest, _ := io.ReadAll(br)
+	if !strings.Contains(string(rest), `data: {"error":{"message":"EngineCore encountered`) || !strings.HasSuffix(string(rest), "0\r\n\r\n") {
+		t.Errorf("stream ended with %q", tail(string(rest), 300))
+	}
+	eventually(t, "restarted", func() bool { return e.Alive() && e.EngineID() != id })
+	if a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`); a.status != 200 {
+		t.Errorf("after restart: %d", a.status)
+	}
+	if s := e.Stats(); s.Crashes != 1 || s.Lives != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func tail(s string, n int) string { return s[max(0, len(s)-n):] }
