@@ -282,7 +282,7 @@ func TestLongStreamIsNotCut(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		for range 30 {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(30 * time.Millisecond)
 			if _, err := io.WriteString(nc, chunk(helloStream)); err != nil {
 				return false
 			}
@@ -291,7 +291,8 @@ func TestLongStreamIsNotCut(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	opt := Options{WriteTimeout: 100 * time.Millisecond, HeadTimeout: 100 * time.Millisecond, BodyTimeout: 100 * time.Millisecond}
+	const limit = 500 * time.Millisecond
+	opt := Options{WriteTimeout: limit, HeadTimeout: limit, BodyTimeout: limit}
 	r := start(t, opt, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
@@ -299,7 +300,7 @@ func TestLongStreamIsNotCut(t *testing.T) {
 		t.Errorf("%d bytes", len(body))
 	}
 	// The wait for the next request is an idle one, not that of a first head.
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(limit + 200*time.Millisecond)
 	c.send(chatPost(hello))
 	if _, body := c.answer(); len(body) < 100 {
 		t.Errorf("second: %q", body)
