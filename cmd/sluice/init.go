@@ -180,16 +180,18 @@ func renderConfig(engines []probed, stderr io.Writer) (text string, answered int
 			b.WriteString("  " + line)
 		}
 	}
-	switch {
-	case prefillEngines[fleet.SGLang]:
-		b.WriteString("\n# These prefill workers run SGLang, whose hand-over (family sglang) is not in this\n# version: their requests would fail. Until it is, route to aggregated workers.\npd:\n  family: nixl\n")
-	case len(prefillEngines) > 0:
-		b.WriteString("\npd:\n  family: nixl # vLLM's NixlConnector, pull\n")
-	}
-	b.WriteString("\n# Everything else, with its defaults.\n" + config.Sample())
 	if answered == 0 {
 		return "", 0
 	}
+	set := map[string]string{}
+	if len(prefillEngines) > 0 {
+		set["pd.family"] = "nixl # vLLM's NixlConnector, pull"
+	}
+	if prefillEngines[fleet.SGLang] {
+		set["pd.family"] = "nixl # SGLang's hand-over, sglang, is not in this version: what its prefill workers get will fail"
+		fmt.Fprintln(stderr, "sluice init: the prefill workers run SGLang, whose hand-over (family sglang) is not in this version")
+	}
+	b.WriteString("\n# Everything else, with its defaults.\n" + config.Sample(set))
 	return b.String(), answered
 }
 

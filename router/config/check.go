@@ -126,7 +126,11 @@ func (c *Config) checkListeners(bad report) {
 		bad("admin.listen", `%s is not a loopback address, and what it serves is not for the network; want 127.0.0.1:%s, [::1]:%s, localhost:%s or "off"`, quoted(admin), port, port, port)
 	}
 	if admin == c.Listen && port != "0" {
-		bad("admin.listen", "%s is where clients connect (listen); want another port", quoted(admin))
+		path := "admin.listen"
+		if _, given := c.origins[path]; !given {
+			path = "listen"
+		}
+		bad(path, "%s is the address of both listen and admin.listen; want another port for one", quoted(admin))
 	}
 }
 
@@ -152,7 +156,8 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	default:
 		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), didYouMean(pd.Family, append(slices.Clone(families), laterFamilies...)), strings.Join(families, " or "))
 	}
-	if pd.LeaseMargin >= pd.Lease {
+	inherited := path != "pd" && pd.Lease == c.PD.Lease && pd.LeaseMargin == c.PD.LeaseMargin
+	if pd.LeaseMargin >= pd.Lease && !inherited {
 		bad(path+".lease_margin", "%q is not under the lease, %q, so no decode could ever be sent", pd.LeaseMargin, pd.Lease)
 	}
 	if path == "pd" && pd.Family == "off" {
@@ -246,7 +251,7 @@ func (c *Config) checkRanks(bad report, path string, w *Worker) {
 		seen[r] = true
 	}
 	if n := max(len(w.Ranks), 1); len(w.RankURLs) > 0 && len(w.RankURLs) != n {
-		bad(path+".rank_urls", "%d URLs for %d ranks; want one for each", len(w.RankURLs), n)
+		bad(path+".rank_urls", "%d URLs, but ranks: %d; want one for each", len(w.RankURLs), n)
 	}
 }
 
@@ -257,10 +262,11 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 	}
 	n := max(len(w.Ranks), 1)
 	check := func(field string, list []string) {
+		alone := false
 		for j, ep := range list {
 			at := fmt.Sprintf("%s.%s[%d]", path, field, j)
 			if field == "kv_events" && (ep == "auto" || ep == "off") {
-				if len(list) > 1 {
+				if alone = true; len(list) > 1 {
 					bad(at, "%s stands beside other values; want it alone", quoted(ep))
 				}
 				continue
@@ -277,8 +283,8 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 				bad(at, "%s: an ipc endpoint is of one rank; want one for each of the %d", quoted(ep), n)
 			}
 		}
-		if len(list) > 1 && len(list) != n {
-			bad(path+"."+field, "%d endpoints for %d ranks; want one base endpoint, or one for each rank", len(list), n)
+		if len(list) > 1 && len(list) != n && !alone {
+			bad(path+"."+field, "%d endpoints, but ranks: %d; want one base endpoint, or one for each rank", len(list), n)
 		}
 	}
 	check("kv_events", w.KVEvents)

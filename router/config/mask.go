@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 )
@@ -21,6 +22,15 @@ func (a Admin) GoString() string { return a.String() }
 
 // LogValue hides the token from slog.
 func (a Admin) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// MarshalJSON hides the token.
+func (a Admin) MarshalJSON() ([]byte, error) {
+	type fields Admin
+	if a.Token != "" {
+		a.Token = hidden
+	}
+	return json.Marshal(fields(a))
+}
 
 // plainConfig is Config without its methods, so that printing does not recurse;
 // Admin keeps its own.

@@ -8,32 +8,57 @@ import (
 	"time"
 )
 
-// Sample renders every field but workers and models as commented lines of YAML
-// with their defaults, for a file to begin with.
-func Sample() string {
+// Sample renders every field but workers and models as YAML for a file to begin
+// with: those of set, by their paths, with the values given there, all others as
+// comments with their defaults.
+func Sample(set map[string]string) string {
 	var b strings.Builder
 	group := ""
 	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, v reflect.Value, tag reflect.StructTag) {
-		if tag.Get("secret") != "" || v.Kind() == reflect.String && v.Len() == 0 || v.Kind() == reflect.Slice || path == "pd.family" {
-			return
+		value, isSet := set[path]
+		if !isSet {
+			if tag.Get("secret") != "" || v.Kind() == reflect.String && v.Len() == 0 || v.Kind() == reflect.Slice || path == "pd.family" {
+				return
+			}
+			value = scalarYAML(v, tag)
 		}
 		parent, name, nested := strings.Cut(path, ".")
-		indent := ""
-		if nested {
-			if indent = "  "; parent != group {
-				group = parent
-				fmt.Fprintf(&b, "# %s:\n", group)
-			}
-		} else {
+		if !nested {
 			name = parent
+		} else if parent != group {
+			group = parent
+			if !anyUnder(set, group) {
+				b.WriteString("# ")
+			}
+			b.WriteString(group + ":\n")
 		}
-		line := "# " + indent + name + ": " + scalarYAML(v, tag)
+		line := name + ": " + value
+		switch {
+		case isSet && nested:
+			line = "  " + line
+		case isSet:
+		case nested && anyUnder(set, group):
+			line = "  # " + line
+		case nested:
+			line = "#   " + line
+		default:
+			line = "# " + line
+		}
 		if words := tag.Get("oneof"); words != "" {
 			line = fmt.Sprintf("%-34s # %s", line, strings.ReplaceAll(words, " ", ", "))
 		}
 		b.WriteString(line + "\n")
 	})
 	return b.String()
+}
+
+func anyUnder(set map[string]string, group string) bool {
+	for path := range set {
+		if strings.HasPrefix(path, group+".") {
+			return true
+		}
+	}
+	return false
 }
 
 // scalarYAML is a field's value as setScalar reads it.

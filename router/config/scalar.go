@@ -63,7 +63,11 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 	case reflect.Int, reflect.Int64, reflect.Uint16:
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || v.Kind() == reflect.Uint16 && (n < 0 || n > math.MaxUint16) {
-			return fmt.Errorf("%s is no number; want %s", shown, wantRange("a whole number", tag))
+			what := "a whole number"
+			if v.Kind() == reflect.Uint16 {
+				what += " from 0 to 65535"
+			}
+			return fmt.Errorf("%s is no number; want %s", shown, wantRange(what, tag))
 		}
 		return within(n, tag, shown, func(s string) int64 { return mustParse(strconv.ParseInt(s, 10, 64)) }, func() {
 			if v.CanInt() {

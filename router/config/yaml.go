@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -14,10 +15,14 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Bounds of a file: its bytes, and the values it may unfold to through aliases.
+// Bounds of a file: its bytes, the values it may unfold to through aliases, and
+// how deep it can nest (by brackets, or by dashes on one line): the parser
+// recurses, and a stack that overflows ends the process.
 const (
-	maxFile   = 4 << 20
-	maxValues = 200_000
+	maxFile     = 1 << 20
+	maxValues   = 200_000
+	maxBrackets = 50_000
+	maxLine     = 32 << 10
 )
 
 // Load reads a YAML file over the defaults and checks it. The error, if any, is
@@ -62,6 +67,17 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 	if len(text) > maxFile {
 		d.faults.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
 		return nil
+	}
+	if n := bytes.Count(text, []byte("[")) + bytes.Count(text, []byte("{")); n > maxBrackets {
+		d.faults.add(top, "", "the file has %d opening brackets; want at most %d", n, maxBrackets)
+		return nil
+	}
+	n := 0
+	for line := range bytes.Lines(text) {
+		if n++; len(line) > maxLine {
+			d.faults.add(origin{file: d.file, line: n, col: 1}, "", "the line has %d bytes; want at most %d", len(line), maxLine)
+			return nil
+		}
 	}
 	defer func() {
 		// The parser is not ours, and files are anyone's.
@@ -275,19 +291,25 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 			d.faults.add(at, path, "%s stands where fields should; want name: value", kindOf(n))
 			return
 		}
+		// What is merged in comes first, so that the mapping's own fields win.
+		for _, mv := range values {
+			if !mv.Key.IsMergeKey() {
+				continue
+			}
+			merged := d.plain(mv.Value)
+			if d.values++; merged == nil || d.values > maxValues {
+				continue
+			}
+			for k, v := range d.entries(merged, path, d.at(mv.Key)) {
+				if !yield(k, v) {
+					return
+				}
+			}
+		}
 		seen := map[string]bool{}
 		for _, mv := range values {
 			key := yamlKey{at: d.at(mv.Key)}
 			if mv.Key.IsMergeKey() {
-				merged := d.plain(mv.Value)
-				if d.values++; merged == nil || d.values > maxValues {
-					continue
-				}
-				for k, v := range d.entries(merged, path, key.at) {
-					if !yield(k, v) {
-						return
-					}
-				}
 				continue
 			}
 			text, ok := scalarText(mv.Key)

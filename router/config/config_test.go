@@ -1,0 +1,336 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/worker"
+)
+
+const whole = `
+listen: :9000
+admin: {listen: "[::1]:0", token: t0ken, runtime_file: /tmp/x}
+log: {level: warn, format: json}
+defaults: &d
+workers:
+  - {id: p, url: "http://h:1/", role: prefill, ranks: 2, labels: fast, kv_events: "tcp://*:5557", kv_replay: ["tcp://*:5657"]}
+  - &dec {url: "https://h/engine/", role: decode, ranks: [1, 3], models: [m, n], engine: vllm, block_size: 16, kv_events: off, options: {init_port: [7300, 7301], peer_host: x}}
+  - models: o
+    <<: *dec
+    url: http://h:2
+  - {rank_urls: ["http://h:3/", "http://h:4"]}
+pd: {lease: 20s, prefill_labels: [fast]}
+models:
+  llama-3.1/8b: {pd: {family: off, lease: 10s}}
+  plain: {}
+limits: {max_body: 1.5MiB, max_head: 8192}
+health: {scrape: off, probe_inference: true}
+schedule: {temperature: 0.5, overlap_weight: 1e0}
+timeouts:
+strip_forbidden: yes
+`
+
+func mustParseText(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Parse("t.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestParseWhole(t *testing.T) {
+	c := mustParseText(t, strings.Replace(whole, "defaults: &d\n", "", 1))
+	if c.Listen != ":9000" || c.Admin.Token != "t0ken" || c.Log.Level != "warn" || !c.StripForbidden {
+		t.Errorf("%v", c)
+	}
+	if c.PD.Family != "nixl" || c.PD.Lease != 20*time.Second || c.PD.LeaseMargin != 3*time.Second {
+		t.Errorf("pd: %+v", c.PD)
+	}
+	own := c.Models["llama-3.1/8b"].PD
+	if own.Family != "off" || own.Lease != 10*time.Second || own.MaxAttempts != 3 || !own.PlainDecode || len(own.PrefillLabel) != 1 {
+		t.Errorf("a model's pd: %+v", own)
+	}
+	if c.Models["plain"].PD != nil {
+		t.Error("a model without pd has one")
+	}
+	if c.Limits.MaxBody != 3<<19 || c.Limits.MaxHead != 8192 || c.Health.Scrape != -1 || c.Schedule.Temperature != 0.5 {
+		t.Errorf("%+v %+v", c.Limits, c.Health)
+	}
+	if c.Timeouts != Default().Timeouts {
+		t.Error("an empty group changed its defaults")
+	}
+	want := []worker.Spec{
+		{ID: "p", URL: "http://h:1", Role: worker.Prefill, Ranks: []uint16{0, 1}, Labels: []string{"fast"}, KVEvents: []string{"tcp://*:5557"}, KVReplay: []string{"tcp://*:5657"}, Source: "config"},
+		{ID: "decode-0", URL: "https://h/engine", Role: worker.Decode, Ranks: []uint16{1, 3}, Models: []string{"m", "n"}, Engine: "vllm", BlockSize: 16, KVEvents: []string{"off"}, Options: map[string][]string{"init_port": {"7300", "7301"}, "peer_host": {"x"}}, Source: "config"},
+		{ID: "decode-1", URL: "http://h:2", Role: worker.Decode, Ranks: []uint16{1, 3}, Models: []string{"o"}, Engine: "vllm", BlockSize: 16, KVEvents: []string{"off"}, Options: map[string][]string{"init_port": {"7300", "7301"}, "peer_host": {"x"}}, Source: "config"},
+		{ID: "aggregated-0", URL: "http://h:3", Ranks: []uint16{0, 1}, RankURLs: []string{"http://h:3", "http://h:4"}, KVEvents: []string{"auto"}, Source: "config"},
+	}
+	if got := c.Specs(); !reflect.DeepEqual(got, want) {
+		for i := range want {
+			t.Errorf("\n got %+v\nwant %+v", got[i], want[i])
+		}
+	}
+}
+
+func TestDefaultIsSoundAndEmptyFileIsDefault(t *testing.T) {
+	if err := Default().Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, text := range []string{"", "\n", "# nothing\n", "---\n", "null\n"} {
+		if c := mustParseText(t, text); c.String() != Default().String() {
+			t.Errorf("%q: %v", text, c)
+		}
+	}
+	c := Config{Listen: "x"}
+	if err := c.Validate(); err == nil {
+		t.Error("an unsound one made in code passed")
+	}
+}
+
+// The sample must be valid, and the same defaults, once its comments are taken away.
+func TestSampleIsTheDefaults(t *testing.T) {
+	text := Sample(map[string]string{"pd.family": "nixl"})
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimPrefix(line, "# ")
+		if inner, ok := strings.CutPrefix(line, "  # "); ok {
+			line = "  " + inner
+		}
+		b.WriteString(line)
+	}
+	c := mustParseText(t, b.String())
+	c.PD.Family = "off"
+	if c.String() != Default().String() {
+		t.Errorf("\n%v\n%v", c, Default())
+	}
+	mustParseText(t, text)
+}
+
+func TestLoad(t *testing.T) {
+	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml")); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "none.yaml") {
+		t.Errorf("%v", err)
+	}
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(path, []byte("listn: x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load(path)
+	var one *Error
+	if !errors.As(err, &one) || one.File != path || one.Line != 1 || one.Col != 1 || one.Field != "listn" {
+		t.Errorf("%#v", err)
+	}
+}
+
+func resolve(t *testing.T, file string, environ, args []string) (*Config, error) {
+	t.Helper()
+	t.Setenv("SLUICE_CONFIG", "")
+	fs := flag.NewFlagSet("t", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	f := RegisterFlags(fs)
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append([]string{"--config", path}, args...)
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return f.Resolve(environ)
+}
+
+func TestPrecedence(t *testing.T) {
+	file := "listen: 127.0.0.1:1\nlog: {level: warn}\ntimeouts: {prefill: 1s, decode: 1s, drain: 1s}\nworkers:\n  - {id: a, url: 'http://h:1', labels: [file]}\n  - {id: b, url: 'http://h:2'}\n"
+	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok", "SLUICE_PD_DECODE_LABELS=x+y",
+		"SLUICE_DECODE=http://h:3,id=b http://h:4", "SLUICE_LOG_FORMAT=", "HOME=/x",
+		"SLUICE_ADMIN_SERVICE_HOST=10.0.0.1", "SLUICE_ADMIN_PORT_80_TCP=x", "SLUICE_PORT=tcp://x", "SLUICE_BUILD=1"}
+	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.fail_after=7", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Listen != "127.0.0.1:3" || c.Timeouts.Prefill != 2*time.Second || c.Timeouts.Decode != 3*time.Second || c.Timeouts.Drain != time.Second ||
+		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok" || c.Health.FailAfter != 7 || len(c.PD.DecodeLabel) != 2 {
+		t.Errorf("%v", c)
+	}
+	var got []string
+	for _, s := range c.Specs() {
+		got = append(got, fmt.Sprint(s.ID, " ", s.URL, " ", s.Role, " ", s.Source, " ", s.Labels))
+	}
+	want := "a http://h:5 prefill flag []|b http://h:3 decode env []|decode-0 http://h:4 decode env []|aggregated-0 http://h:6 aggregated flag []"
+	if strings.Join(got, "|") != want {
+		t.Errorf("got %s", strings.Join(got, "|"))
+	}
+	if c.PD.Family != "nixl" {
+		t.Error("a prefill worker of a flag did not turn pd on")
+	}
+}
+
+func TestOverrideErrors(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		env, args []string
+		want      string
+	}{
+		{"env value", []string{"SLUICE_TIMEOUTS_PREFILL=soon"}, nil, `SLUICE_TIMEOUTS_PREFILL: timeouts.prefill: "soon" is no duration; want a number with a unit, as 500ms, 5s or 2m, 1ms or more`},
+		{"env name", []string{"SLUICE_TIMEOUTS_PREFIL=1s"}, nil, `SLUICE_TIMEOUTS_PREFIL: no such variable (did you mean "SLUICE_TIMEOUTS_PREFILL"?); known: SLUICE_TIMEOUTS_BODY, `},
+		{"env worker", []string{"SLUICE_ENGINE=h:1"}, nil, `SLUICE_ENGINE: "h:1" does not begin with a URL; want http://HOST:PORT[,key=value…]`},
+		{"flag value", nil, []string{"--log-level", "loud"}, `--log-level: log.level: "loud" is not known; want debug, info, warn, error`},
+		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
+		{"later family", nil, []string{"--pd", "nixl-push"}, `--pd: pd.family: "nixl-push" is not in this version; want nixl or off`},
+		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
+		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
+		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},
+		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is the id of workers[0] already; want another`},
+		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},
+		{"key without value", nil, []string{"--engine", "http://h:1,id"}, `--engine: key id has no value; want id=NAME`},
+		{"key twice", nil, []string{"--engine", "http://h:1,id=a,id=b"}, `--engine: key id is given twice`},
+		{"ranks", nil, []string{"--engine", "http://h:1,ranks=0+x"}, `--engine: key ranks: "x" is no rank from 0 to 65535; want ranks=COUNT or R+R…`},
+		{"no ranks", nil, []string{"--engine", "http://h:1,ranks=0"}, `"0" is no count of ranks from 1 to 4096`},
+		{"block size", nil, []string{"--engine", "http://h:1,block_size=x"}, `--engine: key block_size: "x" is no number of tokens`},
+		{"port", nil, []string{"--decode", "http://h:1,init_port=1+99999"}, `--decode: workers[0].options.init_port: "99999" is no port; want 1 to 65535`},
+		{"all of them", []string{"SLUICE_LISTEN=x"}, []string{"--listen=127.0.0.1:1"}, `SLUICE_LISTEN: listen: "x": not an address with a port`},
+	} {
+		_, err := resolve(t, "", c.env, c.args)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s:\n got %v\nwant %s", c.name, err, c.want)
+		}
+	}
+}
+
+func TestParseWorker(t *testing.T) {
+	got, err := ParseWorker(worker.Decode, "http://h:1/x,model=a+b,model=c,ranks=0+2,id=d,label=x,label=y,engine=vllm,block_size=32,kv_events=tcp://h:1+tcp://h:2,kv_replay=tcp://h:3,rank_urls=http://a:1+http://b:1,init_port=7300+7301,bootstrap_port=8998,peer_host=h")
+	want := Worker{
+		ID: "d", URL: "http://h:1/x", Role: worker.Decode, Models: []string{"a", "b", "c"}, Ranks: []uint16{0, 2}, RankURLs: []string{"http://a:1", "http://b:1"},
+		Labels: []string{"x", "y"}, Engine: "vllm", BlockSize: 32, KVEvents: []string{"tcp://h:1", "tcp://h:2"}, KVReplay: []string{"tcp://h:3"},
+		Options: map[string][]string{"init_port": {"7300", "7301"}, "bootstrap_port": {"8998"}, "peer_host": {"h"}},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v\n got %+v\nwant %+v", err, got, want)
+	}
+	for text, want := range map[string][]uint16{"3": {0, 1, 2}, "2+": {2}, "5+1": {5, 1}} {
+		if w, err := ParseWorker(0, "http://h:1,ranks="+text); err != nil || !reflect.DeepEqual(w.Ranks, want) {
+			t.Errorf("ranks=%s: %v %v", text, w.Ranks, err)
+		}
+	}
+	// The table names every key there is, and every option key is one.
+	for _, key := range append(keyNames(), optionKeys...) {
+		if !strings.Contains(KeyTable(), "\n  "+key+"=") && !strings.HasPrefix(KeyTable(), "  "+key+"=") {
+			t.Errorf("key %s is not in the table", key)
+		}
+	}
+}
+
+func TestSecretsAreHidden(t *testing.T) {
+	c := Default()
+	c.Admin.Token = "planted-secret"
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "config", c, "value", *c, "admin", c.Admin)
+	shown := []string{log.String(), c.String(), fmt.Sprint(*c), fmt.Sprintf("%+v %v %#v %s", c, *c, *c, c.Admin), fmt.Sprintf("%#v", c.Admin), c.Describe()}
+	for _, s := range shown {
+		if strings.Contains(s, "planted-secret") {
+			t.Errorf("told: %s", s)
+		}
+	}
+	if out, err := json.Marshal(c); err != nil || strings.Contains(string(out), "planted-secret") {
+		t.Errorf("JSON: %v %s", err, out)
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	c := mustParseText(t, strings.Replace(whole, "defaults: &d\n", "", 1))
+	got := c.Describe()
+	if *rewrite {
+		if err := os.WriteFile("testdata/describe.golden", []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/describe.golden")
+	if err != nil || got != string(want) {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                   "there is no worker",
+		"pd: {family: nixl}": "there is no worker",
+		"workers: [{url: 'http://h:1', role: prefill}]":                          "none that decodes",
+		"pd: {family: nixl}\nworkers: [{url: 'http://h:1'}]":                     "no prefill worker",
+		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has all of them",
+		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "open to every network",
+	} {
+		if got := strings.Join(mustParseText(t, text).Warnings(), "\n"); !strings.Contains(got, want) {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+}
+
+func TestHugeFiles(t *testing.T) {
+	for name, text := range map[string]string{
+		"brackets":  "workers: " + strings.Repeat("[", maxBrackets+1),
+		"dashes":    strings.Repeat("- ", maxLine),
+		"bytes":     strings.Repeat("# x\n", maxFile),
+		"unfolding": "pd: &a {prefill_labels: &l [" + strings.Repeat("x, ", 3000) + "x]}\nmodels:\n" + manyModels(100),
+	} {
+		if _, err := Parse("t", []byte(text)); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+func manyModels(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "  m%d: {pd: {prefill_labels: *l, decode_labels: *l}}\n", i)
+	}
+	return b.String()
+}
+
+// Whatever is in a file, it is read or refused with a place, and what is read
+// describes itself and stays valid.
+func FuzzConfig(f *testing.F) {
+	files, _ := filepath.Glob("testdata/bad/*.yaml")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte(whole))
+	f.Add([]byte(Sample(nil)))
+	f.Add([]byte("a: &a {<<: *a}\n"))
+	f.Add([]byte("a: &a [*a]\nworkers: *a\nlisten: *b"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := Parse("f", text)
+		if err != nil {
+			var all Errors
+			if !errors.As(err, &all) {
+				t.Fatalf("a %T: %v", err, err)
+			}
+			for _, e := range all {
+				if e.Line < 1 || e.Col < 1 {
+					t.Fatalf("no place: %v", e)
+				}
+			}
+			return
+		}
+		_ = c.Describe()
+		_ = c.Specs()
+		if err := c.Validate(); err != nil {
+			t.Fatalf("valid, then not: %v", err)
+		}
+	})
+}
