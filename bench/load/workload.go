@@ -67,6 +67,9 @@ func newSynthetic(o Options) *synthetic {
 	return s
 }
 
+// openTalks is how many conversations a synthetic load has under way.
+const openTalks = 32
+
 func (s *synthetic) fresh(n int) []uint32 {
 	t := make([]uint32, n)
 	for i := range t {
@@ -81,9 +84,9 @@ func (s *synthetic) next() (Job, bool) {
 	}
 	s.n++
 	var t *talk
-	// Half of the requests go on with a conversation, so that its turns lie
-	// apart as people's do.
-	if len(s.open) > 0 && s.rng.IntN(2) == 0 {
+	// Up to so many conversations are open at once, and one of them goes on at
+	// random, so that its turns lie apart as people's do.
+	if full := len(s.open) >= openTalks; len(s.open) > 0 && (full || s.rng.IntN(2) == 0) {
 		i := s.rng.IntN(len(s.open))
 		t = s.open[i]
 		t.tokens = append(t.tokens, s.fresh(max(1, s.o.PromptTokens/8))...)
@@ -95,7 +98,7 @@ func (s *synthetic) next() (Job, bool) {
 	} else {
 		p := s.prefix[s.rng.IntN(len(s.prefix))]
 		t = &talk{tokens: append(append([]uint32{}, p...), s.fresh(max(0, s.o.PromptTokens-len(p)))...), turn: 1}
-		if s.o.Turns > 1 && len(s.open) < 1024 {
+		if s.o.Turns > 1 {
 			s.open = append(s.open, t)
 		}
 	}

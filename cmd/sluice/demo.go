@@ -52,7 +52,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs.DurationVar(&o.duration, "duration", 0, "end after this long (0: at Ctrl-C)")
 	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the router; port 0 takes a free one")
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the page")
-	fs.Float64Var(&o.rate, "rate", 10, "requests a `second`, to each of the two routers")
+	fs.Float64Var(&o.rate, "rate", 7, "requests a `second`, to each of the two routers")
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), demoHelp)
 		fs.PrintDefaults()
@@ -152,9 +152,9 @@ func newSide(name, policy, listen, adminAddr string, twin *router, log *slog.Log
 	cfg.Timeouts.Drain = 2 * time.Second
 	for _, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		e, err := sim.Start(context.Background(), sim.Options{
-			Role: role.String(), Blocks: 4096, Records: -1,
-			// About a 30B model: a prompt of 2,000 tokens takes 0.2 s.
-			Cost: sim.Cost{PerPrefill: 100 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
+			Role: role.String(), Blocks: 16384, Records: -1,
+			// About a 30B model: a prompt of 3,000 tokens takes 0.2 s.
+			Cost: sim.Cost{PerPrefill: 60 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
 		})
 		if err != nil {
 			s.close()
@@ -216,7 +216,7 @@ func demoLoad(o demoOptions, r *router) load.Options {
 	if o.duration > 0 {
 		l.Duration = o.duration
 	}
-	l.PromptTokens, l.OutputTokens, l.SharedPrefix, l.Groups, l.Turns = 1600, 48, 0.5, 12, 6
+	l.PromptTokens, l.OutputTokens, l.SharedPrefix, l.Groups, l.Turns = 1200, 48, 0.3, 12, 6
 	return l
 }
 
