@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
-    "UCX_TLS": "tcp,self,sm",
+    "UCX_TLS": "tcp,self",
     "UCX_NET_DEVICES": "lo",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "NIXL_PTHR_DELAY_US": "1000",

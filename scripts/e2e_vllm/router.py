@@ -1,10 +1,10 @@
 """Starts the router under test and asks it things."""
 
-import http_calls
 import os
 import subprocess
 import time
 
+import http_calls
 from processes import Process, say
 
 
@@ -14,9 +14,9 @@ class Router:
     def __init__(self, binary, run_dir, name, flags):
         self.binary = binary
         self.bodies = []
-        self.env = {
-            "SLUICE_ADMIN_TOKEN": "e2e-" + os.urandom(8).hex(),
-            "SLUICE_ADMIN_RUNTIME_FILE": os.path.join(run_dir, name + ".json"),
+        self.runtime_file = os.path.join(run_dir, name + ".json")
+        env = {
+            "SLUICE_ADMIN_RUNTIME_FILE": self.runtime_file,
             # Two engines and a router share a few cores here: an engine in the
             # middle of a step answers late without being dead.
             "SLUICE_HEALTH_TIMEOUT": "10s",
@@ -24,7 +24,7 @@ class Router:
         }
         argv = [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "debug", *flags]
         say(" ".join(argv[1:]))
-        self.process = Process(run_dir, name, argv, self.env, stdout=subprocess.PIPE)
+        self.process = Process(run_dir, name, argv, env, stdout=subprocess.PIPE)
         line = self.process.popen.stdout.readline().decode().strip()
         if not line:
             raise RuntimeError(f"the router ended at once:\n{self.process.log_tail()}")
@@ -51,8 +51,7 @@ class Router:
     def explain(self, request_id):
         """What `sluice explain` prints, or its complaint."""
         done = subprocess.run(
-            [self.binary, "explain", request_id],
-            env={**os.environ, **self.env},
+            [self.binary, "explain", "--runtime-file", self.runtime_file, request_id],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
