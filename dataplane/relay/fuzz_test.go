@@ -13,6 +13,7 @@ func FuzzEvents(f *testing.F) {
 		f.Add(body, uint8(c.protocol), uint(len(body)/2), uint(3))
 		f.Add(bytes.ReplaceAll(body, []byte("\n"), []byte("\r\n")), uint8(c.protocol), uint(17), uint(1))
 	}
+	f.Add([]byte("data: {\"choices\":[{\"text\":\"a\",\"f\":1}]}\n\ndata: {\"choices\":[{\"text\":\"b\\\"\",\"f\":1}]}\n\ndata: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"x\"}]}\n\n"), uint8(0), uint(4), uint(1))
 	f.Add([]byte(": x\n\n\r\n\r\ndata:\n\ndata: {\"choices\":[{"), uint8(0), uint(4), uint(1))
 	f.Fuzz(func(t *testing.T, body []byte, protocol uint8, cut, step uint) {
 		p := Protocol(protocol % 3)
@@ -23,6 +24,25 @@ func FuzzEvents(f *testing.F) {
 		}
 		s := newScanner(p)
 		defer s.drop()
+		// Without templates every event is walked: the same must come out.
+		plain := newScanner(p)
+		defer plain.drop()
+		for rest := body; len(rest) > 0; {
+			n, event, tooBig := plain.next(rest)
+			rest = rest[n:]
+			if tooBig {
+				plain.events++
+				plain.tooBig++
+			}
+			if event != nil {
+				plain.plain.beforeLen = 0
+				plain.event(event)
+				plain.drop()
+			}
+		}
+		if got := seenBy(plain); got != want {
+			t.Fatalf("walked %+v, by template %+v", got, want)
+		}
 		n := int(step%64) + 1
 		for i := 0; i < len(body); i += n {
 			s.feed(body[i:min(i+n, len(body))])

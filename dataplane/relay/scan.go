@@ -13,6 +13,12 @@ type scanner struct {
 	ended    bool // the protocol's own last event was seen
 	finish   string
 	usage    Usage
+
+	plain template // of openAI
+	// Of the event being walked: whether it said more than content, and where
+	// its content lies (to 0: none).
+	news     bool
+	from, to int
 }
 
 // feed takes the next payload bytes, chunk framing already off.
@@ -97,10 +103,14 @@ func (s *scanner) openAI(data []byte) {
 		s.ended = true
 		return
 	}
+	if s.token && s.plain.matches(data) {
+		return
+	}
 	w := walker{b: data}
 	if !w.enter('{') {
 		return
 	}
+	s.news, s.from, s.to = false, 0, 0
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -111,17 +121,23 @@ func (s *scanner) openAI(data []byte) {
 				s.choice(&w)
 			}
 		case "usage":
+			s.news = s.news || !w.null()
 			w.usage(&s.usage)
 		case "error":
-			s.failed = s.failed || !w.null()
+			if !w.null() {
+				s.failed, s.news = true, true
+			}
 			w.skip()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if string(w.text()) == "error" {
-				s.failed = true
+				s.failed, s.news = true, true
 			}
 		default:
 			w.skip()
 		}
+	}
+	if s.to > 0 && !s.news && !w.bad {
+		s.plain.learn(data, s.from, s.to)
 	}
 }
 
@@ -133,18 +149,12 @@ func (s *scanner) choice(w *walker) {
 		switch string(key) {
 		case "finish_reason":
 			if reason := w.text(); len(reason) > 0 {
-				s.finish = reasonName(reason)
+				s.finish, s.news = reasonName(reason), true
 			}
 		case "delta":
-			if s.token {
-				w.skip()
-			} else {
-				s.delta(w)
-			}
+			s.delta(w)
 		case "text":
-			if len(w.text()) > 0 {
-				s.token = true
-			}
+			s.content(w)
 		case "token_ids":
 			if s.token {
 				w.skip()
@@ -165,9 +175,7 @@ func (s *scanner) delta(w *walker) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "content", "reasoning", "reasoning_content", "refusal":
-			if len(w.text()) > 0 {
-				s.token = true
-			}
+			s.content(w)
 		case "tool_calls":
 			if w.hasElements() {
 				s.token = true
@@ -178,6 +186,15 @@ func (s *scanner) delta(w *walker) {
 		default:
 			w.skip()
 		}
+	}
+}
+
+// content reads a string that is a token when it is not empty.
+func (s *scanner) content(w *walker) {
+	if text := w.text(); len(text) > 0 {
+		s.token = true
+		s.to = w.i - 1
+		s.from = s.to - len(text)
 	}
 }
 

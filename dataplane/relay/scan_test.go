@@ -158,6 +158,37 @@ func TestScanEvents(t *testing.T) {
 	}
 }
 
+// Events like the one before are known by their text; what differs is looked at.
+func TestScanTemplate(t *testing.T) {
+	ev := func(content, rest string) string {
+		return `data: {"id":"x","choices":[{"index":0,"delta":{"content":"` + content + `"},` + rest + "}]}\n\n"
+	}
+	const null = `"finish_reason":null`
+	head := ev("a", null) + ev("b", null)
+	for _, c := range []struct{ body, finish string }{
+		{head, ""},
+		{head + ev("c", `"finish_reason":"stop"`), "stop"},
+		{head + ev("", `"finish_reason":"stop"`), "stop"},
+		{head + ev(`c"},"finish_reason":"length","x":{"y":"`, null), "length"}, // the text around is the same
+		{head + ev(`c\"},\"finish_reason\":\"length\",\"x\":{\"y\":\"`, null), ""},
+		{head + ev(`\\`, null) + ev(`\\"},"finish_reason":"length","x":{"y":"`, null), "length"},
+		{head + ev(`\`, null) + ev("c", `"finish_reason":"stop"`), "stop"}, // malformed, then good
+		{head + ev(strings.Repeat("long ", 100), null) + ev("c", `"finish_reason":"stop"`), "stop"},
+		{ev("a", `"x":"`+strings.Repeat("y", 300)+`",`+null) + ev("b", `"x":"`+strings.Repeat("y", 300)+`","finish_reason":"stop"`), "stop"},
+		{ev("a", `"finish_reason":"stop"`) + ev("b", `"finish_reason":"length"`), "length"},
+	} {
+		got := scanAll(OpenAI, []byte(c.body))
+		if got.Finish != c.finish || !got.Token || got.Events != int64(strings.Count(c.body, "\n\n")) {
+			t.Errorf("%s: %+v", c.body, got)
+		}
+	}
+	s := newScanner(OpenAI)
+	s.feed([]byte(head))
+	if !s.plain.matches([]byte(strings.TrimSuffix(ev(`some \"text\" \u00e4`, null), "\n\n")[len("data: "):])) {
+		t.Error("the template does not match its like")
+	}
+}
+
 // An event over the bound goes by unscanned, and the next one is seen.
 func TestScanBigEvent(t *testing.T) {
 	big := []byte(`data: {"choices":[{"delta":{"content":"` + strings.Repeat("x", 2*maxCarry) + `"}}]}` + "\n\n")
