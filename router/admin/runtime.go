@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -115,15 +116,10 @@ func ReadRuntimeFile(path string) (Runtime, error) {
 var ErrNoRouter = errors.New("no router of this user runs with an admin listener")
 
 // Find gives the runtime of the router whose admin address is addr, or with ""
-// of the only one that runs. Files of processes that have ended are removed.
+// of the only one that runs. An address without a host, or with another name of
+// this machine, finds the router by its port. Files of processes that have
+// ended are removed.
 func Find(addr string) (Runtime, error) {
-	if addr != "" {
-		rt, err := ReadRuntimeFile(DefaultRuntimeFile(addr))
-		if errors.Is(err, fs.ErrNotExist) {
-			return rt, fmt.Errorf("admin: cannot find a router with admin address %q: %w", addr, ErrNoRouter)
-		}
-		return rt, err
-	}
 	paths, err := filepath.Glob(filepath.Join(RuntimeDir(), "*.json"))
 	if err != nil {
 		return Runtime{}, fmt.Errorf("admin: cannot list %q: %w", RuntimeDir(), err)
@@ -140,7 +136,9 @@ func Find(addr string) (Runtime, error) {
 			os.Remove(p)
 			continue
 		}
-		found = append(found, rt)
+		if addr == "" || addr == rt.Address || samePort(addr, rt.Address) {
+			found = append(found, rt)
+		}
 	}
 	switch {
 	case len(found) == 1:
@@ -153,8 +151,19 @@ func Find(addr string) (Runtime, error) {
 		return Runtime{}, fmt.Errorf("admin: cannot choose among %d running routers: name one with --admin %s", len(found), strings.Join(addrs, " or --admin "))
 	case last != nil:
 		return Runtime{}, last
+	case addr != "":
+		return Runtime{}, fmt.Errorf("admin: cannot find a router with admin address %q: %w", addr, ErrNoRouter)
 	}
 	return Runtime{}, ErrNoRouter
+}
+
+func samePort(asked, address string) bool {
+	host, port, err := net.SplitHostPort(asked)
+	if err != nil || host != "" && !isLoopback(host) {
+		return false
+	}
+	_, has, err := net.SplitHostPort(address)
+	return err == nil && has == port
 }
 
 func alive(pid int) bool {

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/admin"
+	"sluice/router/fleet"
+	"sluice/router/obs"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+type nobody struct{}
+
+func (nobody) View() *fleet.View        { return &fleet.View{} }
+func (nobody) Drain(string, bool) error { return nil }
+
+func explain(args ...string) (code int, stdout, stderr string) {
+	var o, e bytes.Buffer
+	code = runExplain(args, &o, &e)
+	return code, o.String(), e.String()
+}
+
+func TestExplain(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("SLUICE_ADMIN_TOKEN", "")
+	if code, _, stderr := explain("x"); code != 1 || !strings.Contains(stderr, "no router") || !strings.Contains(stderr, "sluice serve") {
+		t.Errorf("without a router: %d %q", code, stderr)
+	}
+	s := schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1})
+	a, err := admin.New(admin.Options{Listen: "127.0.0.1:0", Workers: nobody{}, Scheduler: s, Metrics: obs.NewMetrics()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go a.Serve()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		a.Close(ctx)
+	}()
+	var ranks []*worker.Rank
+	for _, id := range []string{"p1", "p2", "p3"} {
+		ranks = append(ranks, worker.New(worker.Spec{ID: id}).Ranks[0])
+	}
+	ranks[2].PrefillTokens.Store(500)
+	s.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: ranks, Excluded: ranks[:1], PromptTokens: 1000, RequestID: "req-1", Attempt: 2})
+	s.Note("req-1", "prefill on p1/0 failed: connection refused")
+	s.End("req-1", schedule.Outcome{Status: 200, CachedTokens: 64, PromptTokens: 1000, OutputTokens: 20, TTFT: 41500 * time.Microsecond, Total: 180 * time.Millisecond})
+	s.Choose(&schedule.Query{Leg: schedule.DecodeLeg, RequestID: "req-2", Attempt: 1})
+
+	code, out, stderr := explain("req-1")
+	if code != 0 {
+		t.Fatalf("%d %s", code, stderr)
+	}
+	for _, want := range []string{"Request req-1", "Prefill leg, attempt 2", ": p2/0", "1 excluded", "→  p2/0   100.00", "150.00", "×  p1/0",
+		"connection refused", "Ended: status 200 after 180.0 ms, first token after 41.5 ms; 1000 prompt tokens (64 cached, says the engine), 20 output tokens."} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "pressure") {
+		t.Errorf("a term that is nought everywhere is shown:\n%s", out)
+	}
+	if _, out, _ := explain("req-2"); !strings.Contains(out, "nobody") || !strings.Contains(out, "Still under way") {
+		t.Errorf("a refused request:\n%s", out)
+	}
+	var rec schedule.Record
+	if code, out, _ := explain("--json", "req-1"); code != 0 || json.Unmarshal([]byte(out), &rec) != nil || rec.RequestID != "req-1" {
+		t.Errorf("--json: %d\n%s", code, out)
+	}
+	if code, out, _ := explain("req-1", "--json", "--admin", a.Addr()); code != 0 || !strings.HasPrefix(out, "{") {
+		t.Errorf("flags behind the id: %d\n%s", code, out)
+	}
+	if code, _, stderr := explain("--runtime-file", a.RuntimeFile(), "other"); code != 1 || !strings.Contains(stderr, "not among the last 10000") {
+		t.Errorf("unknown: %d %q", code, stderr)
+	}
+	for _, bad := range [][]string{{}, {"a", "b"}, {"--nothing", "a"}} {
+		if code, _, stderr := explain(bad...); code != 2 || stderr == "" {
+			t.Errorf("%q: %d %q", bad, code, stderr)
+		}
+	}
+	if code, out, _ := explain("--help"); code != 0 || !strings.Contains(out, "Examples:") {
+		t.Errorf("--help: %d %q", code, out)
+	}
+	// A router of another user, or elsewhere: by address and token.
+	t.Setenv("XDG_RUNTIME_DIR", filepath.Join(t.TempDir(), "other"))
+	rt, err := admin.ReadRuntimeFile(a.RuntimeFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Setenv("SLUICE_ADMIN_TOKEN", rt.Token)
+	if code, _, stderr := explain("--admin", a.Addr(), "req-1"); code != 0 {
+		t.Errorf("by address and token: %d %q", code, stderr)
+	}
+}

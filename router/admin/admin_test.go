@@ -1,0 +1,571 @@
+package admin
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/obs"
+	"sluice/router/worker"
+)
+
+// Every route but the page's own files is closed without the token and open
+// with it; generated from the table, so that a new route cannot be forgotten.
+func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
+	f := start(t, func(o *Options) {
+		o.Config = func() any { return map[string]any{} }
+		o.Twin = &Twin{Name: "other", Metrics: obs.NewMetrics()}
+	})
+	f.serveOne("p1")
+	open := map[string]bool{"/{$}": true, "/console.js": true, "/chart.js": true, "/flow.js": true, "/console.css": true}
+	wrong := map[string]func(*http.Request){
+		"no token":      nil,
+		"wrong token":   bearer("wrong-wrong-wrong-wrong"),
+		"empty token":   bearer(""),
+		"prefix":        bearer(testToken[:len(testToken)-1]),
+		"longer":        bearer(testToken + "x"),
+		"basic":         func(r *http.Request) { r.SetBasicAuth("admin", testToken) },
+		"in the query":  func(r *http.Request) { r.URL.RawQuery = "token=" + testToken },
+		"in a cookie":   func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "token", Value: testToken}) },
+		"two, one good": func(r *http.Request) { r.Header["Authorization"] = []string{"Bearer no", "Bearer " + testToken} },
+	}
+	for _, r := range Routes {
+		if r.open != open[r.Path] {
+			t.Errorf("%s %s: open is %v", r.Method, r.Path, r.open)
+		}
+		path := concrete(r.Path)
+		if r.Path == "/admin/v1/explain" {
+			path += "?id=p1"
+		}
+		if r.open {
+			if code, _, body := f.ask(t, r.Method, path, nil); code != 200 || strings.Contains(body, "10.0.0.") || strings.Contains(body, testToken) {
+				t.Errorf("%s: %d, or it carries data", path, code)
+			}
+			continue
+		}
+		for name, change := range wrong {
+			if name == "in the query" && strings.Contains(path, "?") {
+				continue
+			}
+			code, h, body := f.ask(t, r.Method, path, change)
+			if code != http.StatusUnauthorized || h.Get("WWW-Authenticate") == "" || strings.Contains(body, "10.0.0.") {
+				t.Errorf("%s %s with %s: %d %s", r.Method, path, name, code, body)
+			}
+		}
+		if code, _, body := f.ask(t, r.Method, path, bearer(testToken)); code != 200 {
+			t.Errorf("%s %s with the token: %d %s", r.Method, path, code, body)
+		}
+	}
+	for _, path := range []string{"/admin", "/debug/pprof/", "/nothing", "/console/console.html"} {
+		if code, _, _ := f.ask(t, "GET", path, nil); code != http.StatusUnauthorized {
+			t.Errorf("%s without a token: %d", path, code)
+		}
+		if code, _, body := f.ask(t, "GET", path, bearer(testToken)); code != http.StatusNotFound || !strings.Contains(body, "/admin/v1/workers") {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if code, _, _ := f.ask(t, "POST", "/admin/v1/workers", bearer(testToken)); code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
+		t.Errorf("a wrong method: %d", code)
+	}
+}
+
+func TestForeignHostsAndOriginsAreRefused(t *testing.T) {
+	f := start(t, nil)
+	port := f.Addr()[strings.LastIndex(f.Addr(), ":"):]
+	for _, c := range []struct {
+		host, origin, site string
+		want               int
+	}{
+		{"localhost" + port, "", "", 200},
+		{"[::1]" + port, "", "", 200},
+		{"127.0.0.1", "", "", 200},
+		{"127.9.9.9:1", "", "none", 200}, // through a tunnel the port is another
+		{"evil.example" + port, "", "", 403},
+		{"127.0.0.1.evil.example", "", "", 403},
+		{"localhost.evil.example", "", "", 403},
+		{"10.0.0.1" + port, "", "", 403},
+		{"localhost" + port, "http://localhost" + port, "same-origin", 200},
+		{"localhost" + port, "http://evil.example", "", 403},
+		{"localhost" + port, "null", "", 403},
+		{"localhost" + port, "http://localhost:1", "", 403},
+		{"localhost" + port, "https://localhost" + port, "", 403},
+		{"localhost" + port, "", "cross-site", 403},
+		{"localhost" + port, "", "same-site", 403},
+	} {
+		code, _, body := f.ask(t, "GET", "/admin/v1/workers", func(r *http.Request) {
+			bearer(testToken)(r)
+			r.Host = c.host
+			if c.origin != "" {
+				r.Header.Set("Origin", c.origin)
+			}
+			if c.site != "" {
+				r.Header.Set("Sec-Fetch-Site", c.site)
+			}
+		})
+		if code != c.want {
+			t.Errorf("%+v: %d %s", c, code, body)
+		}
+	}
+	// The page too: a rebound name must not even get the script.
+	if code, _, _ := f.ask(t, "GET", "/", func(r *http.Request) { r.Host = "evil.example" }); code != 403 {
+		t.Errorf("the page for a foreign host: %d", code)
+	}
+}
+
+func TestPage(t *testing.T) {
+	f := start(t, nil)
+	code, h, body := f.ask(t, "GET", "/", nil)
+	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(body, "<title>") {
+		t.Errorf("%d %v", code, h)
+	}
+	csp := h.Get("Content-Security-Policy")
+	if !strings.Contains(csp, "default-src 'none'") || strings.Contains(csp, "unsafe") {
+		t.Errorf("policy %q", csp)
+	}
+	for _, r := range Routes {
+		if !r.open {
+			continue
+		}
+		_, _, body := f.ask(t, "GET", concrete(r.Path), nil)
+		for _, bad := range []string{"http://", "https://", "//cdn", "@import", "innerHTML", "eval("} {
+			b := strings.ReplaceAll(body, "http://www.w3.org/", "")
+			if strings.Contains(b, bad) {
+				t.Errorf("%s has %q: nothing may come from elsewhere, nor text become markup", r.Path, bad)
+			}
+		}
+	}
+}
+
+func TestWorkers(t *testing.T) {
+	f := start(t, nil)
+	d1 := f.crew.workers[2].Ranks[0]
+	d1.SetKVUsage(0.5)
+	d1.Held.Store(77)
+	d1.Waiting.Store(2)
+	ws, err := f.client.Workers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ws) != 5 || len(ws[0].Ranks) != 2 || ws[0].Ranks[1].ID != "p1/1" {
+		t.Fatalf("got %+v", ws)
+	}
+	if r := ws[2].Ranks[0]; r.KVUsage != 0.5 || r.HeldBlocks != 77 || r.Waiting != 2 || r.Running != -1 || r.Feed != "live" || r.TotalBlocks != 2000 {
+		t.Errorf("rank %+v", r)
+	}
+	if ws[4].State != "unhealthy" || !strings.Contains(ws[4].Reason, "connection refused") {
+		t.Errorf("worker %+v", ws[4])
+	}
+	if strings.Contains(ws[1].URL, "hunter2") || !strings.Contains(ws[1].URL, "@10.0.0.2:8000") {
+		t.Errorf("a password is shown: %s", ws[1].URL)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	f := start(t, nil)
+	w, err := f.client.Drain(t.Context(), "p1", true)
+	if err != nil || w.State != "draining" || !f.crew.drained["p1"] {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if _, err := f.client.Drain(t.Context(), "p1", false); err != nil || f.crew.drained["p1"] {
+		t.Errorf("taken back: %v, %v", f.crew.drained, err)
+	}
+	var e *Error
+	if _, err := f.client.Drain(t.Context(), "a/b", true); !errors.As(err, &e) || e.Status != 404 || !strings.Contains(e.Message, `"a/b"`) {
+		t.Errorf("unknown worker: %v", err)
+	}
+	if _, err := f.client.Drain(t.Context(), "stuck", true); !errors.As(err, &e) || e.Status != 409 {
+		t.Errorf("stuck: %v", err)
+	}
+	if code, _, body := f.ask(t, "POST", "/admin/v1/workers/p1/drain?on=maybe", bearer(testToken)); code != 400 || !strings.Contains(body, "true or false") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+func TestExplainAndRequests(t *testing.T) {
+	f := start(t, nil)
+	f.serveOne("plain")
+	f.serveOne("with/slash?and#more")
+	for _, id := range []string{"plain", "with/slash?and#more"} {
+		rec, _, err := f.client.Explain(t.Context(), id)
+		if err != nil || rec.RequestID != id || len(rec.Decisions) != 2 || rec.Outcome.Status != 200 || len(rec.Notes) != 1 {
+			t.Errorf("%s: %+v, %v", id, rec, err)
+		}
+	}
+	if code, _, _ := f.ask(t, "GET", "/admin/v1/explain/plain", bearer(testToken)); code != 200 {
+		t.Errorf("by path: %d", code)
+	}
+	var e *Error
+	if _, _, err := f.client.Explain(t.Context(), "other"); !errors.As(err, &e) || e.Status != 404 || !strings.Contains(e.Message, "not among the last 10000") {
+		t.Errorf("unknown: %v", err)
+	}
+	if code, _, _ := f.ask(t, "GET", "/admin/v1/explain", bearer(testToken)); code != 400 {
+		t.Errorf("without an id: %d", code)
+	}
+	reqs, err := f.client.Requests(t.Context(), 10)
+	if err != nil || len(reqs) != 2 {
+		t.Fatalf("%v, %v", reqs, err)
+	}
+	if q := reqs[1]; q.ID != "plain" || !strings.HasPrefix(q.Prefill, "p") || !strings.HasPrefix(q.Decode, "d") || !q.Done || q.TTFTMS != 30 || q.Reported != 48 || q.Notes != 1 {
+		t.Errorf("request %+v", q)
+	}
+	for _, bad := range []string{"0", "-1", "501", "many"} {
+		if code, _, body := f.ask(t, "GET", "/admin/v1/requests?limit="+bad, bearer(testToken)); code != 400 || !strings.Contains(body, "from 1 to 500") {
+			t.Errorf("limit %s: %d %s", bad, code, body)
+		}
+	}
+}
+
+func TestStats(t *testing.T) {
+	twin := obs.NewMetrics()
+	f := start(t, func(o *Options) { o.Twin = &Twin{Name: "round robin", Metrics: twin} })
+	for i := range 50 {
+		f.serveOne(fmt.Sprint(i))
+	}
+	twin.FirstToken("/v1/completions", 200*time.Millisecond)
+	var st *Stats
+	wait(t, "a sample with the requests", func() bool {
+		var err error
+		if st, err = f.client.Stats(t.Context(), time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		return st.Now.TTFTP50 != nil
+	})
+	if st.Now.RequestRate <= 0 || *st.Now.TTFTP50 < 26 || *st.Now.TTFTP50 > 34 || *st.Now.Predicted != 0.128 || *st.Now.Actual != 0.096 {
+		t.Errorf("now %+v, p50 %v", st.Now, *st.Now.TTFTP50)
+	}
+	if st.Name != "kv" || st.Total.Responses != 50 || *st.HitRate != 0.096 || len(st.History) < 2 || st.Version != "test" {
+		t.Errorf("stats %+v", st)
+	}
+	later, err := f.client.Stats(t.Context(), time.UnixMilli(st.Now.At))
+	if err != nil || len(later.History) > 0 && later.History[0].At <= st.Now.At {
+		t.Errorf("since: %+v, %v", later, err)
+	}
+	var other Stats
+	wait(t, "the twin's sample", func() bool {
+		other = Stats{}
+		if err := f.client.get(t.Context(), "/admin/v1/twin", &other); err != nil {
+			t.Fatal(err)
+		}
+		return other.TTFT.P50 != nil
+	})
+	if other.Name != "round robin" || *other.TTFT.P50 < 175 || *other.TTFT.P50 > 225 {
+		t.Errorf("twin %+v", other)
+	}
+	if code, _, _ := f.ask(t, "GET", "/admin/v1/stats?since=yesterday", bearer(testToken)); code != 400 {
+		t.Errorf("a bad since: %d", code)
+	}
+}
+
+func TestNoTwin(t *testing.T) {
+	f := start(t, nil)
+	if code, _, _ := f.ask(t, "GET", "/admin/v1/twin", bearer(testToken)); code != 404 {
+		t.Errorf("%d", code)
+	}
+}
+
+func TestSamplerForgets(t *testing.T) {
+	m := obs.NewMetrics()
+	s := newSampler(m)
+	at := time.Now()
+	m.FirstToken("/v1/completions", time.Second)
+	for range keepSamples + 100 {
+		at = at.Add(sampleEvery)
+		s.sample(at)
+	}
+	h, now, _ := s.since(0)
+	if len(h) != keepSamples || now.TTFTP50 != nil || h[len(h)-1].At != now.At || now.At != at.UnixMilli() {
+		t.Errorf("%d samples, newest %+v", len(h), now)
+	}
+	for i := 1; i < len(h); i++ {
+		if h[i].At <= h[i-1].At {
+			t.Fatal("samples are out of order")
+		}
+	}
+}
+
+func TestConfigIsMasked(t *testing.T) {
+	type admin struct {
+		Listen string `yaml:"listen"`
+		Token  string `yaml:"token"`
+	}
+	f := start(t, func(o *Options) {
+		o.Config = func() any {
+			return struct {
+				Admin   admin             `yaml:"admin"`
+				Wait    time.Duration     `yaml:"pool_wait"`
+				Tokens  map[string]string `yaml:"tokens"`
+				Workers []map[string]any  `yaml:"workers"`
+			}{admin{"127.0.0.1:1", "s3cret-s3cret-s3cret"}, 5 * time.Second, map[string]string{"mode": "auto"},
+				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w"}}}
+		}
+	})
+	code, _, body := f.ask(t, "GET", "/admin/v1/config", bearer(testToken))
+	if code != 200 || strings.Contains(body, "s3cret") {
+		t.Fatalf("%d %s", code, body)
+	}
+	for _, want := range []string{`"token":"[masked]"`, `"api_key":"[masked]"`, `"mode":"auto"`, `"http://u:[masked]@h:1/x"`, `"pool_wait":"5s"`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s in %s", want, body)
+		}
+	}
+}
+
+func TestMetricsRoute(t *testing.T) {
+	f := start(t, nil)
+	f.metrics.Accepted()
+	if code, h, body := f.ask(t, "GET", "/metrics", bearer(testToken)); code != 200 || !strings.Contains(body, "sluice_requests_accepted_total 1") || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
+		t.Errorf("%d %v", code, h)
+	}
+}
+
+// listen opens the event stream and gives its events until ctx ends.
+func (f *fixture) listen(t *testing.T, ctx context.Context) <-chan Event {
+	t.Helper()
+	req, _ := http.NewRequestWithContext(ctx, "GET", "http://"+f.Addr()+"/admin/v1/events", nil)
+	bearer(testToken)(req)
+	resp, err := (&http.Client{Transport: f.http.Transport}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 200 {
+		resp.Body.Close()
+		t.Fatalf("the event stream answers %d", resp.StatusCode)
+	}
+	ch := make(chan Event, 100)
+	go func() {
+		defer close(ch)
+		defer resp.Body.Close()
+		sc := bufio.NewScanner(resp.Body)
+		for sc.Scan() {
+			if data, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+				var e Event
+				if json.Unmarshal([]byte(data), &e) == nil && e.Type != "" {
+					select {
+					case ch <- e:
+					case <-ctx.Done():
+						return
+					}
+				}
+			}
+		}
+	}()
+	return ch
+}
+
+func TestEvents(t *testing.T) {
+	f := start(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ch := f.listen(t, ctx)
+	f.serveOne("r1")
+	f.WorkerChanged(f.crew.workers[2], worker.Ready, worker.Unhealthy, "two probes failed")
+	var got []string
+	for e := range ch {
+		got = append(got, strings.TrimSpace(e.Type+" "+e.ID+e.Worker+" "+e.Leg+e.To))
+		if e.Type == "chosen" && (e.Rank == "" || e.Prompt != 500) || e.Type == "ended" && (e.Status != 200 || e.TTFTMS != 30) {
+			t.Errorf("event %+v", e)
+		}
+		if e.Type == "state" {
+			break
+		}
+	}
+	cancel()
+	for range ch {
+	}
+	if want := "[chosen r1 prefill chosen r1 decode ended r1 state d1 unhealthy]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+	wait(t, "the subscriber to be gone", func() bool {
+		f.hub.mu.Lock()
+		defer f.hub.mu.Unlock()
+		return len(f.hub.subs) == 0
+	})
+}
+
+func TestEventListenersAreBounded(t *testing.T) {
+	f := start(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var chs []<-chan Event
+	for range maxSubscribers {
+		chs = append(chs, f.listen(t, ctx))
+	}
+	if code, _, _ := f.ask(t, "GET", "/admin/v1/events", bearer(testToken)); code != 503 {
+		t.Errorf("one more listener: %d", code)
+	}
+	cancel()
+	for _, ch := range chs {
+		for range ch {
+		}
+	}
+}
+
+// A subscriber that takes nothing is dropped; neither the hub nor the requests
+// wait for it.
+func TestSlowListenerIsDropped(t *testing.T) {
+	f := start(t, nil)
+	sub, ok := f.hub.subscribe()
+	if !ok {
+		t.Fatal("not subscribed")
+	}
+	wait(t, "the subscriber to be dropped", func() bool {
+		f.WorkerChanged(f.crew.workers[0], worker.Ready, worker.Draining, "x")
+		f.hub.mu.Lock()
+		defer f.hub.mu.Unlock()
+		return len(f.hub.subs) == 0
+	})
+	got := 0
+	for range sub.lines {
+		got++
+	}
+	if got > subscriberSize {
+		t.Errorf("%d lines were queued", got)
+	}
+}
+
+func TestCloseEndsListeners(t *testing.T) {
+	f := start(t, nil)
+	ch := f.listen(t, t.Context())
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	began := time.Now()
+	if err := f.Close(ctx); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	for range ch {
+	}
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("close took %v", took)
+	}
+}
+
+func TestOptionsThatAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Options)
+		want   string
+	}{
+		{"not loopback", func(o *Options) { o.Listen = "0.0.0.0:0" }, "loopback"},
+		{"no host", func(o *Options) { o.Listen = ":0" }, "loopback"},
+		{"no port", func(o *Options) { o.Listen = "127.0.0.1" }, "HOST:PORT"},
+		{"short token", func(o *Options) { o.Token = "short" }, "at least 16"},
+		{"token with a line end", func(o *Options) { o.Token = "0123456789abcdef\n" }, "visible ASCII"},
+		{"nothing to show", func(o *Options) { o.Workers = nil }, "Workers"},
+		{"no place", func(o *Options) { o.RuntimeFile = "/proc/nothing/here.json" }, "runtime file"},
+	} {
+		f := newCrew()
+		opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: "off", Workers: f, Scheduler: start(t, nil).scheduler, Metrics: obs.NewMetrics()}
+		c.change(&opt)
+		if s, err := New(opt); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+			if s != nil {
+				s.Close(t.Context())
+			}
+		}
+	}
+	f := start(t, nil)
+	opt := Options{Listen: f.Addr(), Token: testToken, RuntimeFile: "off", Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics}
+	if _, err := New(opt); err == nil || !strings.Contains(err.Error(), "--admin") {
+		t.Errorf("a port in use: %v", err)
+	}
+}
+
+func TestTokenFromEnvironmentOrRandom(t *testing.T) {
+	t.Setenv("SLUICE_ADMIN_TOKEN", "from-the-environment")
+	if tok, err := chooseToken(""); err != nil || tok != "from-the-environment" {
+		t.Errorf("%q, %v", tok, err)
+	}
+	t.Setenv("SLUICE_ADMIN_TOKEN", "")
+	a, _ := chooseToken("")
+	b, _ := chooseToken("")
+	if len(a) < 32 || a == b {
+		t.Errorf("%q and %q", a, b)
+	}
+}
+
+func TestRuntimeFile(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	if _, err := Find(""); !errors.Is(err, ErrNoRouter) {
+		t.Errorf("with nothing running: %v", err)
+	}
+	f := start(t, func(o *Options) { o.RuntimeFile = "" })
+	st, err := os.Stat(f.RuntimeFile())
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", st, err)
+	}
+	if d, _ := os.Stat(filepath.Dir(f.RuntimeFile())); d.Mode().Perm() != 0o700 {
+		t.Errorf("folder mode %v", d.Mode())
+	}
+	port := f.Addr()[strings.LastIndex(f.Addr(), ":"):]
+	for _, addr := range []string{"", f.Addr(), port, "localhost" + port} {
+		rt, err := Find(addr)
+		if err != nil || rt.Address != f.Addr() || rt.Token != testToken || rt.PID != os.Getpid() {
+			t.Errorf("find %q: %+v, %v", addr, rt, err)
+		}
+		c := NewClient(rt)
+		if _, err := c.Workers(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	}
+	if _, err := Find("127.0.0.1:1"); !errors.Is(err, ErrNoRouter) {
+		t.Errorf("another address: %v", err)
+	}
+	// A router that died without removing its file is passed over, and cleaned up.
+	dead := DefaultRuntimeFile("127.0.0.1:2")
+	if err := WriteRuntimeFile(dead, Runtime{Address: "127.0.0.1:2", Token: "x", PID: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	if rt, err := Find(""); err != nil || rt.Address != f.Addr() {
+		t.Errorf("beside a dead one: %+v, %v", rt, err)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the dead one's file is still there: %v", err)
+	}
+	g := start(t, func(o *Options) { o.RuntimeFile = "" })
+	if _, err := Find(""); err == nil || !strings.Contains(err.Error(), g.Addr()) || !strings.Contains(err.Error(), "--admin") {
+		t.Errorf("two routers: %v", err)
+	}
+	g.Close(t.Context())
+	if _, err := os.Stat(g.RuntimeFile()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file outlives its router: %v", err)
+	}
+}
+
+func TestRuntimeFileOpenToOthersIsRefused(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	path := DefaultRuntimeFile("127.0.0.1:3")
+	rt := Runtime{Address: "127.0.0.1:3", Token: "x", PID: os.Getpid()}
+	if err := WriteRuntimeFile(path, rt); err != nil {
+		t.Fatal(err)
+	}
+	os.Chmod(path, 0o644)
+	if _, err := ReadRuntimeFile(path); err == nil || !strings.Contains(err.Error(), "cannot trust") {
+		t.Errorf("a file open to others: %v", err)
+	}
+	os.Chmod(filepath.Dir(path), 0o777)
+	if err := WriteRuntimeFile(path, rt); err == nil || !strings.Contains(err.Error(), "cannot trust") {
+		t.Errorf("a folder open to others: %v", err)
+	}
+	os.Chmod(filepath.Dir(path), 0o700)
+	os.WriteFile(path, []byte("{"), 0o600)
+	os.Chmod(path, 0o600)
+	if _, err := ReadRuntimeFile(path); err == nil {
+		t.Error("half a file was read")
+	}
+}
+
+func TestClientWithoutRouter(t *testing.T) {
+	c := NewClient(Runtime{Address: "127.0.0.1:1", Token: "x"})
+	defer c.Close()
+	if _, err := c.Workers(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot reach the router") {
+		t.Errorf("%v", err)
+	}
+}

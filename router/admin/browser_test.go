@@ -1,0 +1,176 @@
+package admin
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+	"sluice/router/obs"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// go test ./router/admin -run TestConsoleInBrowser -browser chromium -shot /tmp/x.png
+// opens the console over made-up traffic; -preview 5m serves it to look at.
+var (
+	browser = flag.String("browser", "", "chromium to open the console with")
+	shot    = flag.String("shot", "", "PNG file of the console")
+	size    = flag.String("size", "1400,1000", "of the picture")
+	preview = flag.Duration("preview", 0, "serve made-up traffic for so long and print the address")
+	more    = flag.String("more", "", "to put behind the address, such as &why=ID")
+	dark    = flag.Bool("dark", false, "dark picture")
+)
+
+// traffic plays requests on the fixture and a twin until ctx ends.
+func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	type live struct {
+		id   string
+		at   time.Time
+		step int
+		res  *schedule.Reservation
+		pref *schedule.Reservation
+		rank *worker.Rank
+		ttft time.Duration
+		hit  bool
+	}
+	var run []*live
+	// Some prompts have a prefix that one rank holds.
+	tokens := make([]uint32, 1200)
+	locals := blockhash.Locals(nil, tokens, 16)
+	salt := blockhash.NewSalt("m", "", "")
+	ix := kvindex.New(kvindex.Options{})
+	engine := make([]kvindex.EngineHash, len(locals))
+	for i := range engine {
+		engine[i] = kvindex.EngineHash(i + 1)
+	}
+	for _, r := range f.crew.ranks(worker.Prefill) {
+		ix.Store(&kvindex.Stored{Slot: r.Slot, Salt: salt, Engine: engine[:65], Local: locals[:65]})
+	}
+	var overlap kvindex.Overlap
+	ix.Find(blockhash.Seqs(nil, salt, tokens, 16), &overlap)
+	f.serveOne("first")
+	n := 0
+	for tick := time.NewTicker(10 * time.Millisecond); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		if rng.IntN(100) < 45 {
+			n++
+			q := &live{id: fmt.Sprintf("%08x%04x", rng.Uint32(), n), at: time.Now(), hit: rng.IntN(100) < 70}
+			query := &schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.crew.ranks(worker.Prefill), PromptTokens: 1200, RequestID: q.id, Attempt: 1}
+			if q.hit {
+				query.Overlap = &overlap
+			}
+			c, _ := f.scheduler.Choose(query)
+			q.pref, q.rank = c.Reservation, c.Rank
+			f.metrics.LegStarted(schedule.PrefillLeg, c.Rank.ID)
+			run = append(run, q)
+		}
+		keep := run[:0]
+		for _, q := range run {
+			age := time.Since(q.at)
+			wait := 120 * time.Millisecond
+			if q.hit {
+				wait = 35 * time.Millisecond
+			}
+			switch {
+			case q.step == 0 && age > wait+700*time.Millisecond:
+				q.step = 1
+				q.pref.Release()
+				f.metrics.LegEnded(schedule.PrefillLeg, q.rank.ID, "ok", age)
+				c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.crew.ranks(worker.Decode), PromptTokens: 1200, MaxTokens: 100, RequestID: q.id, Attempt: 1})
+				q.res, q.rank = c.Reservation, c.Rank
+				f.metrics.LegStarted(schedule.DecodeLeg, c.Rank.ID)
+				jitter := time.Duration(rng.ExpFloat64() * float64(9*time.Millisecond))
+				q.ttft = wait + jitter
+				f.metrics.FirstToken("/v1/completions", q.ttft)
+				twin.FirstToken("/v1/completions", 95*time.Millisecond+4*jitter)
+				hit, other := 200, 80
+				if q.hit {
+					hit, other = 1050, rng.IntN(1000)
+				}
+				f.metrics.Cached(c.Rank.ID, 1200, hit+40, hit)
+				twin.Cached(c.Rank.ID, 1200, other, other)
+			case q.step == 1 && age > 2500*time.Millisecond:
+				q.res.Release()
+				f.metrics.LegEnded(schedule.DecodeLeg, q.rank.ID, "ok", age)
+				f.metrics.Streamed("/v1/completions", &relay.Result{Events: 64, Bytes: 9000, Usage: relay.Usage{Completion: 64}})
+				f.metrics.Ended("/v1/completions", 200, age)
+				f.scheduler.End(q.id, schedule.Outcome{Status: 200, CachedTokens: 1050, PromptTokens: 1200, OutputTokens: 64, TTFT: q.ttft, Total: age})
+				continue
+			}
+			keep = append(keep, q)
+		}
+		run = keep
+		for i, w := range f.crew.workers {
+			for _, r := range w.Ranks {
+				r.Held.Store(int64(min(1900, 300+n*(i+2)/4)))
+				r.SetKVUsage(min(0.95, float64(r.Requests.Load())*0.02+0.05))
+				r.Running.Store(r.Requests.Load())
+				r.Waiting.Store(0)
+			}
+		}
+	}
+}
+
+func TestConsoleInBrowser(t *testing.T) {
+	if *browser == "" && *preview == 0 {
+		t.Skip("needs -browser CHROMIUM or -preview DURATION")
+	}
+	twin := obs.NewMetrics()
+	f := start(t, func(o *Options) { o.Twin = &Twin{Name: "round_robin", Metrics: twin} })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); f.traffic(ctx, twin) }()
+	defer func() { cancel(); <-done }()
+	if *preview > 0 {
+		fmt.Println(f.URL())
+		time.Sleep(*preview)
+		return
+	}
+	wait(t, "some history", func() bool { h, _, _ := f.own.since(0); return len(h) > 24 })
+	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+		"--disable-component-update", "--disable-sync", "--user-data-dir=" + t.TempDir(), "--window-size=" + *size,
+		"--enable-logging=stderr", "--timeout=6000", "--virtual-time-budget=4000"}
+	if *dark {
+		args = append(args, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+	}
+	if *shot != "" {
+		args = append(args, "--screenshot="+*shot)
+	} else {
+		args = append(args, "--dump-dom")
+	}
+	limit, stop := context.WithTimeout(ctx, 90*time.Second)
+	defer stop()
+	cmd := exec.CommandContext(limit, *browser, append(args, f.URL()+*more)...)
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, errs.String())
+	}
+	for line := range strings.Lines(errs.String()) {
+		if strings.Contains(line, "CONSOLE") {
+			t.Errorf("the page complains: %s", line)
+		}
+	}
+	if *shot == "" {
+		for _, want := range []string{"workers not ready", "p1/1", "d2/0", "round robin"} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("the page does not show %q", want)
+			}
+		}
+	}
+}
