@@ -45,7 +45,10 @@ type protocolError struct {
 
 func (e *protocolError) Error() string { return e.msg }
 
-const maxHead = 64 << 10
+const (
+	maxHead      = 64 << 10
+	flushTimeout = 10 * time.Minute // for what one slow reader owes us
+)
 
 // conn is one client connection. Its own goroutine reads requests, and while one
 // is being answered waits in a read for the client to go away or to send more; the
@@ -138,11 +141,13 @@ func (c *conn) flush() {
 		c.wmu.Lock()
 		if len(c.pend) == 0 || c.dead != nil {
 			c.flushing = false
+			c.nc.SetWriteDeadline(time.Time{})
 			c.wmu.Unlock()
 			return
 		}
 		buf, c.pend = c.pend, buf[:0]
 		c.wmu.Unlock()
+		c.nc.SetWriteDeadline(time.Now().Add(flushTimeout))
 		if _, err := c.nc.Write(buf); err != nil {
 			c.wmu.Lock()
 			c.dead = err
@@ -151,13 +156,20 @@ func (c *conn) flush() {
 	}
 }
 
-// drain waits a little until nothing is left to write.
+// drain waits until nothing is left to write, the client is gone, or the life is.
 func (c *conn) drain() {
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	t := time.NewTicker(2 * time.Millisecond)
+	defer t.Stop()
+	for {
 		c.wmu.Lock()
 		idle := !c.flushing
 		c.wmu.Unlock()
 		if idle {
+			return
+		}
+		select {
+		case <-t.C:
+		case <-c.life.stopc:
 			return
 		}
 	}
