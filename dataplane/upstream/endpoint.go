@@ -90,7 +90,8 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		host:   u.Host,
 		prefix: strings.TrimRight(u.EscapedPath(), "/"),
 		opt:    opt,
-		dialer: net.Dialer{KeepAlive: 15 * time.Second},
+		// A host that vanished is noticed within half a minute, silent stream or not.
+		dialer: net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}},
 	}
 	if !validTarget(e.prefix) || !validValue(e.host) {
 		return refuse("it holds control characters or spaces")

@@ -27,6 +27,7 @@ type Response struct {
 	direct   bool          // ReadRaw reads around the connection's buffer
 	finished bool          // the body was consumed to its end
 	broken   bool          // the connection must not be used again
+	failed   error         // what the body failed with
 }
 
 // begin takes over from the parsed head.
@@ -95,11 +96,15 @@ func (r *Response) by() time.Duration {
 }
 
 func (r *Response) fail(err error) error {
+	if r.failed != nil {
+		return r.failed // and counted once
+	}
 	r.broken = true
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
 	}
-	return r.c.ep.fail(PhaseBody, err, r.call)
+	r.failed = r.c.ep.fail(PhaseBody, err, r.call)
+	return r.failed
 }
 
 // ReadRaw reads the next bytes of the response as they came after the head,

@@ -1,0 +1,63 @@
+package membudget
+
+import (
+	"sync"
+	"testing"
+)
+
+func TestBudget(t *testing.T) {
+	b := NewBudget(100)
+	if !b.Acquire(60) || !b.Acquire(40) || b.Acquire(1) || b.Used() != 100 {
+		t.Errorf("used %d", b.Used())
+	}
+	b.Release(40)
+	if b.Acquire(41) || !b.Acquire(40) || !b.Acquire(0) || !b.Acquire(-5) || b.Used() != 100 {
+		t.Errorf("used %d", b.Used())
+	}
+	b.Release(100)
+	b.Release(-1)
+	if b.Acquire(101) || b.Acquire(1<<62) || b.Acquire(1<<63-1) || b.Used() != 0 {
+		t.Errorf("used %d", b.Used())
+	}
+	if b.Peak() != 100 || b.Limit() != 100 || b.Refused() != 5 {
+		t.Errorf("peak %d limit %d refused %d", b.Peak(), b.Limit(), b.Refused())
+	}
+	if none := NewBudget(-1); none.Acquire(1) || !none.Acquire(0) {
+		t.Error("a negative budget lends")
+	}
+}
+
+// What is held never passes the limit, and all of it comes back.
+func TestBudgetTogether(t *testing.T) {
+	const limit, workers, rounds = 1000, 8, 2000
+	b := NewBudget(limit)
+	var held struct {
+		sync.Mutex
+		n, most int64
+	}
+	var wg sync.WaitGroup
+	for w := range int64(workers) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range int64(rounds) {
+				n := (w*31+i*17)%400 + 1
+				if !b.Acquire(n) {
+					continue
+				}
+				held.Lock()
+				held.n += n
+				held.most = max(held.most, held.n)
+				held.Unlock()
+				held.Lock()
+				held.n -= n
+				held.Unlock()
+				b.Release(n)
+			}
+		}()
+	}
+	wg.Wait()
+	if b.Used() != 0 || held.most > limit || b.Peak() > limit || b.Peak() < held.most {
+		t.Errorf("used %d, held %d, peak %d, limit %d", b.Used(), held.most, b.Peak(), limit)
+	}
+}

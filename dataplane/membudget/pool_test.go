@@ -1,0 +1,125 @@
+package membudget
+
+import (
+	"sync"
+	"testing"
+)
+
+func TestSizes(t *testing.T) {
+	for n, want := range map[int]int{
+		0: MinBuffer, 1: MinBuffer, MinBuffer: MinBuffer, MinBuffer + 1: 2 * MinBuffer, 65536: 65536, 65537: 131072,
+		MaxBuffer - 1: MaxBuffer, MaxBuffer: MaxBuffer, MaxBuffer + 1: MaxBuffer + 1,
+	} {
+		p := new(Pool)
+		b := p.Get(n)
+		if len(b.B) != n || cap(b.B) != want || SizeOf(n) != want {
+			t.Errorf("Get(%d): len %d cap %d, SizeOf %d, want %d", n, len(b.B), cap(b.B), SizeOf(n), want)
+		}
+		p.Put(b)
+	}
+	new(Pool).Put(nil)
+}
+
+// A buffer comes back whole, whatever its holder made of B.
+func TestReuse(t *testing.T) {
+	p := new(Pool)
+	b := p.Get(200 << 10)
+	first := &b.B[0]
+	b.B = b.B[100:200:300]
+	p.Put(b)
+	b = p.Get(256 << 10)
+	if &b.B[0] != first || len(b.B) != 256<<10 {
+		t.Error("the buffer was not reused whole")
+	}
+}
+
+func TestRetentionIsBounded(t *testing.T) {
+	p := new(Pool)
+	for _, size := range []int{128 << 10, MaxBuffer, MaxBuffer + 1} {
+		var held []*Buffer
+		for range retain/min(size, MaxBuffer) + 2 {
+			held = append(held, p.Get(size))
+		}
+		for _, b := range held {
+			p.Put(b)
+		}
+	}
+	if n := p.Retained(); n > 2*retain || n < retain {
+		t.Errorf("%d bytes retained", n)
+	}
+}
+
+// No two holders ever share memory.
+func TestPoolTogether(t *testing.T) {
+	p := new(Pool)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range 500 {
+				b := p.Get((i%5 + 1) * 40 << 10)
+				mark := byte(w + 1)
+				for j := 0; j < len(b.B); j += 1024 {
+					b.B[j] = mark
+				}
+				for j := 0; j < len(b.B); j += 1024 {
+					if b.B[j] != mark {
+						t.Errorf("another's mark %d", b.B[j])
+						return
+					}
+				}
+				p.Put(b)
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+func TestLease(t *testing.T) {
+	b, p := NewBudget(64<<10), new(Pool)
+	l, ok := p.Lease(b, 10<<10)
+	if !ok || len(l.Bytes()) != 10<<10 || l.Held() != 16<<10 || b.Used() != 16<<10 {
+		t.Fatalf("ok %v, %d bytes, held %d, used %d", ok, len(l.Bytes()), l.Held(), b.Used())
+	}
+	l.Bytes()[0] = 'x'
+	if !l.Grow(16<<10) || b.Used() != 16<<10 || !l.Grow(30<<10) || b.Used() != 32<<10 || l.Bytes()[0] != 'x' || len(l.Bytes()) != 30<<10 {
+		t.Errorf("grown: %d bytes, used %d", len(l.Bytes()), b.Used())
+	}
+	if l.Grow(64 << 10) { // both are held while one is copied to the other
+		t.Error("grown over the budget")
+	}
+	if _, ok := p.Lease(b, 40<<10); ok {
+		t.Error("lent over the budget")
+	}
+	l.Release()
+	l.Release()
+	if b.Used() != 0 || l.Bytes() != nil || l.Grow(1) || l.Held() != 0 {
+		t.Errorf("used %d after Release", b.Used())
+	}
+}
+
+func TestLeaseAllocatesNothing(t *testing.T) {
+	b, p := NewBudget(1<<30), new(Pool)
+	for _, n := range []int{4 << 10, 1 << 20} {
+		if got := testing.AllocsPerRun(200, func() {
+			l, _ := p.Lease(b, n)
+			l.Release()
+		}); got >= 1 && !raceEnabled {
+			t.Errorf("%d bytes: %v allocations", n, got)
+		}
+	}
+}
+
+func BenchmarkLease(b *testing.B) {
+	budget, p := NewBudget(1<<40), new(Pool)
+	for name, n := range map[string]int{"16K": 16 << 10, "1M": 1 << 20} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				l, _ := p.Lease(budget, n)
+				l.Release()
+			}
+		})
+	}
+}
