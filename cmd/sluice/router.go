@@ -183,10 +183,6 @@ func (r *router) Close() {
 
 // joined starts the event feeds of a worker that has become ready.
 func (r *router) joined(w *worker.Worker) {
-	model := ""
-	if models := w.Info().Models; len(models) > 0 {
-		model = models[0]
-	}
 	for _, rank := range w.Ranks {
 		r.metrics.RankJoined(rank)
 		src, ok := r.fleet.Events(rank)
@@ -196,7 +192,7 @@ func (r *router) joined(w *worker.Worker) {
 			continue
 		}
 		err := r.feeds.Start(kvevents.Source{
-			Rank: rank, Model: model, Engine: w.Info().Engine,
+			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
 		})
 		if err != nil {

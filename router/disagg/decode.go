@@ -184,7 +184,13 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 	if resp.Status == 200 {
 		use := relay.UsageOf(q.answer)
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
-		q.learn(choice, use)
+		if q.prefillRank != nil {
+			// With a handle the decode engine computed nothing of the prompt:
+			// what was cached is what prefill found.
+			out.CachedTokens = q.prefillFound
+		} else if q.x.Endpoint.Disaggregable {
+			q.r.learn(choice.Rank, q.keys, q.prompt.Count, choice.CachedTokens, use.Cached)
+		}
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
@@ -198,21 +204,6 @@ func (q *request) end(resp *upstream.Response, status int) {
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
 	q.x.Reply(resp, q.answer)
-}
-
-// learn compares the engine's own count of cached tokens with the prediction,
-// and takes back from the approximate index what was not there.
-func (q *request) learn(choice *schedule.Choice, use relay.Usage) {
-	if !q.x.Endpoint.Disaggregable {
-		return
-	}
-	predicted := choice.CachedTokens
-	if q.prefillRank != nil {
-		// The decode engine reports what it did not have to compute itself,
-		// and with a handle that is everything: nothing to learn from.
-		return
-	}
-	q.r.opt.Observer.Cached(choice.Rank.ID, q.prompt.Count, predicted, use.Cached)
 }
 
 // nameWorkers puts the choice in the response headers.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -73,6 +74,8 @@ func (q *request) prefill() prefillEnd {
 
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", took)
 	q.handleAt = time.Now()
+	q.prefillFound = relay.UsageOf(q.answer).Cached
+	q.r.learn(rank, q.keys, q.prompt.Count, choice.CachedTokens, q.prefillFound)
 	q.handle, err = q.plan.Family.Handle(q.answer)
 	if err != nil {
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))

@@ -1,6 +1,8 @@
 package disagg
 
 import (
+	"slices"
+
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
@@ -24,7 +26,7 @@ func (q *request) findPrompt() {
 		return
 	}
 	q.tokens()
-	salt := blockhash.NewSalt(q.pool.Model, "", string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
+	salt := q.salt()
 	if len(q.prompt.Tokens) > 0 {
 		q.findOverlaps(salt)
 		q.keys = blockhash.Seqs(q.keys[:0], salt, q.prompt.Tokens, approxBlockTokens)
@@ -33,6 +35,32 @@ func (q *request) findPrompt() {
 	}
 	q.approx.Reset()
 	q.r.opt.Approx.Find(q.keys, &q.approx)
+}
+
+// salt separates prompts that share tokens but not KV. The model asked for may
+// be an adapter or an alias: engines' events speak of the base model and name
+// the adapter apart.
+func (q *request) salt() blockhash.Salt {
+	base, adapter := q.pool.Model, ""
+	if r := q.anyCandidate(); r != nil {
+		info := r.Worker.Info()
+		if info.Base != "" {
+			base = info.Base
+		}
+		if slices.Contains(info.Adapters, q.pool.Model) {
+			adapter = q.pool.Model
+		}
+	}
+	return blockhash.NewSalt(base, adapter, string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
+}
+
+func (q *request) anyCandidate() *worker.Rank {
+	for _, ranks := range [...][]*worker.Rank{q.plan.Whole, q.plan.Prefill, q.plan.Decode} {
+		if len(ranks) > 0 {
+			return ranks[0]
+		}
+	}
+	return nil
 }
 
 // tokens asks the tokenizer, lending it a ready rank to ask in turn.
@@ -134,9 +162,23 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		Attempt:           q.attempt,
 	}
 	c, ok := q.r.opt.Scheduler.Choose(&q.query)
-	if ok && worker.FeedState(c.Rank.Feed.Load()) == worker.FeedNone && len(q.keys) > 0 {
+	if ok && guessed(c.Rank) && len(q.keys) > 0 {
 		// Engines without events: what they will hold is learned from here.
 		q.r.opt.Approx.Observe(c.Rank.Slot, q.keys)
 	}
 	return c, ok
+}
+
+// guessed says whether what a rank holds is known from the router's own choices
+// alone.
+func guessed(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedNone }
+
+// learn compares what an engine found in its cache with what was foretold, and
+// corrects the approximate index by it. cached is -1 when the engine said
+// nothing.
+func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int) {
+	r.opt.Observer.Cached(rank.ID, tokens, predicted, cached)
+	if cached >= 0 && len(keys) > 0 && guessed(rank) {
+		r.opt.Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
+	}
 }

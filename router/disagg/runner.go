@@ -141,6 +141,7 @@ type request struct {
 
 	prefillRank   *worker.Rank
 	prefillCached int // predicted, tokens
+	prefillFound  int // as its engine reported, -1 unknown
 }
 
 // ServeInference implements front.Handler.

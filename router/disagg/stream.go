@@ -1,11 +1,13 @@
 package disagg
 
 import (
+	"slices"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -15,7 +17,7 @@ import (
 type streamEnd struct {
 	r           *Runner
 	leg         schedule.Leg
-	id          worker.ID
+	rank        *worker.Rank
 	requestID   string
 	endpoint    string
 	reservation *schedule.Reservation
@@ -24,16 +26,23 @@ type streamEnd struct {
 	began       time.Time
 	tokens      int // of the prompt
 	predicted   int
-	comparable  bool // the engine's cached tokens can be held against the prediction
+	// With a prefill leg, what its engine found cached (-1 unknown); without,
+	// the decode engine's own report is learned from.
+	prefilled bool
+	found     int
+	keys      []blockhash.Seq // of the approximate index; nil where events tell
 }
 
 // relay hands the stream to the front; it goes on after the handler returned.
 func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
 	s := &streamEnd{
-		r: q.r, leg: leg, id: choice.Rank.ID, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
+		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
 		reservation: choice.Reservation, status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
-		comparable: q.prefillRank == nil && q.x.Endpoint.Disaggregable,
+		prefilled: q.prefillRank != nil, found: q.prefillFound,
+	}
+	if !s.prefilled && guessed(choice.Rank) {
+		s.keys = slices.Clone(q.keys) // q.keys is scratch of the next request by then
 	}
 	q.x.Relay(resp, call, front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end})
 }
@@ -53,7 +62,7 @@ func (s *streamEnd) end(res relay.Result) {
 	} else if res.EngineErr {
 		outcome = "engine_error"
 	}
-	opt.Observer.LegEnded(s.leg, s.id, outcome, time.Since(s.began))
+	opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
 	opt.Observer.Streamed(s.endpoint, &res)
 	out := schedule.Outcome{
 		Status: s.status, CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
@@ -65,11 +74,13 @@ func (s *streamEnd) end(res relay.Result) {
 	if !res.FirstToken.IsZero() {
 		out.TTFT = res.FirstToken.Sub(s.received)
 	}
-	if s.comparable && res.Cause == relay.Completed {
-		opt.Observer.Cached(s.id, s.tokens, s.predicted, res.Usage.Cached)
+	if s.prefilled {
+		out.CachedTokens = s.found
+	} else if res.Cause == relay.Completed && s.tokens > 0 {
+		s.r.learn(s.rank, s.keys, s.tokens, s.predicted, res.Usage.Cached)
 	}
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
-		opt.Log.Warn("stream ended early", "request_id", s.requestID, "worker", s.id.String(), "cause", outcome, "err", res.Err)
+		opt.Log.Warn("stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
 	}
 }

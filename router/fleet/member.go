@@ -298,6 +298,14 @@ func (m *member) learn(good []hello) {
 				}
 			}
 		}
+		for _, model := range a.Models {
+			switch {
+			case model.Parent != "" && !slices.Contains(info.Adapters, model.ID):
+				info.Adapters = append(info.Adapters, model.ID)
+			case model.Parent == "" && info.Base == "":
+				info.Base = model.ID
+			}
+		}
 		if spec.Engine == "" && a.Engine != "" {
 			info.Engine = a.Engine
 		}
@@ -308,6 +316,9 @@ func (m *member) learn(good []hello) {
 		info.MaxModelLen = a.MaxModelLen
 		info.TotalBlocks = a.TotalBlocks
 		sources = append(sources, sourcesOf(h.s, a)...)
+	}
+	if info.Base == "" && len(info.Models) > 0 {
+		info.Base = info.Models[0]
 	}
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()

@@ -44,6 +44,8 @@ type Spec struct {
 // replaces it as a whole; readers never modify it.
 type Info struct {
 	Models      []string // from /v1/models, or the Spec's
+	Base        string   // the base model, first of them; salts the block hashes
+	Adapters    []string // names among Models that are LoRA adapters of Base
 	Engine      string   // "vllm", "sglang", "" when unknown
 	Version     string
 	BlockSize   int // tokens; 0 unknown
@@ -150,7 +152,11 @@ func New(spec Spec) *Worker {
 		r.Waiting.Store(-1)
 		w.Ranks = append(w.Ranks, r)
 	}
-	w.info.Store(&Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize})
+	info := &Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize}
+	if len(spec.Models) > 0 {
+		info.Base = spec.Models[0]
+	}
+	w.info.Store(info)
 	return w
 }
 
