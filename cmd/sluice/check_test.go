@@ -1,0 +1,52 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/bench/sim"
+)
+
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	e := startSim(t, func(o *sim.Options) { o.Ranks = 2 })
+	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "decode" })
+	good := write("good.yaml", "workers: [{url: '"+e.URL()+"', models: [sim], ranks: 2, engine: vllm, block_size: 16}]\n")
+	bad := write("bad.yaml", "listen: 1\nworkers:\n  - url: nonsense\n")
+	for _, c := range []struct {
+		name     string
+		args     []string
+		code     int
+		out, err string
+	}{
+		{"sound", []string{"--config", good}, 0, "aggregated aggregated-0 at " + e.URL(), ""},
+		{"as it says", []string{"--config", good, "--probe"}, 0, "  ok    aggregated-0", ""},
+		{"unsound", []string{"--config", bad}, 1, "", bad + ":3:10: workers[0].url: \"nonsense\""},
+		{"both faults", []string{"--config", bad}, 1, "", bad + ":1:9: listen: \"1\""},
+		{"no file", []string{"--config", filepath.Join(dir, "none")}, 1, "", "no such file"},
+		{"flag over file", []string{"--config", good, "--pool-wait", "7s"}, 0, "waiting for a pool 7s", ""},
+		{"bad flag value", []string{"--pd", "x"}, 1, "", `--pd: pd.family: "x" is not known`},
+		{"no such flag", []string{"--pdd"}, 2, "", "pdd"},
+		{"positional", []string{good}, 2, "", "unexpected argument"},
+		{"dead engine", []string{"--engine", refused(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
+		{"not as it says", []string{"--probe", "--engine", e.URL() + ",model=other,ranks=3,block_size=64,engine=sglang"}, 1,
+			`it does not serve model "other"` + "\n        it is vllm, not sglang\n        its blocks are of 16 tokens, not 64\n        it has ranks 0 to 1, but rank 2 is asked for", ""},
+		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "it says its role is decode, not prefill", ""},
+		{"help", []string{"--help"}, 0, "bootstrap_port=", ""},
+	} {
+		var out, errs syncBuffer
+		code := runCheck(c.args, &out, &errs)
+		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.err) {
+			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", c.name, code, c.code, out.String(), errs.String())
+		}
+	}
+}

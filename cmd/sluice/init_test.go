@@ -1,0 +1,145 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// refused is the address of nobody.
+func refused(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "http://" + l.Addr().String()
+}
+
+func TestInitWritesWhatServeReads(t *testing.T) {
+	p := startSim(t, role("prefill"))
+	d := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.BlockSize = "decode", 2, 32 })
+	dead := refused(t)
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	var out, errs syncBuffer
+	args := []string{"--prefill", p.URL(), dead + ",label=x", "-o", path, "--decode", d.URL() + ",id=dec"}
+	if code := runInit(args, &out, &errs); code != 0 {
+		t.Fatalf("exit %d: %s", code, errs.String())
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"vLLM 0.32.0", `# models: ["sim"]`, "# block_size: 16", "# block_size: 32", "    ranks: 2", "kv_events: auto", "# now tcp://127.0.0.1:",
+		"# did not answer: GET /v1/models: cannot connect to it: connection refused", "# - id: aggregated-0", "#   labels: [\"x\"]", "\npd:\n  family: nixl",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the file does not say %q", want)
+		}
+	}
+	c, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs := c.Specs()
+	if len(specs) != 2 || specs[0].Role != worker.Prefill || specs[1].ID != "dec" || len(specs[1].Ranks) != 2 || c.PD.Family != "nixl" {
+		t.Errorf("%+v", specs)
+	}
+	if t.Failed() {
+		t.Logf("%s", text)
+	}
+
+	// It never overwrites, but with --force.
+	if code := runInit(args, &out, &errs); code != 1 || !strings.Contains(errs.String(), "is there already; --force replaces it") {
+		t.Errorf("exit %d: %s", code, errs.String())
+	}
+	if code := runInit(append(args, "--force"), &out, &errs); code != 0 {
+		t.Errorf("exit %d: %s", code, errs.String())
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".sluice-init-*")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+
+	// What it wrote, check finds sound, and the engines as it says.
+	var checked syncBuffer
+	if code := runCheck([]string{"--config", path, "--probe"}, &checked, &errs); code != 0 {
+		t.Errorf("check: exit %d: %s%s", code, checked.String(), errs.String())
+	}
+}
+
+func TestInitSGLangRole(t *testing.T) {
+	e := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
+	var out, errs syncBuffer
+	if code := runInit([]string{e.URL()}, &out, &errs); code != 0 {
+		t.Fatalf("exit %d: %s", code, errs.String())
+	}
+	for _, want := range []string{"role: prefill", "engine: sglang", "is not in this version"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestInitRefuses(t *testing.T) {
+	garbage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("\x00]{\"data\":\n- evil: true"))
+	}))
+	defer garbage.Close()
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{nil, 2, "no engine was named"},
+		{[]string{"127.0.0.1:8000"}, 2, "does not begin with a URL"},
+		{[]string{"http://u:p@h:1"}, 2, "it holds a user or password"},
+		{[]string{"--prefill", "http://h:1", "http://h:1"}, 2, "is the URL of workers[0] already"},
+		{[]string{"http://h:1,rank=1"}, 2, `no such key "rank"`},
+		{[]string{"--nonsense"}, 2, "nonsense"},
+		{[]string{refused(t), garbage.URL}, 1, "no engine answered"},
+	} {
+		var out, errs syncBuffer
+		if code := runInit(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || out.String() != "" {
+			t.Errorf("%q: exit %d: %s%s", c.args, code, out.String(), errs.String())
+		}
+	}
+	var out, errs syncBuffer
+	if code := runInit([]string{"--help"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "Usage: sluice init") {
+		t.Errorf("help: exit %d: %s", code, out.String())
+	}
+}
+
+// What an engine says goes into a file: it must not be able to write there.
+func TestInitQuotesWhatEnginesSay(t *testing.T) {
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/models":
+			_, _ = w.Write([]byte(`{"data":[{"id":"a\nlisten: 0.0.0.0:1\u2028x: y\u0085","owned_by":"vllm"}]}`))
+		case "/version":
+			_, _ = w.Write([]byte(`{"version":"1\nlisten: 0.0.0.0:1"}`))
+		case "/kv_event_sources":
+			_, _ = w.Write([]byte(`{"0":{"endpoint":"tcp://\nlisten: 0.0.0.0:1","publisher":"zmq"}}`))
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer evil.Close()
+	var out, errs syncBuffer
+	if code := runInit([]string{evil.URL}, &out, &errs); code != 0 {
+		t.Fatalf("exit %d: %s", code, errs.String())
+	}
+	c, err := config.Parse("made", []byte(out.String()))
+	if err != nil || c.Listen != config.Default().Listen || len(c.Workers) != 1 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
