@@ -45,6 +45,9 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	fmt.Fprint(stdout, cfg.Describe())
+	h := cfg.Health
+	within := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}.DetectWithin()
+	fmt.Fprintf(stdout, "\na worker that dies without a word leaves the choice within %s\n", within)
 	if !*probe {
 		return 0
 	}

@@ -50,6 +50,22 @@ func TestJoinLearnsTheEngine(t *testing.T) {
 	}
 }
 
+func TestAdaptersComeAndGo(t *testing.T) {
+	e := newEngine(t)
+	f, l := newFleet(t, Options{})
+	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
+	waitRanks(t, f, "tiny-lora", 1)
+	e.tell(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
+	waitRanks(t, f, "other-lora", 1)
+	if _, ok := f.View().Pool("tiny-lora"); ok {
+		t.Error("an adapter that was unloaded is still known")
+	}
+	if sole, _ := f.View().Pool(""); sole.Model != "tiny" {
+		t.Errorf("the base model is %s", sole.Model)
+	}
+	until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
+}
+
 func TestProbeInference(t *testing.T) {
 	e := newEngine(t)
 	f, _ := newFleet(t, Options{ProbeInference: true})

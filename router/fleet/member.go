@@ -93,6 +93,9 @@ func (m *member) transit(to worker.State, reason string) {
 	}
 	m.w.SetState(to, reason)
 	if from == to {
+		if old == "" && to == worker.Joining {
+			m.f.opt.Log.Warn("worker not there yet", "worker", m.w.Spec.ID, "url", m.w.Spec.URL, "role", m.w.Spec.Role, "reason", reason)
+		}
 		return
 	}
 	if to == worker.Ready {

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"sluice/router/worker"
@@ -12,6 +13,9 @@ const metricsBody = 8 << 20
 
 // staleAfter this many failed scrapes in a row a rank's load is unknown.
 const staleAfter = 3
+
+// modelsEvery this many scrapes the models are asked again.
+const modelsEvery = 10
 
 // rankLoad is what one page says of one rank; -1: nothing.
 type rankLoad struct {
@@ -123,7 +127,7 @@ func (s *server) scrape(ctx context.Context) {
 	opt := &s.m.f.opt
 	tick := time.NewTicker(opt.ScrapeInterval)
 	defer tick.Stop()
-	failed := 0
+	failed, rounds := 0, 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -133,6 +137,9 @@ func (s *server) scrape(ctx context.Context) {
 		if !s.live.Load() {
 			failed = 0
 			continue
+		}
+		if rounds++; rounds%modelsEvery == 0 {
+			s.refreshModels(ctx)
 		}
 		downs := s.downs.Load()
 		status, text, err := get(ctx, s.probes, "/metrics", opt.ProbeTimeout, metricsBody)
@@ -147,6 +154,32 @@ func (s *server) scrape(ctx context.Context) {
 		failed = 0
 		s.take(readPage(text), downs)
 	}
+}
+
+// refreshModels asks /v1/models again: engines load and unload LoRA adapters
+// while they run. What cannot be read changes nothing.
+func (s *server) refreshModels(ctx context.Context) {
+	m := s.m
+	if len(m.w.Spec.Models) > 0 || s != m.servers[0] {
+		return
+	}
+	downs := s.downs.Load()
+	status, body, err := get(ctx, s.probes, "/v1/models", m.f.opt.ProbeTimeout, askBody)
+	if err != nil || status != 200 {
+		return
+	}
+	var a Answer
+	a.readModels(body)
+	m.f.mu.Lock()
+	defer m.f.mu.Unlock()
+	info := *m.w.Info()
+	if a.Err != nil || s.downs.Load() != downs || slices.Equal(info.Models, a.Names()) {
+		return
+	}
+	m.f.opt.Log.Info("models changed", "worker", m.w.Spec.ID, "models", a.Names())
+	info.Models = a.Names()
+	m.w.SetInfo(&info)
+	m.f.publish()
 }
 
 // take stores what a page says unless the server fell since downs was read.
