@@ -94,6 +94,10 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	if f.monitor, err = f.socket(zmq.PAIR); err != nil {
 		return f, err
 	}
+	// ZMQ's own thread writes the events and must never wait for this feed.
+	if err = f.monitor.SetRcvhwm(0); err != nil {
+		return f, err
+	}
 	if err = f.monitor.Connect(name + "-events"); err != nil {
 		return f, err
 	}
@@ -137,6 +141,11 @@ func closeSocket(s *zmq.Socket) {
 }
 
 func (f *feed) close() {
+	if f.sub != nil {
+		// An event with nobody left to read it would stop ZMQ's own thread, and
+		// with it every feed: closing a socket does not end its events at once.
+		f.sub.Monitor("", 0)
+	}
 	for _, s := range []*zmq.Socket{f.sub, f.monitor, f.wake} {
 		closeSocket(s)
 	}
@@ -169,10 +178,10 @@ func (f *feed) run() {
 			return
 		}
 		f.watchConnection()
+		f.drain()
 		if f.connected && !f.known || !f.retryAt.IsZero() && time.Now().After(f.retryAt) {
 			f.begin()
 		}
-		f.drain()
 		f.flush()
 	}
 }

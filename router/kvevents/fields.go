@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"encoding/binary"
 	"fmt"
 	"strconv"
 
@@ -92,6 +93,20 @@ func (d *Decoder) tokens(ev *Event) error {
 }
 
 func (r *reader) token(dst []uint32) ([]uint32, error) {
+	// The three forms nearly every token has; five bytes also hold the longest.
+	if b := r.b; len(b) >= 5 {
+		switch c := b[0]; {
+		case c <= 0x7f:
+			r.b = b[1:]
+			return append(dst, uint32(c)), nil
+		case c == 0xcd:
+			r.b = b[3:]
+			return append(dst, uint32(b[1])<<8|uint32(b[2])), nil
+		case c == 0xce:
+			r.b = b[5:]
+			return append(dst, binary.BigEndian.Uint32(b[1:])), nil
+		}
+	}
 	v, negative, err := r.integer()
 	if err != nil {
 		return dst, err

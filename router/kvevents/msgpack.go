@@ -195,8 +195,15 @@ func (r *reader) skip() error {
 		if err != nil {
 			return err
 		}
-		if c <= 0x7f || c >= 0xe0 {
+		switch { // what a list of tokens and hashes is made of
+		case c <= 0x7f || c >= 0xe0:
 			r.b = r.b[1:]
+			continue
+		case c == 0xcd && len(r.b) >= 3:
+			r.b = r.b[3:]
+			continue
+		case c == 0xce && len(r.b) >= 5:
+			r.b = r.b[5:]
 			continue
 		}
 		size, more, err := r.extent(c)
