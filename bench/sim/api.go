@@ -89,6 +89,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	if err != nil {
 		l.rejected.Add(1)
+		if leg == "decode" && h.usable() && !h.incomplete() {
+			l.pull.release(h) // vLLM 0.21+: a decode refused by the HTTP layer frees the prefill's blocks
+		}
 		ref := &refusal{400, err.Error(), ""}
 		errors.As(err, &ref)
 		body := j.format.failure(ref.status, ref.msg)

@@ -374,7 +374,10 @@ func (c *conn) gone(d time.Duration) bool {
 func (c *conn) respond(r *httpRequest, status int, contentType string, body []byte) {
 	b := make([]byte, 0, len(body)+256)
 	b = appendHead(b, status, contentType, len(body), r == nil || r.close)
-	c.send(append(b, body...))
+	if r == nil || r.method != "HEAD" {
+		b = append(b, body...)
+	}
+	c.send(b)
 }
 
 // appendHead appends a response head; length -1 means chunked.

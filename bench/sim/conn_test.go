@@ -72,6 +72,7 @@ func TestBadRequests(t *testing.T) {
 		"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n":               "413",
 		"GET / HTTP/1.1\r\nX: " + strings.Repeat("y", maxHead) + "\r\n\r\n":          "431",
 		"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n":                          "200",
+		"HEAD /v1/models HTTP/1.1\r\n\r\nGET /health HTTP/1.0\r\n\r\n":               "200",
 		"DELETE /v1/completions HTTP/1.0\r\n\r\n":                                    "405",
 		"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}":               "400", // no content type
 	} {
@@ -81,6 +82,9 @@ func TestBadRequests(t *testing.T) {
 		b, _ := io.ReadAll(c)
 		if !strings.HasPrefix(string(b), "HTTP/1.1 "+want) {
 			t.Errorf("%.60q: %.100q, want %s", send, b, want)
+		}
+		if strings.HasPrefix(send, "HEAD") && strings.Contains(string(b), "{") {
+			t.Errorf("HEAD has a body: %q", b)
 		}
 	}
 }

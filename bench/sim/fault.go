@@ -16,7 +16,7 @@ type FaultKind uint8
 // The kinds. Those with "after" act on a stream once Fault.After events are out
 // (a non-streaming answer counts its tokens).
 const (
-	Refuse     FaultKind = iota // the port refuses connections, idle ones are closed, until ClearFaults or Fault.Delay has passed
+	Refuse     FaultKind = iota // the client ports refuse and their connections end, until ClearFaults or Fault.Delay has passed
 	Status                      // an error answer with Fault.Status (503) in vLLM's shape
 	Stall                       // no byte: before the head when After is 0, else after that many events; for Fault.Delay, or for ever
 	Reset                       // TCP reset: before the head when After is 0, else after

@@ -283,6 +283,16 @@ func TestEarlyAbortLeavesPinned(t *testing.T) {
 	eventually(t, "lease expired", func() bool { return p.Stats().Sum().LeasesExpired == 1 })
 }
 
+// TestRefusedDecodeFreesPrefill: a decode answered 4xx notifies the prefill.
+func TestRefusedDecodeFreesPrefill(t *testing.T) {
+	p, d := pair(t, Options{})
+	h := prefill(t, p, idPrompt(64, 1))
+	if a := post(t, d, "/v1/completions", `{"prompt":[300],"max_tokens":0,"kv_transfer_params":`+h+`}`); a.status != 400 {
+		t.Errorf("status %d, want 400", a.status)
+	}
+	eventually(t, "released", func() bool { return p.Stats().Sum().LeasesFreed == 1 })
+}
+
 func TestPrefillOverload(t *testing.T) {
 	// 9 blocks of 16: a lease of 8 leaves no room for the next until it ends.
 	p := fast(t, Options{Blocks: 10, Lease: 200 * time.Millisecond})

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
@@ -200,7 +201,7 @@ func (p *publisher) bind(endpoint string, slot **zmq.Socket, kind zmq.Type) erro
 		}
 		err = s.Bind(endpoint)
 		// libzmq closes the sockets of the life before in the background.
-		for try := 0; err == zmq.Errno(98) && p.l.e.pubs != nil && try < 200; try++ {
+		for try := 0; zmq.AsErrno(err) == zmq.Errno(syscall.EADDRINUSE) && p.l.e.pubs != nil && try < 200; try++ {
 			time.Sleep(10 * time.Millisecond)
 			err = s.Bind(endpoint)
 		}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -168,6 +167,7 @@ func (r *rank) submit(j *job) {
 	h := j.params.handle
 	if h != nil && h.incomplete() {
 		r.n.incomplete++
+		j.params.handle = nil // there is nobody to notify
 		switch r.o.Incomplete {
 		case "crash":
 			r.fail(j, 500, deadMessage)
@@ -177,7 +177,7 @@ func (r *rank) submit(j *job) {
 			r.fail(j, 500, "Internal server error")
 			return
 		}
-		j.params.handle, h = nil, nil
+		h = nil
 	}
 	if h != nil && !h.usable() {
 		j.params.handle, h = nil, nil // vLLM warns and computes the prompt itself
@@ -250,178 +250,6 @@ func (r *rank) fail(j *job, status int, msg string) {
 		j.c.respond(j.req, status, "application/json", j.format.failure(status, msg))
 	}
 	r.end(j)
-}
-
-// plan makes the next step: which sequences run and how long it takes. It
-// allocates their blocks and puts the sequences that compute into running.
-func (r *rank) plan(now time.Time) (time.Duration, bool) {
-	budget := r.o.MaxBatch
-	prefill, decodes, context := 0, 0, 0
-	for i := 0; i < len(r.running); i++ {
-		s := r.running[i]
-		s.chunk = 0
-		if budget == 0 || s.heldTo.After(now) {
-			continue
-		}
-		n := min(s.total()-s.computed, budget)
-		if n == 0 {
-			decodes++ // owed a token
-			continue
-		}
-		if !r.grow(s, s.computed+n) {
-			if len(r.running) == 1 {
-				continue // what it needs is leased; leases end
-			}
-			victim := r.running[len(r.running)-1]
-			r.preempt(victim)
-			if victim != s {
-				i--
-			}
-			continue
-		}
-		s.chunk = n
-		budget -= n
-		if n == 1 {
-			decodes++
-			context += s.computed
-		} else {
-			prefill += n
-		}
-	}
-	for budget > 0 && len(r.running) < r.o.MaxSeqs {
-		s := r.admit()
-		if s == nil {
-			break
-		}
-		r.running = append(r.running, s)
-		s.chunk = min(s.total()-s.computed, budget)
-		budget -= s.chunk
-		prefill += s.chunk
-	}
-	for _, s := range r.running {
-		if s.chunk > 0 {
-			r.compute(s)
-		}
-	}
-	if len(r.running) == 0 {
-		return 0, false
-	}
-	d := r.o.Cost.step(prefill, decodes, context)
-	if prefill+decodes == 0 {
-		// All are held by faults or by blocks: look again soon, in real time.
-		d = time.Millisecond
-		if !math.IsInf(r.o.Speed, 1) {
-			d = time.Duration(float64(d) * r.o.Speed)
-		} else {
-			r.due = now.Add(d)
-		}
-	}
-	return d, true
-}
-
-// grow makes room for n tokens of s; false when there are no blocks.
-func (r *rank) grow(s *seq, n int) bool {
-	need := (n+r.o.BlockSize-1)/r.o.BlockSize - len(s.blocks)
-	if need > r.pool.nfree {
-		return false
-	}
-	for range need {
-		s.blocks = append(s.blocks, r.pool.take())
-	}
-	return true
-}
-
-// preempt puts a running sequence back to the front of the queue; it is computed
-// again, prompt and output, which the prefix cache may shorten.
-func (r *rank) preempt(s *seq) {
-	r.n.preempted++
-	r.running = slices.DeleteFunc(r.running, func(x *seq) bool { return x == s })
-	r.pool.release(s.blocks)
-	s.blocks, s.computed, s.chunk = nil, 0, 0
-	r.waiting = slices.Insert(r.waiting, 0, s)
-}
-
-// admit takes the next sequence that can start, with the blocks of its whole
-// context; nil when there is none, or no room for the first in line.
-func (r *rank) admit() *seq {
-	if len(r.ready) > 0 {
-		s := r.ready[0]
-		r.ready = r.ready[1:]
-		return s
-	}
-	for len(r.waiting) > 0 {
-		s := r.waiting[0]
-		total := s.total()
-		size := r.o.BlockSize
-		hits, idle := 0, 0
-		// The last token is always computed: its logits are needed.
-		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
-			s.hashTo(&r.hash, i+1, size)
-			id, ok := r.pool.find(&s.hashes[i])
-			if !ok {
-				break
-			}
-			if r.pool.blocks[id].ref == 0 {
-				idle++
-			}
-			hits++
-		}
-		if (total+size-1)/size-hits+idle > r.pool.nfree {
-			return nil
-		}
-		for i := range hits {
-			id, _ := r.pool.find(&s.hashes[i])
-			r.pool.share(id)
-			s.blocks = append(s.blocks, id)
-		}
-		r.grow(s, total)
-		r.waiting = r.waiting[1:]
-		s.computed = hits * size
-		if len(s.out) == 0 {
-			s.local, s.cached = s.computed, s.computed
-			r.n.queries += int64(total)
-			r.n.hits += int64(s.computed)
-			if h := s.j.params.handle; h != nil && !s.pulled && r.pullNow(s, h) {
-				continue
-			}
-			r.n.localHit += int64(s.computed)
-			r.n.localCompute += int64(total - s.computed)
-			r.n.prompt += int64(total)
-		}
-		return s
-	}
-	return nil
-}
-
-// compute advances s by its chunk and names the blocks that became full.
-func (r *rank) compute(s *seq) {
-	s.computed += s.chunk
-	r.store(s, s.computed-s.chunk)
-}
-
-// store publishes the blocks of s filled since from tokens were there.
-func (r *rank) store(s *seq, from int) {
-	size := r.o.BlockSize
-	first, full := from/size, s.computed/size
-	if r.o.NoPrefixCache || first >= full {
-		return
-	}
-	s.hashTo(&r.hash, full, size)
-	for i := first; i < full; i++ {
-		r.pool.store(s.blocks[i], &s.hashes[i])
-	}
-	ev := event{kind: stored, hashes: s.hashes[first:full:full], root: first == 0,
-		tokens: s.slice(first*size, full*size), salt: s.j.params.salt, session: s.j.params.session}
-	if first > 0 {
-		ev.parent = s.hashes[first-1]
-	}
-	r.event(ev)
-}
-
-func (r *rank) event(ev event) {
-	if r.pub != nil {
-		r.events = append(r.events, ev)
-	}
 }
 
 // flushEvents hands the step's events to the publisher, as one batch.
