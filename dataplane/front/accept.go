@@ -118,6 +118,7 @@ func (s *Server) admit(nc net.Conn) *conn {
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
+			c.ahead.fresh, c.ahead.try = true, c.tryRead
 		}
 	}
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {

@@ -51,6 +51,10 @@ func (b *body) open(x *Exchange) bool {
 func (b *body) next(p []byte) (n int, done bool, err error) {
 	n, err = b.stream.Read(p)
 	b.read += int64(n)
+	if err == io.EOF && b.read < b.length {
+		// fasthttp's stream takes the connection's end for the body's.
+		err = io.ErrUnexpectedEOF
+	}
 	if err == io.EOF {
 		b.ended = true
 		return n, true, nil

@@ -130,13 +130,35 @@ func TestSlowBodyIsCut(t *testing.T) {
 }
 
 func TestSlowHeadIsCut(t *testing.T) {
-	r := start(t, Options{HeadTimeout: 150 * time.Millisecond}, echo)
+	r := start(t, Options{HeadTimeout: 500 * time.Millisecond}, echo)
 	c := r.dial()
+	began := time.Now()
+	c.send(requestLine + "Host:")
+	time.Sleep(300 * time.Millisecond)
+	c.send("x") // trickling does not prolong it
+	if resp, body := c.answer(); resp.StatusCode != 408 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if took := time.Since(began); took < 400*time.Millisecond {
+		t.Errorf("cut after %v", took)
+	}
+	c.closed()
+
+	// The same on a connection that has served before.
+	c = r.dial()
+	c.send(chatPost(hello))
+	c.answer()
 	c.send(requestLine + "Host:")
 	if resp, body := c.answer(); resp.StatusCode != 408 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	c.closed()
+
+	tls := r.dial()
+	tls.send("\x16\x03\x01\x02\x00\x01\n")
+	if resp, _ := tls.answer(); resp.StatusCode != 400 {
+		t.Errorf("TLS hello: %d", resp.StatusCode)
+	}
 	silent := r.dial()
 	silent.closed()
 }
@@ -228,5 +250,48 @@ func TestBadJSON(t *testing.T) {
 		if resp, _ := c.answer(); resp.StatusCode != 200 {
 			t.Errorf("after %q: %d", body, resp.StatusCode)
 		}
+	}
+}
+
+// A head may come in any pieces, also one that is larger than the read-ahead.
+func TestHeadInPieces(t *testing.T) {
+	r := start(t, Options{}, echo)
+	for _, pad := range []int{0, 3000, 4050, 4096, 9000} {
+		raw := chatPost(hello, "X-Pad: "+strings.Repeat("p", pad))
+		for _, cut := range []int{1, 17, 100, 4095, 4096, 4097, len(raw) - len(hello) - 2, len(raw) - len(hello), len(raw) - 1} {
+			if cut >= len(raw) {
+				continue
+			}
+			c := r.dial()
+			c.send(raw[:cut])
+			time.Sleep(time.Millisecond)
+			c.send(raw[cut:])
+			if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+				t.Errorf("pad %d, cut at %d: %d %q", pad, cut, resp.StatusCode, body)
+			}
+			_ = c.Close()
+		}
+	}
+}
+
+// Clients that send nothing hold no buffer, those that trickle a head a small one.
+func TestTricklingHeadsHoldLittle(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	c.send("P")
+	r.dial()
+	until(t, "both connected", func() bool {
+		r.s.conns.mu.Lock()
+		defer r.s.conns.mu.Unlock()
+		for c := range r.s.conns.all {
+			if c.active.Load() {
+				t.Error("fasthttp was told of half a head")
+			}
+		}
+		return len(r.s.conns.all) == 2
+	})
+	c.send(chatPost(hello)[1:])
+	if resp, _ := c.answer(); resp.StatusCode != 200 {
+		t.Errorf("%d", resp.StatusCode)
 	}
 }

@@ -42,6 +42,8 @@ type conn struct {
 	ip   netip.Addr
 	gone watch
 
+	ahead ahead
+
 	active atomic.Bool // bytes of a request have come, its answer has not left
 	closed atomic.Bool
 	hand   atomic.Int32
@@ -79,6 +81,15 @@ var errProbe = errors.New("front: nothing buffered")
 func (c *conn) Read(p []byte) (int, error) {
 	if c.probing {
 		return 0, errProbe
+	}
+	a := &c.ahead
+	switch {
+	case a.buf != nil:
+		return a.take(p), nil
+	case a.failed != nil:
+		return 0, a.failed
+	case a.fresh && len(p) == 1:
+		return c.firstByte(p)
 	}
 	n, err := c.Conn.Read(p)
 	if err != nil {
@@ -171,6 +182,9 @@ func (c *conn) shut() {
 	if c.lingered && !c.srv.cutting.Load() {
 		c.linger()
 	}
+	if c.ahead.buf != nil {
+		c.ahead.drop()
+	}
 	c.srv.watch.remove(c)
 	_ = c.Conn.Close()
 	c.srv.conns.remove(c)
@@ -203,6 +217,9 @@ func (c *conn) linger() {
 // pipelined says whether fasthttp's reader of the hijacked connection holds
 // bytes of a next request, without touching the socket.
 func (c *conn) pipelined(hijacked io.Reader) bool {
+	if c.ahead.buf != nil {
+		return true
+	}
 	c.probing = true
 	n, _ := hijacked.Read(c.probe[:])
 	c.probing = false

@@ -81,7 +81,10 @@ func TestDrainWaits(t *testing.T) {
 	streaming.send(chatPost(hello))
 	short.send(post("/v1/embeddings", hello))
 	<-waiting
-	// A request whose head is half there is under way, not idle.
+	// A request whose head is half there is under way on a connection that has
+	// served before.
+	late.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+	late.answer()
 	late.send(atHost)
 	until(t, "streaming", func() bool { return len(r.seen.endings()) == 0 && r.calls.Load() == 2 })
 	until(t, "late request begun", func() bool {

@@ -66,15 +66,19 @@ func New(opt Options) (*Server, error) {
 		ConnState:      connState,
 		Logger:         quietLogger{opt.Log},
 
-		Concurrency:        opt.Concurrency,
-		ReadBufferSize:     opt.MaxHeadBytes,
-		ReadTimeout:        opt.HeadTimeout,
-		IdleTimeout:        opt.IdleTimeout,
-		MaxRequestBodySize: int(opt.MaxBodyBytes),
+		Concurrency:    opt.Concurrency,
+		ReadBufferSize: opt.MaxHeadBytes,
+		ReadTimeout:    opt.HeadTimeout,
+		IdleTimeout:    opt.IdleTimeout,
 
 		// A body is read by us, as it comes: by default its declared length is
 		// allocated before the first byte.
-		StreamRequestBody:            true,
+		StreamRequestBody: true,
+		// Bodies being streamed, this is no limit but how much of a body is read
+		// into a buffer of fasthttp's before the handler is called (8 KiB at
+		// most): bytes to copy once more, and to wait for where we will refuse.
+		MaxRequestBodySize: 1,
+
 		DisablePreParseMultipartForm: true,
 		// Besides its saving, an answer is flushed although a pipelined request
 		// waits behind it, whose answer may take minutes.
@@ -125,11 +129,6 @@ func (s *Server) bodyDeadline(h *fasthttp.RequestHeader) fasthttp.RequestConfig 
 	var conf fasthttp.RequestConfig
 	if n := h.ContentLength(); n != 0 && n != framingNone {
 		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.opt.MaxBodyBytes))
-		if int64(n) > s.opt.MaxBodyBytes {
-			// It will be refused: do not wait for the 8 KiB that fasthttp
-			// reads before it calls the handler.
-			conf.MaxRequestBodySize = 1
-		}
 	}
 	return conf
 }

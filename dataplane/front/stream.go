@@ -153,7 +153,7 @@ func (s *Server) runStream(c *conn, st *stream) {
 		c.shut()
 		return
 	}
-	c.resumed = true
+	c.resumed, c.ahead.fresh = true, c.raw != nil
 	c.active.Store(false)
 	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
 }
