@@ -17,7 +17,6 @@ type eventScan struct {
 	failed bool
 
 	prompt, output, cached int
-	seenUsage              bool
 }
 
 const maxLine = 1 << 20

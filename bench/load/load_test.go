@@ -29,7 +29,7 @@ func engine(t *testing.T, tokens int, gap time.Duration) (*httptest.Server, *ato
 			MaxTokens int  `json:"max_tokens"`
 		}
 		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
-			http.Error(w, err.Error(), 400)
+			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
 		w.Header().Set("X-Sluice-Worker", "decode-0")
@@ -155,7 +155,7 @@ func TestOpenLoopDropsBeyondBound(t *testing.T) {
 
 func TestErrorsAreCounted(t *testing.T) {
 	cases := map[string]http.HandlerFunc{
-		"status 503": func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", 503) },
+		"status 503": func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) },
 		"carried an error": func(w http.ResponseWriter, r *http.Request) {
 			stream(w, `data: {"error":{"message":"x"}}`, `data: [DONE]`)
 		},

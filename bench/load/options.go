@@ -16,8 +16,9 @@ type Options struct {
 	Endpoint string // chat, completions, generate [chat]
 	Stream   bool   // ask for a stream; Default sets it
 
-	// One of the two: Concurrency users in a closed loop [16], or Rate
-	// requests per second in an open loop. A trace brings its own times.
+	// One of the two: Concurrency users in a closed loop [16, when there is no
+	// Rate and no Trace], or Rate requests per second in an open loop. A trace
+	// brings its own times, unless Concurrency or Rate is given.
 	Concurrency int
 	Rate        float64
 	Poisson     bool // open loop: exponential gaps instead of equal ones
@@ -45,11 +46,16 @@ type Options struct {
 	OnResult func(Result) // called from the requests' goroutines; may be nil
 }
 
+// open says whether the run is an open loop.
+func (o *Options) open() bool { return o.Rate > 0 || o.Trace != "" && o.Concurrency == 0 }
+
+const defaultConcurrency = 16
+
 // Default are the Options of `sluice load` without flags.
 func Default() Options {
 	return Options{
 		URL: "http://127.0.0.1:8080", Model: "sim", Endpoint: "chat", Stream: true,
-		Concurrency: 16, MaxInFlight: 4096, Duration: 10 * time.Second, Timeout: 120 * time.Second,
+		MaxInFlight: 4096, Duration: 10 * time.Second, Timeout: 120 * time.Second,
 		PromptTokens: 512, OutputTokens: 64, SharedPrefix: 0.5, Groups: 8, Turns: 1, Seed: 1, TraceSpeed: 1,
 	}
 }
@@ -65,7 +71,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Model, "model", o.Model, "model `NAME` to ask for")
 	fs.StringVar(&o.Endpoint, "endpoint", o.Endpoint, "chat, completions or generate")
 	fs.BoolVar(&o.Stream, "stream", o.Stream, "ask for streams")
-	fs.IntVar(&o.Concurrency, "concurrency", o.Concurrency, "closed loop: `N` users, each with one request at a time")
+	fs.IntVar(&o.Concurrency, "concurrency", o.Concurrency, "closed loop: `N` users, each with one request at a time (16 when there is no --rate and no --trace)")
 	fs.Float64Var(&o.Rate, "rate", o.Rate, "open loop: `R` requests a second, whatever the server does")
 	fs.BoolVar(&o.Poisson, "poisson", o.Poisson, "open loop: exponential gaps instead of equal ones")
 	fs.IntVar(&o.MaxInFlight, "max-in-flight", o.MaxInFlight, "open loop: at most `N` requests at once, more are dropped and counted")
@@ -78,7 +84,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Groups, "groups", o.Groups, "`N` different shared prefixes")
 	fs.IntVar(&o.Turns, "turns", o.Turns, "`N` requests to a conversation, each with all before as its prefix")
 	fs.Uint64Var(&o.Seed, "seed", o.Seed, "of the prompts")
-	fs.StringVar(&o.Trace, "trace", o.Trace, "replay a JSONL `FILE` of {timestamp ms, input_length, output_length, hash_ids}")
+	fs.StringVar(&o.Trace, "trace", o.Trace, "replay a JSONL `FILE` of {timestamp ms, input_length, output_length, hash_ids} at its own times")
 	fs.Float64Var(&o.TraceSpeed, "trace-speed", o.TraceSpeed, "play the trace `X` times as fast")
 	fs.BoolVar(&o.TokenIDs, "token-ids", o.TokenIDs, "completions: send prompts as token ids")
 	fs.Var(headerList{&o.Headers}, "header", "`\"Name: value\"` to add to every request; may be repeated")
@@ -104,7 +110,7 @@ func (o *Options) Validate() error {
 	if o.Rate < 0 || o.Rate > 1e6 {
 		bad("rate", o.Rate, "0 (closed loop) to 1000000 a second")
 	}
-	if o.Rate == 0 && o.Trace == "" && (o.Concurrency < 1 || o.Concurrency > 100_000) {
+	if o.Concurrency < 0 || o.Concurrency > 100_000 {
 		bad("concurrency", o.Concurrency, "1 to 100000")
 	}
 	if o.MaxInFlight < 1 {

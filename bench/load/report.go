@@ -168,7 +168,7 @@ func (r *run) report() *Report {
 		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), Late: quantiles(rec.late),
 		Placed: rec.placed,
 	}
-	if r.o.Rate > 0 || r.o.Trace != "" && r.o.Concurrency == 0 {
+	if r.o.open() {
 		rep.Loop = "open"
 	}
 	for _, n := range rec.errors {

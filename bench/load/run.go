@@ -14,6 +14,9 @@ func Run(ctx context.Context, o Options, progress func(Snapshot)) (*Report, erro
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if !o.open() && o.Concurrency == 0 {
+		o.Concurrency = defaultConcurrency
+	}
 	w, err := newWorkload(o)
 	if err != nil {
 		return nil, err
@@ -25,7 +28,7 @@ func Run(ctx context.Context, o Options, progress func(Snapshot)) (*Report, erro
 		defer cancel()
 	}
 	stop := r.watch(progress)
-	if o.Rate > 0 || o.Trace != "" && o.Concurrency == 0 {
+	if o.open() {
 		r.openLoop(ctx)
 	} else {
 		r.closedLoop(ctx)

@@ -18,7 +18,7 @@ Examples:
       closed loop: 32 users, each with one request at a time
   sluice load --rate 50 --poisson --turns 4 --shared-prefix 0.8
       open loop: 50 requests a second, conversations of four turns with common prefixes
-  sluice load --trace trace.jsonl --trace-speed 10 --concurrency 0 --json
+  sluice load --trace trace.jsonl --trace-speed 10 --duration 5m --json
       replay {timestamp, input_length, output_length, hash_ids} lines ten times as fast
 `
 
