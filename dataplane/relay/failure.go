@@ -10,7 +10,7 @@ type failure struct {
 
 var failures = map[Cause]failure{
 	EngineClosed:  {"the engine closed the connection before the end of the stream", 502},
-	EngineStalled: {"the engine sent nothing for too long", 504},
+	EngineStalled: {"the engine took too long to go on with the stream", 504},
 }
 
 // appendEvent renders the failure as the protocol's last events.

@@ -116,17 +116,15 @@ func isEventStream(contentType []byte) bool {
 func (s *stream) run() {
 	buf := membudget.Default.Get(smallRead)
 	defer func() { membudget.Default.Put(buf) }()
-	t := time.Now()
 	for {
 		if s.opt.IdleTimeout > 0 {
-			_ = s.resp.SetReadDeadline(t.Add(s.opt.IdleTimeout))
+			// Counted from here, not from the last read: a slow client's flush
+			// lies between, and is not the engine's silence.
+			_ = s.resp.SetReadDeadline(time.Now().Add(s.opt.IdleTimeout))
 		}
 		n, err := s.resp.ReadRaw(buf.B)
-		if n > 0 {
-			t = time.Now()
-			if s.pass(buf.B[:n], t) {
-				return
-			}
+		if n > 0 && s.pass(buf.B[:n], time.Now()) {
+			return
 		}
 		if err != nil {
 			s.readEnded(err)

@@ -318,6 +318,32 @@ func TestEngineStalled(t *testing.T) {
 	}
 }
 
+// The time a slow client takes is not the engine's silence.
+func TestSlowClientIsNoEngineStall(t *testing.T) {
+	noLeaks(t)
+	body := framed(t, "vllm_chat.http")
+	const idle = 400 * time.Millisecond
+	e := engine(t, func(nc *net.TCPConn) {
+		send(nc, streamHead)
+		for rest := body; rest != ""; rest = rest[min(600, len(rest)):] {
+			send(nc, rest[:min(600, len(rest))])
+		}
+		untilGone(nc)
+	})
+	resp := open(t, e, nil)
+	dst := &sink{}
+	dst.after = func(s *sink) {
+		if s.writes == 1 {
+			time.Sleep(idle + 50*time.Millisecond) // the client's slowness itself
+		}
+	}
+	res := Stream(dst, resp, Options{IdleTimeout: idle})
+	resp.Release()
+	if res.Cause != Completed || string(dst.got) != body {
+		t.Errorf("%+v", res)
+	}
+}
+
 func TestReadBufferFollowsTheFlow(t *testing.T) {
 	noLeaks(t)
 	delivered := make(chan struct{}, 1000)

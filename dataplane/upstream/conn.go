@@ -182,7 +182,8 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 // RawConn.Read forgets readiness signalled before it begins, then runs step
 // until it says true, waiting for readiness in between. step's first run
 // writes, so an answer can only be signalled after the forgetting; after a
-// time-out and a second RawConn.Read, step tries to read first.
+// time-out and a second RawConn.Read, step tries to read first. An engine that
+// closed the connection a moment before shows by the reset our write provokes.
 func (c *conn) exchange(out []byte, t time.Duration) {
 	c.out, c.sent, c.wrote, c.writeErr, c.readErr = out, false, 0, nil, nil
 	c.until(t)

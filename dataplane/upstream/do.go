@@ -9,15 +9,14 @@ import (
 	"time"
 )
 
-const (
-	// maxInformational bounds the 1xx responses before the real one.
-	maxInformational = 8
-	// staleWindow is how soon a failure must come for "the engine had closed
-	// this idle connection" to be the likely reason: about a round trip. Later
-	// the engine may have worked on the request, and only the caller knows
-	// whether to run it twice.
-	staleWindow = time.Second
-)
+// maxInformational bounds the 1xx responses before the real one.
+const maxInformational = 8
+
+// staleWindow is how soon a failure must come for "the engine had closed this
+// idle connection" to be the likely reason: about a round trip. Later the
+// engine may have worked on the request, and only the caller knows whether to
+// run it twice.
+const staleWindow = time.Second
 
 var errClosed = errors.New("the endpoint was closed")
 
@@ -43,7 +42,7 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 		if err == nil {
 			return &c.resp, nil
 		}
-		stale := c.w == 0 && isClosed(err) && now()-start < staleWindow
+		stale := c.w == 0 && isClosed(err) && now()-start < e.staleWindow
 		detached := call.detach(&c.leg)
 		c.close()
 		if !stale || !detached {

@@ -278,6 +278,29 @@ func TestGet(t *testing.T) {
 	}
 }
 
+// A small leg is one write and one read: step runs once for each, and nothing
+// else touches the socket.
+func TestTwoSystemCalls(t *testing.T) {
+	e := newEngine(t, fixed).endpoint(t, Options{})
+	req := &Request{Method: "POST", Path: "/", Body: [][]byte{make([]byte, 100)}}
+	if _, err := ask(e, req, nil); err != nil {
+		t.Fatal(err)
+	}
+	c := e.newest
+	steps := 0
+	c.stepFunc = func(fd uintptr) bool { steps++; return c.step(fd) }
+	c.idleSince = now() // as under load
+	resp, err := e.Do(req, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.c != c || steps != 2 || int64(c.w-c.r) != resp.ContentLength {
+		t.Errorf("%d steps; %d of %d body bytes came with the head", steps, c.w-c.r, resp.ContentLength)
+	}
+	_, _ = resp.ReadAll(nil, 100)
+	resp.Release()
+}
+
 func TestDoAllocatesNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

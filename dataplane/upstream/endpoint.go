@@ -54,6 +54,8 @@ type Endpoint struct {
 	opt    Options
 	dialer net.Dialer
 
+	staleWindow time.Duration // the constant, but in tests
+
 	// idle connections, newest first; mu guards the list and the fields below,
 	// and is held for a few pointer writes only.
 	mu        sync.Mutex
@@ -90,6 +92,8 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		host:   u.Host,
 		prefix: strings.TrimRight(u.EscapedPath(), "/"),
 		opt:    opt,
+
+		staleWindow: staleWindow,
 		// A host that vanished is noticed within half a minute, silent stream or not.
 		dialer: net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}},
 	}

@@ -276,6 +276,22 @@ func TestRetryCannotDial(t *testing.T) {
 	}
 }
 
+// A connection that ends late may have ended in the middle of the work: that
+// is for the caller to judge.
+func TestNoRetryWhenLate(t *testing.T) {
+	e := newEngine(t, func(p *peer) {
+		_, body, _ := p.request()
+		p.send(answer(body))
+		p.request()
+	}).endpoint(t, Options{})
+	e.staleWindow = 0
+	mustAsk(t, e, "one")
+	_, err := ask(e, post("two"), nil)
+	if s := e.Stats(); err == nil || phaseOf(t, err) == PhaseDial || s.Retried != 0 || s.Dialed != 1 {
+		t.Errorf("%v, %+v", err, s)
+	}
+}
+
 // What the kernel already knows costs no retry.
 func TestClosedIdleNoticed(t *testing.T) {
 	noLeaks(t)
