@@ -18,7 +18,7 @@ type Options struct {
 
 	// One of the two: Concurrency users in a closed loop [16, when there is no
 	// Rate and no Trace], or Rate requests per second in an open loop. A trace
-	// brings its own times, unless Concurrency or Rate is given.
+	// brings its own times, unless Concurrency is given; it goes with no Rate.
 	Concurrency int
 	Rate        float64
 	Poisson     bool // open loop: exponential gaps instead of equal ones
@@ -109,6 +109,9 @@ func (o *Options) Validate() error {
 	}
 	if o.Rate < 0 || o.Rate > 1e6 {
 		bad("rate", o.Rate, "0 (closed loop) to 1000000 a second")
+	}
+	if o.Rate > 0 && o.Trace != "" {
+		bad("rate", o.Rate, "no --rate beside --trace, which has times of its own (--trace-speed scales them)")
 	}
 	if o.Concurrency < 0 || o.Concurrency > 100_000 {
 		bad("concurrency", o.Concurrency, "1 to 100000")
