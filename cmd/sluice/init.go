@@ -310,28 +310,37 @@ func comment(s string) string {
 	}, s)
 }
 
-// deliver writes text to standard output or, whole or not at all, to a file.
+// deliver writes text to standard output or to a file; one that is there is
+// replaced whole, and only by force.
 func deliver(text, path string, force bool, stdout io.Writer) error {
 	if path == "" {
 		_, err := io.WriteString(stdout, text)
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(path), ".sluice-init-*")
-	if err != nil {
-		return fmt.Errorf("cannot write %q: %w", path, err)
+	write := func(f *os.File) error {
+		_, err := f.WriteString(text)
+		return errors.Join(err, f.Chmod(0o644), f.Close())
 	}
-	defer os.Remove(temp.Name())
-	_, err = io.WriteString(temp, text)
-	if err = errors.Join(err, temp.Chmod(0o644), temp.Close()); err != nil {
-		return fmt.Errorf("cannot write %q: %w", path, err)
+	if !force {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		switch {
+		case errors.Is(err, os.ErrExist):
+			return fmt.Errorf("%q is there already; --force replaces it", path)
+		case err == nil:
+			err = write(f)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot write %q: %w", path, err)
+		}
+		return nil
 	}
-	if force {
-		err = os.Rename(temp.Name(), path)
-	} else {
-		err = os.Link(temp.Name(), path) // fails where the file is, however it came there
+	f, err := os.CreateTemp(filepath.Dir(path), ".sluice-init-*")
+	if err == nil {
+		defer os.Remove(f.Name())
+		err = write(f)
 	}
-	if errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("%q is there already; --force replaces it", path)
+	if err == nil {
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot write %q: %w", path, err)
