@@ -10,6 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
+const maxSequences = 1 << 14 // of one request
+
 func hashString(s string) uint64 { return xxh3.HashString(s) }
 
 // endpoints that generate, and how they answer.
@@ -265,6 +267,9 @@ func (l *life) build(j *job, b *body, h *handle, r *httpRequest) error {
 		if p.n = *n; p.n < 1 || p.n > 128 {
 			return refuse(400, "n", "n must be at least 1 and at most 128, got %d.", p.n)
 		}
+	}
+	if len(ids)*p.n > maxSequences {
+		return refuse(400, "prompt", "%d prompts with n=%d are over the limit of %d sequences.", len(ids), p.n, maxSequences)
 	}
 	longest := 0
 	for _, list := range ids {

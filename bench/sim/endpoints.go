@@ -208,8 +208,8 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 		return
 	}
 	lists, err := prompts(b.Input)
-	if err != nil || b.Dimensions < 0 || b.Dimensions > 65536 {
-		c.refuse(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of either; dimensions 1 to 65536."))
+	if err != nil || b.Dimensions < 0 || b.Dimensions > 8192 || len(lists) > 2048 {
+		c.refuse(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return
 	}
 	if c.gone(scaled(c.life.e.o.Cost.Step, c.life.e.o.Speed)) {

@@ -30,6 +30,8 @@ type Engine struct {
 	crashes atomic.Int64
 	lives   atomic.Int64
 	gone    chan struct{} // closed by Close
+	dead    chan struct{} // closed by Close and by a crash that nothing undoes
+	deadOne sync.Once
 }
 
 // Start binds all sockets of an engine and serves until Close, or until ctx ends.
@@ -42,7 +44,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), start: time.Now(), gone: make(chan struct{})}
+	e := &Engine{o: o, faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
 	for _, f := range o.Faults {
 		e.faults.add(f)
 	}
@@ -88,6 +90,7 @@ func (e *Engine) end() {
 	if l != nil {
 		l.stop(false)
 	}
+	e.deadOne.Do(func() { close(e.dead) })
 	if first {
 		for _, h := range e.holds {
 			h.close()
@@ -116,13 +119,16 @@ func (e *Engine) die(l *life, abrupt bool) {
 	}
 	e.crashes.Add(1)
 	l.stop(abrupt)
-	if d := e.o.RestartAfter; d > 0 {
-		e.background(func() {
-			if e.wait(d) {
-				e.Restart()
-			}
-		})
+	d := e.o.RestartAfter
+	if d <= 0 {
+		e.deadOne.Do(func() { close(e.dead) })
+		return
 	}
+	e.background(func() {
+		if e.wait(d) {
+			e.Restart()
+		}
+	})
 }
 
 // background runs f in a goroutine that Close waits for; not after Close.
@@ -171,6 +177,10 @@ func (e *Engine) Restart() error {
 
 // Alive says whether the engine has not crashed or been closed.
 func (e *Engine) Alive() bool { return e.current() != nil }
+
+// Dead is closed once the engine has been closed, or has crashed and will not
+// come back by itself: where a real server's process would have ended.
+func (e *Engine) Dead() <-chan struct{} { return e.dead }
 
 func (e *Engine) current() *life {
 	e.mu.Lock()

@@ -178,4 +178,22 @@ func TestEngineDies(t *testing.T) {
 	}
 }
 
+func TestDead(t *testing.T) {
+	e := fast(t, Options{})
+	e.Fault(Fault{Kind: Dead, N: 1})
+	select {
+	case <-e.Dead():
+		t.Fatal("dead before its time")
+	default:
+	}
+	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 500 {
+		t.Errorf("status %d, want 500", a.status)
+	}
+	select {
+	case <-e.Dead():
+	case <-time.After(30 * time.Second):
+		t.Fatal("not dead")
+	}
+}
+
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }

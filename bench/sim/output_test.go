@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -20,6 +21,27 @@ func FuzzTokenizer(f *testing.F) {
 			if int(id) >= VocabSize() {
 				t.Fatalf("id %d is outside the vocabulary of %d", id, VocabSize())
 			}
+		}
+	})
+}
+
+// FuzzIDList: the reader of token id arrays takes what encoding/json takes.
+func FuzzIDList(f *testing.F) {
+	for _, s := range []string{"[]", "[1,2,3]", " [ 1 , 4294967295 ] ", "[4294967296]", "[-1]", "[1.5]", "[[1]]", `["a"]`, "[1e3]", "null"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if !json.Valid([]byte(s)) {
+			return // it only ever sees members of a decoded body
+		}
+		var want []uint32
+		err := json.Unmarshal([]byte(s), &want)
+		got, ok := idList([]byte(s))
+		if ok != (err == nil && want != nil) && !strings.Contains(s, "null") {
+			t.Fatalf("%q: taken %v, encoding/json says %v", s, ok, err)
+		}
+		if ok && fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("%q: %v, want %v", s, got, want)
 		}
 	})
 }

@@ -48,7 +48,13 @@ func pacedStreams(b *testing.B, streams, rate int) {
 		syscall.Getrusage(syscall.RUSAGE_SELF, &ru)
 		return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 	}
+	mallocs := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.Mallocs
+	}
 	var events int
+	allocs := mallocs()
 	var used, took time.Duration
 	for b.Loop() {
 		from, c, t := e.Stats().Sum().GeneratedTokens, cpu(), time.Now()
@@ -63,6 +69,8 @@ func pacedStreams(b *testing.B, streams, rate int) {
 	b.ReportMetric(float64(events)/took.Seconds(), "events/s")
 	b.ReportMetric(float64(used)/float64(took), "cores")
 	b.ReportMetric(float64(used.Nanoseconds())/float64(events), "cpu-ns/event")
+	b.ReportMetric(float64(events)/used.Seconds(), "events/core-s")
+	b.ReportMetric(float64(mallocs()-allocs)/float64(events), "allocs/event")
 	b.ReportMetric(0, "ns/op")
 }
 
