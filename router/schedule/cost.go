@@ -44,6 +44,7 @@ type frame struct {
 	approx        *kvindex.Overlap
 	approxTokens  int
 	queue, decode float64 // the weights, or 0 where the leg has no such term
+	rate          float64 // of the request's own tokens
 	uncached      float64 // own(0)
 	textOnly      bool    // no tokens were found: Approx is for every rank
 }
@@ -90,6 +91,10 @@ func newFrame(w *weights, q *Query) frame {
 	if f.leg != PrefillLeg {
 		f.decode = w.decode
 	}
+	f.rate = w.prefill
+	if f.leg == DecodeLeg {
+		f.rate = w.transfer
+	}
 	f.uncached = f.own(0)
 	return f
 }
@@ -118,11 +123,7 @@ func (f *frame) look(r *worker.Rank, t *term) {
 
 // own is the cost of this request's own prompt, of which cached tokens are held.
 func (f *frame) own(cached int32) float64 {
-	rate := f.w.prefill
-	if f.leg == DecodeLeg {
-		rate = f.w.transfer
-	}
-	return rate * max(0, float64(f.prompt)-f.w.overlap*float64(cached))
+	return f.rate * max(0, float64(f.prompt)-f.w.overlap*float64(cached))
 }
 
 // sum adds the load of others. Factors of terms that the leg does not have are 0.

@@ -127,10 +127,14 @@ func TestOverlapAmongMany(t *testing.T) {
 	}
 	var o kvindex.Overlap
 	find(ix, &o, toks, 16)
-	rs[290].PrefillTokens.Store(5000)
-	c, _ := New(plain).Choose(&Query{Leg: Whole, Candidates: rs, Overlap: &o, PromptTokens: 1600})
-	if c.Rank != rs[280] || c.CachedTokens != 38*16 {
-		t.Errorf("chose %v with %d cached", c.Rank.ID, c.CachedTokens)
+	s := New(plain)
+	put(s, rs[290], 5000)
+	for turn := range 3 {
+		c, _ := s.Choose(&Query{Leg: Whole, Candidates: rs, Overlap: &o, PromptTokens: 1600})
+		if c.Rank != rs[280] || c.CachedTokens != 38*16 {
+			t.Errorf("turn %d: chose %v with %d cached", turn, c.Rank.ID, c.CachedTokens)
+		}
+		c.Reservation.Release()
 	}
 }
 

@@ -28,7 +28,9 @@ func (l Leg) String() string {
 // Query is what a choice is made from. The caller owns and reuses it; Choose
 // keeps nothing of it but pointers to ranks.
 type Query struct {
-	Leg        Leg
+	Leg Leg
+	// Candidates must not change once it was given: of a big pool the scheduler
+	// remembers the slice itself.
 	Candidates []*worker.Rank
 	// Overlap by slot, for ranks whose feed is live, in blocks of each rank's
 	// own BlockSize; nil when no tokens were found.

@@ -24,6 +24,12 @@ func ranks(n int) []*worker.Rank {
 	return rs
 }
 
+// put books tokens to prefill on a rank.
+func put(s *Scheduler, r *worker.Rank, tokens int) *Reservation {
+	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: []*worker.Rank{r}, PromptTokens: tokens})
+	return c.Reservation
+}
+
 func mustZero(t *testing.T, rs []*worker.Rank) {
 	t.Helper()
 	for _, r := range rs {
@@ -319,19 +325,23 @@ func TestExplain(t *testing.T) {
 
 func TestExplainManyCandidatesKeepsTheBestAndTheChosen(t *testing.T) {
 	rs := ranks(500)
-	for i, r := range rs {
-		r.PrefillTokens.Store(int64((i*7919)%500) * 10)
-	}
 	s := New(plain)
-	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10, RequestID: "a", Attempt: 1})
-	d := decode(t, s, "a").Decisions[0]
-	if d.Candidates != 500 || len(d.Shown) != keepBest || d.Chosen != c.Rank.ID.String() {
-		t.Fatalf("%d shown of %d, chosen %q", len(d.Shown), d.Candidates, d.Chosen)
+	for i, r := range rs {
+		put(s, r, (i*7919)%500*10+10)
 	}
-	for _, x := range d.Shown {
-		if x.Reserved >= keepBest*10 {
-			t.Errorf("%s with %d tokens is not among the best", x.Rank, x.Reserved)
+	for turn := range 3 { // first sight, then on the board
+		id := fmt.Sprint("a", turn)
+		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10, RequestID: id, Attempt: 1})
+		d := decode(t, s, id).Decisions[0]
+		if d.Candidates != 500 || len(d.Shown) > keepBest || len(d.Shown) < groups || d.Chosen != c.Rank.ID.String() || c.Rank != rs[0] {
+			t.Fatalf("turn %d: %d shown of %d, chosen %q", turn, len(d.Shown), d.Candidates, d.Chosen)
 		}
+		for _, x := range d.Shown {
+			if x.Reserved > keepBest*20 {
+				t.Errorf("turn %d: %s with %d tokens is not among the best", turn, x.Rank, x.Reserved)
+			}
+		}
+		c.Reservation.Release()
 	}
 }
 

@@ -26,18 +26,23 @@ type Options struct {
 	Seed    uint64 // 0: random
 }
 
-// Scheduler chooses. Safe for concurrent use.
+// Scheduler chooses. Safe for concurrent use. A fleet has one: the load of a
+// rank is what its own scheduler booked there.
 //
 // There is no lock on the way of a choice: costs are read from the ranks'
 // atomics, and the booking is a compare-and-swap on the counter the cost was
 // made from. A choice that lost the race for its rank is made anew, so a burst
-// of requests sees the load of those before it. The explain record is written
+// of requests sees the load of those before it. Big pools are chosen from on a
+// board, which reads the same load from a ledger. The explain record is written
 // under the mutex of that one record.
 type Scheduler struct {
 	weights     weights
 	temperature float64
 	policy      policy
 	book        *book // nil: no records
+	ledger      *ledger
+	boards      boards
+	started     time.Time
 	seed        atomic.Uint64
 	turn        atomic.Uint64 // round robin
 	watch       atomic.Pointer[func(*Event)]
@@ -73,7 +78,8 @@ type scratch struct {
 
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature}
+	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature, started: time.Now()}
+	s.ledger = newLedger(&s.weights)
 	for p, name := range policyNames {
 		if name == opt.Policy {
 			s.policy = policy(p)
@@ -101,14 +107,20 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	sc := s.scratch.Get().(*scratch)
 	rng := s.random()
 	lost := 0
-	for s.pick(&f, q, sc, &rng) {
+	if s.fits(q) {
+		if x := s.boards.find(q.Candidates); x != nil {
+			sc.kept = sc.kept[:0]
+			c.Reservation = new(Reservation)
+			lost, ok = s.choose(x, &f, sc, &rng, c.Reservation)
+		}
+	}
+	for !ok && s.pick(&f, q, sc, &rng) {
 		if c.Reservation == nil {
 			c.Reservation = new(Reservation)
 		}
-		if ok = c.Reservation.reserve(&f, &sc.best, s.blind() || lost == retries); ok {
-			break
+		if ok = c.Reservation.reserve(s.ledger, &f, &sc.best, s.blind() || lost >= retries); !ok {
+			lost++
 		}
-		lost++
 	}
 	if ok {
 		t := &sc.best
