@@ -67,8 +67,8 @@ func (x *Exchange) Header(name string) []byte { return x.head.find(name) }
 // OnGone arranges that f runs once, on another goroutine, within a few
 // milliseconds of the client's closing or resetting its connection; at most
 // one f at a time, a later call replaces it, nil removes it. f never runs after
-// the exchange has ended, nor concurrently with the return of OnGone(nil). f
-// must not call OnGone.
+// the exchange has ended, nor concurrently with the return of OnGone(nil), which
+// waits for it: f must neither block nor call OnGone.
 func (x *Exchange) OnGone(f func()) {
 	if x.answer == relayed {
 		return
