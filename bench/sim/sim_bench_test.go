@@ -126,3 +126,23 @@ func BenchmarkTokenize(b *testing.B) {
 	}
 	b.ReportMetric(float64(len(ids)), "tokens")
 }
+
+// BenchmarkRequests is a small chat answered whole, over 16 kept connections; the
+// client's share of the time is in it.
+func BenchmarkRequests(b *testing.B) {
+	e := fast(b, Options{})
+	req := []byte(request("/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"Hello there my friend, what is the news of the day?"}],"max_tokens":1}`))
+	b.ReportAllocs()
+	b.SetParallelism(8)
+	b.RunParallel(func(pb *testing.PB) {
+		c := dial(b, e.Addr())
+		buf := make([]byte, 16<<10)
+		for pb.Next() {
+			c.Write(req)
+			if _, err := c.Read(buf); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
