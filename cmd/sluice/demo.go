@@ -152,9 +152,9 @@ func newSide(name, policy, listen, adminAddr string, twin *router, log *slog.Log
 	cfg.Timeouts.Drain = 2 * time.Second
 	for _, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		e, err := sim.Start(context.Background(), sim.Options{
-			Role: role.String(), Blocks: 16384, Records: -1,
-			// About a 30B model: a prompt of 3,000 tokens takes 0.2 s.
-			Cost: sim.Cost{PerPrefill: 60 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
+			Role: role.String(), Blocks: 7000, Records: -1,
+			// About a 30B model: a prompt of 3,000 tokens takes 0.25 s.
+			Cost: sim.Cost{PerPrefill: 80 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
 		})
 		if err != nil {
 			s.close()
@@ -216,7 +216,7 @@ func demoLoad(o demoOptions, r *router) load.Options {
 	if o.duration > 0 {
 		l.Duration = o.duration
 	}
-	l.PromptTokens, l.OutputTokens, l.SharedPrefix, l.Groups, l.Turns = 1200, 48, 0.3, 12, 6
+	l.PromptTokens, l.OutputTokens, l.SharedPrefix, l.Groups, l.Turns = 1200, 48, 0.3, 16, 8
 	return l
 }
 

@@ -79,6 +79,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		ProbeTimeout:   cfg.Health.Timeout,
 		FailAfter:      cfg.Health.FailAfter,
 		ScrapeInterval: cfg.Health.Scrape,
+		ProbeInference: cfg.Health.ProbeInference,
 		OnJoin:         r.joined,
 		OnLeave:        r.left,
 		OnState:        r.changed,
@@ -212,7 +213,6 @@ func (r *router) left(w *worker.Worker) {
 }
 
 func (r *router) changed(w *worker.Worker, from, to worker.State, reason string) {
-	r.log.Info("worker changed", "worker", w.Spec.ID, "from", from.String(), "to", to.String(), "reason", reason)
 	if r.admin != nil {
 		r.admin.WorkerChanged(w, from, to, reason)
 	}

@@ -42,7 +42,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if code, done := parse(fs, args, stdout); done {
 		return code
 	}
-	cfg, err := configFrom(flags)
+	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
@@ -87,23 +87,5 @@ func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bo
 	return 0, false
 }
 
-// configFrom makes the configuration: file, then environment, then flags.
-func configFrom(flags *config.Flags) (*config.Config, error) {
-	cfg := config.Default()
-	if path := flags.ConfigPath(); path != "" {
-		var err error
-		if cfg, err = config.Load(path); err != nil {
-			return nil, err
-		}
-	}
-	if err := cfg.ApplyEnv(os.Environ()); err != nil {
-		return nil, err
-	}
-	if err := flags.Apply(cfg); err != nil {
-		return nil, err
-	}
-	return cfg, cfg.Validate()
-}
-
-// drainTime bounds how long a router without streams takes to end.
+// drainGrace bounds how long a router without streams takes to end.
 const drainGrace = time.Second

@@ -22,7 +22,7 @@ func (q *request) findPool() bool {
 	if q.missing() == "" {
 		return true
 	}
-	if q.pool == nil && !undecided(opt.Fleet.View()) {
+	if q.pool == nil && opt.Fleet.View().Unasked == 0 {
 		q.unknownModel()
 		return false
 	}
@@ -34,7 +34,7 @@ func (q *request) findPool() bool {
 	began := time.Now()
 	view, ok := opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
 		q.takeView(v)
-		return q.missing() == "" || q.pool == nil && !undecided(v)
+		return q.missing() == "" || q.pool == nil && v.Unasked == 0
 	})
 	q.takeView(view)
 	if ok && q.missing() == "" {
@@ -82,17 +82,6 @@ func (q *request) missing() front.Reason {
 		return front.NoDecodeWorker
 	}
 	return ""
-}
-
-// undecided says whether a worker that has not answered yet could still turn
-// out to serve a model nobody has named.
-func undecided(v *fleet.View) bool {
-	for _, w := range v.Workers {
-		if s, _ := w.State(); s != worker.Ready && s != worker.Gone && len(w.Info().Models) == 0 {
-			return true
-		}
-	}
-	return false
 }
 
 func (q *request) unknownModel() {
