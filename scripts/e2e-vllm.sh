@@ -13,7 +13,7 @@
 #
 # The first run installs vLLM (6 GB) and makes a tiny model, both under
 # ${SLUICE_CACHE:-~/.cache/sluice}/vllm-0.32; later runs find them there. Needs
-# Python 3.10 to 3.12 ($SLUICE_PYTHON), libnuma1, Go, 6 GB of memory; no GPU.
+# Python 3.11 to 3.13 ($SLUICE_PYTHON), libnuma1, Go, 6 GB of memory; no GPU.
 # About 8 minutes on two idle cores, most of it the engines' start.
 # The exit status is 0 only if every check passed.
 set -euo pipefail

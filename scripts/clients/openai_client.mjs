@@ -301,7 +301,12 @@ for (const group of skip) {
   }
 }
 console.log(`npm openai ${VERSION}`);
-model ||= (await client.models.list()).data[0].id;
+try {
+  model ||= (await client.models.list()).data[0].id;
+} catch (error) {
+  console.log(`  FAIL the server lists a model: ${error}\n0 passed, 1 failed`);
+  process.exit(1);
+}
 let [passed, failed] = [0, 0];
 for (const [group, name, run] of checks) {
   if (skip.includes(group)) continue;

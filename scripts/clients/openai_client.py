@@ -414,7 +414,11 @@ def main():
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
 
     print(f"python openai {openai.__version__}")
-    run = Run(args.base_url, args.model)
+    try:
+        run = Run(args.base_url, args.model)
+    except (openai.OpenAIError, IndexError) as error:
+        print(f"  FAIL the server lists a model: {type(error).__name__}: {error}\n0 passed, 1 failed")
+        return 1
     passed = failed = 0
     for group, function in CHECKS:
         if group in skip:

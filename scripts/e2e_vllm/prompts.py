@@ -2,17 +2,18 @@
 
 import itertools
 import json
+import time
 
 from engines import MODEL
 
 MAX_TOKENS = 24
-_number = itertools.count(1)
+_number = itertools.count(time.time_ns() % 100_000)
 
 
 def text(words=60):
-    """A prompt of some 200 tokens that no other begins like."""
+    """A prompt of some 200 tokens that no other begins like, of any run."""
     n = next(_number)
-    return f"{n * 7919} boats in port {n}: " + " ".join(str(i * i * n + i) for i in range(words))
+    return f"{n * 7919} boats in port {n}: " + " ".join(str((i * i * n + i) % 10_000) for i in range(words))
 
 
 def completions(prompt):

@@ -2,7 +2,7 @@
 # Installs vLLM for the CPU with NIXL, and makes a tiny model, into one folder.
 # Done once; a second call finds the stamps and returns at once.
 #
-# usage: setup.sh FOLDER      (python: $SLUICE_PYTHON, else 3.12, 3.11 or 3.10)
+# usage: setup.sh FOLDER      (python: $SLUICE_PYTHON, else 3.12, 3.11 or 3.13)
 set -euo pipefail
 
 dir=${1:?usage: setup.sh FOLDER}
@@ -14,15 +14,15 @@ say() { printf '%s e2e-vllm setup: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 
 find_python() {
   local p
-  for p in "${SLUICE_PYTHON:-}" python3.12 python3.11 python3 python3.10; do
+  for p in "${SLUICE_PYTHON:-}" python3.12 python3.11 python3.13 python3; do
     [ -n "$p" ] || continue
     # A version manager's shim may exist for a Python that is not there: run it.
-    if "$p" -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+    if "$p" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
       echo "$p"
       return
     fi
   done
-  say "no Python 3.10 to 3.12 found; set SLUICE_PYTHON to one"
+  say "no Python 3.11 to 3.13 found; set SLUICE_PYTHON to one"
   return 1
 }
 
