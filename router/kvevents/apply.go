@@ -80,10 +80,11 @@ func (f *feed) event(ev *Event) {
 		f.counts["ignored"]++
 		return
 	}
-	res := f.opt.Index.Store(&kvindex.Stored{
+	f.stored = kvindex.Stored{
 		Slot: slot, Tier: tier, Salt: blockhash.NewSalt(f.src.Model, ev.LoRA, ev.CacheSalt),
 		HasParent: ev.HasParent, Parent: ev.Parent, Engine: ev.Hashes, Local: ev.Locals,
-	})
+	}
+	res := f.opt.Index.Store(&f.stored)
 	f.counts["stored"] += res.Added
 	f.counts["repeated"] += res.Repeated
 	if res.Orphan {

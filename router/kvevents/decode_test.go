@@ -13,6 +13,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"sluice/router/kvindex"
+	"sluice/router/worker"
 )
 
 // Events made at random, written in a random form, must come back as made.
@@ -100,7 +101,7 @@ func randomEvent(rng *rand.Rand) (wireEvent, expectedEvent) {
 		if x.Pairs = pairs; pairs {
 			e.tokens, x.Tokens = append(e.tokens, []any{int(a), int(b)}), append(x.Tokens, a, b)
 		} else {
-			e.tokens, x.Tokens = append(e.tokens, int(a)), append(x.Tokens, a)
+			e.tokens, x.Tokens = append(e.tokens, []any{int(a), signed(a)}[rng.IntN(2)]), append(x.Tokens, a)
 		}
 	}
 	return e, x
@@ -358,4 +359,32 @@ func BenchmarkDecode(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkApply decodes and applies events of 16 blocks of 16 tokens, stores and
+// removals in turn, as one feed's goroutine does.
+func BenchmarkApply(b *testing.B) {
+	const prompts, blocks = 64, 16
+	var payloads [][]byte
+	for p := range prompts {
+		stored := wireEvent{medium: "GPU", blockSize: 16}
+		for i := range blocks {
+			stored.hashes = append(stored.hashes, uint64(p)<<32|uint64(i)|1<<63)
+			for j := range 16 {
+				stored.tokens = append(stored.tokens, 1000*p+16*i+j)
+			}
+		}
+		removed := wireEvent{kind: "BlockRemoved", medium: "GPU", hashes: stored.hashes}
+		payloads = append(payloads, wireBatch(0, stored.asMap()), wireBatch(0, removed.asMap()))
+	}
+	rank := worker.New(worker.Spec{ID: "w"}).Ranks[0]
+	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: kvindex.New(kvindex.Options{}), MaxFrame: 1 << 20},
+		dec: NewDecoder("vllm"), counts: map[string]int{}}
+	b.ReportAllocs()
+	seq := uint64(0)
+	for b.Loop() {
+		f.apply(seq, payloads[seq%uint64(len(payloads))])
+		seq++
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 }

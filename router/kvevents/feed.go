@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -11,6 +12,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
 
+	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
 
@@ -35,6 +37,7 @@ type feed struct {
 
 	dec       *Decoder
 	ev        Event
+	stored    kvindex.Stored
 	counts    map[string]int
 	blockSize int // tokens, of this life
 
@@ -101,7 +104,7 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	if err = f.monitor.Connect(name + "-events"); err != nil {
 		return f, err
 	}
-	if err = f.sub.SetSubscribe(src.Topic); err != nil {
+	if err = errors.Join(f.sub.SetSubscribe(src.Topic), setFamily(f.sub, src.Endpoint)); err != nil {
 		return f, err
 	}
 	if src.Bind {
@@ -125,13 +128,20 @@ func (f *feed) socket(kind zmq.Type) (*zmq.Socket, error) {
 	// MaxFrame is ours to count; ZMQ's own limit, which costs the connection, is
 	// there so that no peer can make the process take memory without end.
 	err = errors.Join(s.SetLinger(f.opt.Linger), s.SetRcvhwm(f.opt.HWM), s.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
-		s.SetIpv6(true), s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
+		s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
 		s.SetHeartbeatIvl(10*time.Second), s.SetHeartbeatTimeout(30*time.Second))
 	if err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// setFamily lets a socket speak IPv6 where the address is one. It is not on for
+// names: ZMQ then tries a name's IPv6 address and no other, and engines told to
+// listen at "*" do so on IPv4 alone.
+func setFamily(s *zmq.Socket, endpoint string) error {
+	return s.SetIpv6(strings.Contains(endpoint, "://["))
 }
 
 func closeSocket(s *zmq.Socket) {

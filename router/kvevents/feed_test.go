@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -450,5 +451,41 @@ func TestEngineComesLate(t *testing.T) {
 	}
 	e.open(e.Endpoint)
 	r.awaitState(worker.FeedLive)
+	r.holds(all...)
+}
+
+// A name may have addresses of both families where the engine listens on one.
+func TestHostNames(t *testing.T) {
+	e := newEngine(t, true)
+	all := batches(newScribe(23, 1), 10)
+	for _, b := range all {
+		e.keep(b)
+	}
+	r := newRig(t, e, nil)
+	r.src.Endpoint = strings.Replace(e.Endpoint, "127.0.0.1", "localhost", 1)
+	r.src.Replay = strings.Replace(e.Replay, "127.0.0.1", "localhost", 1)
+	r.start()
+	r.awaitState(worker.FeedLive)
+	r.holds(all...)
+}
+
+func TestIPv6(t *testing.T) {
+	e := newEngine(t, false)
+	e.pub.Close()
+	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
+	e.pub.SetLinger(0)
+	e.pub.SetIpv6(true)
+	if err := e.pub.Bind("tcp://[::1]:*"); err != nil {
+		t.Skipf("no IPv6 here: %v", err)
+	}
+	e.Endpoint = must(e.pub.GetLastEndpoint())
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	all := batches(newScribe(24, 1), 10)
+	for _, b := range all {
+		e.publish(b)
+	}
 	r.holds(all...)
 }

@@ -72,49 +72,55 @@ func (d *Decoder) tokens(ev *Event) error {
 		c := r.b[0]
 		ev.Pairs = c&0xf0 == 0x90 || c == 0xdc || c == 0xdd
 	}
+	if !ev.Pairs {
+		ev.Tokens, err = r.tokenList(ev.Tokens, n)
+		return err
+	}
 	for range n {
-		if ev.Pairs {
-			two, err := r.array()
-			if err != nil {
-				return err
-			}
-			if two != 2 {
-				return fmt.Errorf("a position of %d tokens among pairs", two)
-			}
-			if ev.Tokens, err = r.token(ev.Tokens); err != nil {
-				return err
-			}
+		two, err := r.array()
+		if err != nil {
+			return err
 		}
-		if ev.Tokens, err = r.token(ev.Tokens); err != nil {
+		if two != 2 {
+			return fmt.Errorf("a position of %d tokens among pairs", two)
+		}
+		if ev.Tokens, err = r.tokenList(ev.Tokens, 2); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reader) token(dst []uint32) ([]uint32, error) {
-	// The three forms nearly every token has; five bytes also hold the longest.
-	if b := r.b; len(b) >= 5 {
-		switch c := b[0]; {
-		case c <= 0x7f:
-			r.b = b[1:]
-			return append(dst, uint32(c)), nil
-		case c == 0xcd:
-			r.b = b[3:]
-			return append(dst, uint32(b[1])<<8|uint32(b[2])), nil
-		case c == 0xce:
-			r.b = b[5:]
-			return append(dst, binary.BigEndian.Uint32(b[1:])), nil
+// tokenList appends n tokens to dst. It is most of the work there is in events,
+// so the three forms nearly every token has are read in place.
+func (r *reader) tokenList(dst []uint32, n int) ([]uint32, error) {
+	b := r.b
+	for range n {
+		if len(b) >= 5 { // enough for the longest of the three
+			switch c := b[0]; {
+			case c <= 0x7f:
+				dst, b = append(dst, uint32(c)), b[1:]
+				continue
+			case c == 0xcd:
+				dst, b = append(dst, uint32(b[1])<<8|uint32(b[2])), b[3:]
+				continue
+			case c == 0xce:
+				dst, b = append(dst, binary.BigEndian.Uint32(b[1:5])), b[5:]
+				continue
+			}
 		}
+		r.b = b
+		v, negative, err := r.integer()
+		if err != nil {
+			return dst, err
+		}
+		if negative || v > 1<<32-1 {
+			return dst, fmt.Errorf("token %d, want 0 to 4294967295", int64(v))
+		}
+		dst, b = append(dst, uint32(v)), r.b
 	}
-	v, negative, err := r.integer()
-	if err != nil {
-		return dst, err
-	}
-	if negative || v > 1<<32-1 {
-		return dst, fmt.Errorf("token %d, want 0 to 4294967295", int64(v))
-	}
-	return append(dst, uint32(v)), nil
+	r.b = b
+	return dst, nil
 }
 
 func (d *Decoder) blockSize(ev *Event) (err error) {

@@ -190,32 +190,32 @@ func (r *reader) timestamp() (float64, error) {
 // skip passes over one value of any kind and depth. It counts what is still
 // owed instead of recursing, so depth costs nothing.
 func (r *reader) skip() error {
+	b := r.b
 	for owed := uint64(1); owed > 0; owed-- {
-		c, err := r.lead()
-		if err != nil {
-			return err
-		}
-		switch { // what a list of tokens and hashes is made of
-		case c <= 0x7f || c >= 0xe0:
-			r.b = r.b[1:]
-			continue
-		case c == 0xcd && len(r.b) >= 3:
-			r.b = r.b[3:]
-			continue
-		case c == 0xce && len(r.b) >= 5:
-			r.b = r.b[5:]
-			continue
-		}
-		size, more, err := r.extent(c)
-		if err != nil {
-			return err
-		}
-		if size > uint64(len(r.b)) {
+		if len(b) == 0 {
 			return errShort
 		}
-		r.b = r.b[size:]
-		owed += more
+		switch c := b[0]; { // first what lists of tokens and hashes are made of
+		case c <= 0x7f || c >= 0xe0:
+			b = b[1:]
+		case c == 0xcd && len(b) >= 3:
+			b = b[3:]
+		case c == 0xce && len(b) >= 5:
+			b = b[5:]
+		default:
+			r.b = b
+			size, more, err := r.extent(c)
+			if err != nil {
+				return err
+			}
+			if size > uint64(len(r.b)) {
+				return errShort
+			}
+			b = r.b[size:]
+			owed += more
+		}
 	}
+	r.b = b
 	return nil
 }
 

@@ -94,7 +94,7 @@ func (r *replay) ask(deadline time.Time) error {
 		return err
 	}
 	defer dealer.Close()
-	if err := dealer.Connect(r.src.Replay); err != nil {
+	if err := errors.Join(setFamily(dealer, r.src.Replay), dealer.Connect(r.src.Replay)); err != nil {
 		return fmt.Errorf("cannot connect: %w", err)
 	}
 	r.took = false

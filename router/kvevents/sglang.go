@@ -2,7 +2,9 @@ package kvevents
 
 // sglang reads the arrays of SGLang to 0.5.19
 // (sglang/srt/disaggregation/kv_events.py). Its eighth element is not vLLM's:
-// 0.5.18 puts a map of metadata there, for salted blocks only.
+// 0.5.18 puts a map of metadata there, for salted blocks only. Adapters have no
+// name before 0.5.22 and salts none before 0.5.18: prompts that differ in those
+// alone look alike.
 type sglang struct{}
 
 func (sglang) storedElement(d *Decoder, i int, ev *Event) error {

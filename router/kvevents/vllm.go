@@ -4,6 +4,8 @@ import "sluice/router/blockhash"
 
 // vllm reads the arrays of vLLM 0.9 to 0.23 (vllm/distributed/kv_events.py). The
 // element's meaning goes by its place; later releases only made them longer.
+// Before 0.17 nothing tells of images and cache salts: prompts that differ in
+// those alone look alike. Before 0.14 an adapter is a number, not its name.
 type vllm struct{}
 
 func (vllm) storedElement(d *Decoder, i int, ev *Event) error {

@@ -78,12 +78,20 @@ func wireBatch(rank any, events ...[]byte) []byte {
 	return pack(b, rank)
 }
 
+// signed is packed in a signed form, whatever its sign.
+type signed int
+
 func pack(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case nil:
 		return msgp.AppendNil(b)
 	case int:
+		if v >= 0 {
+			return msgp.AppendUint(b, uint(v)) // as msgspec does
+		}
 		return msgp.AppendInt(b, v)
+	case signed:
+		return msgp.AppendInt(b, int(v))
 	case uint64:
 		return msgp.AppendUint64(b, v)
 	case string:

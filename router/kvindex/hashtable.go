@@ -16,7 +16,7 @@ type cell struct {
 	ref uint32
 }
 
-const minCells = 16
+const minCells = 64
 
 // home is the cell where a key wants to be. The keys come from outside, so
 // they are spread first; the multiplier is 2^64 over the golden ratio.

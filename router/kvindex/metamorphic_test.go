@@ -164,7 +164,7 @@ func envInt(name string, or int) int {
 // KVINDEX_SEED is the first seed, KVINDEX_SEEDS how many, KVINDEX_OPS the
 // length of each history.
 func TestMetamorphic(t *testing.T) {
-	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 20), envInt("KVINDEX_OPS", 1500)
+	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 10), envInt("KVINDEX_OPS", 1500)
 	for seed := first; seed < first+seeds; seed++ {
 		ops := generate(rand.New(rand.NewPCG(uint64(seed), 0)), n)
 		err := run(ops)
