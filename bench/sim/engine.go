@@ -50,6 +50,9 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	}
 	l, err := e.newLife()
 	if err != nil {
+		for _, h := range e.holds {
+			h.close()
+		}
 		return nil, err
 	}
 	e.life, e.last = l, l
@@ -79,7 +82,7 @@ func (e *Engine) Close() error {
 
 func (e *Engine) end() {
 	e.mu.Lock()
-	l := e.life
+	l := e.last // its stop is waited for, whoever began it
 	e.life = nil
 	first := !e.closed
 	e.closed = true
@@ -87,9 +90,7 @@ func (e *Engine) end() {
 		close(e.gone)
 	}
 	e.mu.Unlock()
-	if l != nil {
-		l.stop(false)
-	}
+	l.stop(false)
 	e.deadOne.Do(func() { close(e.dead) })
 	if first {
 		for _, h := range e.holds {
@@ -156,12 +157,10 @@ func (e *Engine) wait(d time.Duration) bool {
 // addresses: new engine identity, empty cache, event sequence from 0.
 func (e *Engine) Restart() error {
 	e.mu.Lock()
-	l := e.life
+	l := e.last
 	e.life = nil
 	e.mu.Unlock()
-	if l != nil {
-		l.stop(true)
-	}
+	l.stop(true)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed || e.life != nil {
