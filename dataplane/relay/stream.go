@@ -114,7 +114,11 @@ func isEventStream(contentType []byte) bool {
 
 // run relays until the body's end or a failure.
 func (s *stream) run() {
-	buf := membudget.Default.Get(smallRead)
+	size := smallRead
+	if s.resp.Buffered() > smallRead {
+		size = largeRead
+	}
+	buf := membudget.Default.Get(size)
 	defer func() { membudget.Default.Put(buf) }()
 	for {
 		if s.opt.IdleTimeout > 0 {

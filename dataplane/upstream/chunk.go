@@ -22,7 +22,8 @@ type chunkState uint8
 
 const (
 	chunkSize      chunkState = iota // at or in the hex digits
-	chunkExt                         // behind the digits
+	chunkPad                         // in white space behind them
+	chunkExt                         // behind the semicolon
 	chunkSizeLF                      // CR of the size line seen
 	chunkData                        // left bytes of payload
 	chunkDataCR                      // payload over
@@ -73,10 +74,24 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 				return n, nil, protocolError(chunkNoDigits, b)
 			case b == '\r':
 				c.state = chunkSizeLF
-			case b == ';', b == ' ', b == '\t':
+			case b == ';':
 				c.state, c.line = chunkExt, 1
+			case b == ' ', b == '\t':
+				c.state, c.line = chunkPad, 1
 			default:
 				return n, nil, protocolError(chunkNoDigits, b)
+			}
+		case chunkPad:
+			switch {
+			case b == '\r':
+				c.state = chunkSizeLF
+			case b == ';':
+				c.state = chunkExt
+			case b != ' ' && b != '\t':
+				return n, nil, protocolError(chunkNoDigits, b)
+			}
+			if c.line++; c.line > maxChunkLine {
+				return n, nil, protocolError(chunkTooLong)
 			}
 		case chunkExt:
 			switch {

@@ -66,7 +66,8 @@ func TestChunksRefuse(t *testing.T) {
 		"5;a\nb\r\nhello\r\n", "5;\x00\r\n", "5;" + strings.Repeat("x", maxChunkLine) + "\r\n",
 		"10000000000000000\r\n", "ffffffffffffffff\r\n", "7fffffffffffffff\r\n", "00000000000000005\r\n",
 		"0\r\n\n", "0\r\nX: 1\n\r\n", "0\r\n X: folded\r\n\r\n", "0\r\n: x\r\n\r\n", "0\r\nX: \x01\r\n\r\n",
-		"0\r\n" + strings.Repeat("X: "+strings.Repeat("y", 1000)+"\r\n", 9) + "\r\n", "5_0\r\n",
+		"0\r\n" + strings.Repeat("X: "+strings.Repeat("y", 1000)+"\r\n", 9) + "\r\n", "5_0\r\n", "5 5\r\nhello\r\n", "5 \x0b\r\n",
+		"5" + strings.Repeat(" ", maxChunkLine+1) + "\r\n",
 	} {
 		_, used, _, err := dechunk([]byte(bad))
 		if !errors.Is(err, ErrProtocol) {
