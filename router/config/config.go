@@ -16,7 +16,7 @@ import (
 // max, oneof, unit and off are the check of one field; what concerns several
 // fields stands in check.go. Printing a Config hides its secrets.
 type Config struct {
-	Listen string `yaml:"listen"` // [127.0.0.1:8080]
+	Listen string `yaml:"listen"` // where clients connect; port 0 takes a free one [127.0.0.1:8080]
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
@@ -42,8 +42,8 @@ type Config struct {
 
 // Admin is the admin listener.
 type Admin struct {
-	Listen string `yaml:"listen"`              // [127.0.0.1:9901]; loopback only; "off"
-	Token  string `yaml:"token" secret:"true"` // [$SLUICE_ADMIN_TOKEN, else random]; never logged
+	Listen string `yaml:"listen"`              // loopback address of the admin API and console, or "off" [127.0.0.1:9901]
+	Token  string `yaml:"token" secret:"true"` // of the admin API, 16 characters or more; never logged [$SLUICE_ADMIN_TOKEN, else random]
 	// RuntimeFile is where serve writes address and token, mode 0600
 	// [$XDG_RUNTIME_DIR or the temporary folder, sluice-UID/ADDR.json].
 	RuntimeFile string `yaml:"runtime_file"`
@@ -77,15 +77,15 @@ type PD struct {
 	// Lease is how long a prefill worker keeps blocks for decode; decode is not
 	// sent later than Lease minus LeaseMargin after prefill's answer.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
-	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // [3s]
+	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // decode is sent no later than lease minus this after prefill answered [3s]
 	// CutAfter is when a non-streamed decode may be cut for a client that left
 	// (it is admitted by then) [2s].
 	CutAfter     time.Duration `yaml:"cut_after" min:"0s"`
-	MaxAttempts  int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs [3]
-	DecodeTries  int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers tried with one handle [2]
-	PlainDecode  bool          `yaml:"plain_decode"`                  // fall back to decode alone [true]
-	PrefillLabel []string      `yaml:"prefill_labels"`
-	DecodeLabel  []string      `yaml:"decode_labels"`
+	MaxAttempts  int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
+	DecodeTries  int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
+	PlainDecode  bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]
+	PrefillLabel []string      `yaml:"prefill_labels"`                // only prefill workers with one of these labels are chosen [all]
+	DecodeLabel  []string      `yaml:"decode_labels"`                 // only decode workers with one of these labels are chosen [all]
 }
 
 // Model overrides PD for one model.
@@ -95,60 +95,60 @@ type Model struct {
 
 // Limits bound what clients may ask of the router.
 type Limits struct {
-	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // bytes [32 MiB]; "32MiB" accepted
-	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // bytes [1 GiB]
-	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // bytes [16 KiB]
-	MaxDepth      int   `yaml:"max_depth" min:"4" max:"10000"`               // [64]
-	MaxConns      int   `yaml:"max_conns" min:"1"`                           // [100000]
-	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`
-	EngineConns   int   `yaml:"engine_conns" min:"1"` // open to one engine [4096]
+	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // largest request body; 413 beyond [32MiB]
+	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // memory of all bodies together; 503 beyond [1GiB]
+	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // largest request head; 431 beyond [16KiB]
+	MaxDepth      int   `yaml:"max_depth" min:"4" max:"10000"`               // nesting of objects and arrays in a body [64]
+	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
+	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; 0: no limit [0]
+	EngineConns   int   `yaml:"engine_conns" min:"1"`                        // connections open to one engine [4096]
 }
 
 // Timeouts of legs and waits.
 type Timeouts struct {
 	Head       time.Duration `yaml:"head" min:"1ms"`        // reading a request's head [10s]
 	Body       time.Duration `yaml:"body" min:"1ms"`        // reading a body, plus size/256KiB/s [30s]
-	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`  // [75s]
+	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`  // an idle client connection is kept [75s]
 	Write      time.Duration `yaml:"write" min:"1ms"`       // one flush to a client [30s]
-	Connect    time.Duration `yaml:"connect" min:"1ms"`     // to an engine [2s]
-	Prefill    time.Duration `yaml:"prefill" min:"1ms"`     // a prefill leg [300s]
-	Decode     time.Duration `yaml:"decode" min:"1ms"`      // a decode or aggregated leg [600s]
+	Connect    time.Duration `yaml:"connect" min:"1ms"`     // connecting to an engine [2s]
+	Prefill    time.Duration `yaml:"prefill" min:"1ms"`     // a prefill leg in all [300s]
+	Decode     time.Duration `yaml:"decode" min:"1ms"`      // a decode or aggregated leg in all [600s]
 	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"` // between two reads of a stream [120s]
-	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`    // for a pool without a healthy worker [5s]
-	Drain      time.Duration `yaml:"drain" min:"0s"`        // streams under way at SIGTERM [30s]
+	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`    // a request waits for a pool without a healthy worker; then 503 [5s]
+	Drain      time.Duration `yaml:"drain" min:"0s"`        // streams under way are let go on at SIGTERM [30s]
 }
 
 // Health of workers.
 type Health struct {
-	Interval  time.Duration `yaml:"interval" min:"10ms"`           // [500ms]
-	Timeout   time.Duration `yaml:"timeout" min:"1ms"`             // [1s]
-	FailAfter int           `yaml:"fail_after" min:"1" max:"1000"` // [2]
-	Scrape    time.Duration `yaml:"scrape" min:"10ms" off:"true"`  // [1s]; "off": -1
+	Interval  time.Duration `yaml:"interval" min:"10ms"`           // between two probes of a worker [500ms]
+	Timeout   time.Duration `yaml:"timeout" min:"1ms"`             // of one probe [1s]
+	FailAfter int           `yaml:"fail_after" min:"1" max:"1000"` // failures in a row that take a worker out [2]
+	Scrape    time.Duration `yaml:"scrape" min:"10ms" off:"true"`  // between two readings of an engine's /metrics; -1 or "off": never [1s]
 	// ProbeInference sends one tiny request to a worker at admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }
 
 // Tokens is where token ids come from.
 type Tokens struct {
-	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // auto, engine, text, ids [auto]
-	CacheBytes int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // [64 MiB]
-	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // of /tokenize [250ms]
-	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // larger bodies: text mode [1 MiB]
+	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // where token ids come from beside the request's own: auto (the engine, else text), engine, text, ids [auto]
+	CacheBytes int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
+	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // of one call to an engine's /tokenize; then text mode [250ms]
+	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // larger bodies are not sent to /tokenize: text mode [1MiB]
 }
 
 // Index bounds the KV index.
 type Index struct {
-	MaxBytes  int64         `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // [1 GiB]
-	ApproxTTL time.Duration `yaml:"approx_ttl" min:"1s"`               // text mode [2m]
+	MaxBytes  int64         `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
+	ApproxTTL time.Duration `yaml:"approx_ttl" min:"1s"`               // how long a choice is believed to have left its blocks in a cache, for engines without events [2m]
 }
 
 // Schedule is the cost's weights; see package schedule for the formula.
 type Schedule struct {
-	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                            // [1]
-	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                            // [1]
-	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                             // [1]
-	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                              // [1]
-	Temperature   float64 `yaml:"temperature" min:"0"`                               // [0]
-	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                    // records kept [10000]
+	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                            // how much a cached token counts against the prompt, 1 in full [1]
+	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                            // of the prefill work left [1]
+	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                             // of the decode blocks in use and reserved [1]
+	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                              // of the load queued before [1]
+	Temperature   float64 `yaml:"temperature" min:"0"`                               // 0 takes the least cost; more spreads choices around it [0]
+	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                    // decisions kept for sluice explain [10000]
 	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded"` // kv, round_robin, random, least_loaded [kv]
 }

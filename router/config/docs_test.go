@@ -1,0 +1,90 @@
+package config
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestDocs holds docs/config.md to what the code says; -rewrite writes it anew.
+func TestDocs(t *testing.T) {
+	const path = "../../docs/config.md"
+	var b strings.Builder
+	b.WriteString("# Configuration\n\n" +
+		"`sluice serve` needs no file: `--engine URL`, or `--prefill URL` and `--decode URL`, are enough. A YAML file given by `--config` (or `$SLUICE_CONFIG`) can say\n" +
+		"everything; environment variables go over the file, flags over both. An environment variable is named after the field's path: `timeouts.prefill` is\n" +
+		"`SLUICE_TIMEOUTS_PREFILL`; `--set timeouts.prefill=60s` reaches the same field. Unknown fields, wrong types and impossible values are errors with line and column, all of\n" +
+		"them at once; `sluice check` prints them, or what a good configuration would do. `sluice init URL…` writes a file from running engines.\n\n" +
+		"This page is made from the code (`go test ./router/config -run TestDocs -rewrite`).\n\n" +
+		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +
+		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`. Keys after a URL:\n\n```\n")
+	b.WriteString(KeyTable())
+	b.WriteString("```\n\n## All other fields\n\nDefaults stand in brackets.\n\n| field | what it is |\n| --- | --- |\n")
+	fieldTable(t, &b)
+	b.WriteString("\n## A file to begin with\n\nEvery field that has a default, commented out:\n\n```yaml\n")
+	b.WriteString(Sample(nil))
+	b.WriteString("```\n\n`models` overrides `pd` by model name:\n\n```yaml\nmodels:\n  my-model:\n    pd:\n      family: off          # one worker does the whole request\n```\n")
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(want) != b.String() {
+		t.Errorf("%s is not what the code says; run: go test ./router/config -run TestDocs -rewrite", path)
+	}
+}
+
+// fieldTable writes a row for every field that the structs of config.go have,
+// with its comment there.
+func fieldTable(t *testing.T, b *strings.Builder) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	structs := map[string]*ast.StructType{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if ts, ok := n.(*ast.TypeSpec); ok {
+			if st, ok := ts.Type.(*ast.StructType); ok {
+				structs[ts.Name.Name] = st
+			}
+		}
+		return true
+	})
+	var walk func(prefix string, st *ast.StructType)
+	walk = func(prefix string, st *ast.StructType) {
+		for _, f := range st.Fields.List {
+			if f.Tag == nil {
+				continue
+			}
+			tag, err := strconv.Unquote(f.Tag.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _, _ := strings.Cut(reflect.StructTag(tag).Get("yaml"), ",")
+			if id, ok := f.Type.(*ast.Ident); ok && structs[id.Name] != nil {
+				walk(prefix+name+".", structs[id.Name])
+				continue
+			}
+			what := strings.TrimSpace(f.Doc.Text() + f.Comment.Text())
+			if name == "" || name == "-" || prefix == "" && (name == "workers" || name == "models") {
+				continue
+			}
+			if what == "" {
+				t.Errorf("config.go: field %s%s has no comment", prefix, name)
+			}
+			b.WriteString("| `" + prefix + name + "` | " + strings.ReplaceAll(strings.ReplaceAll(what, "\n", " "), "|", "\\|") + " |\n")
+		}
+	}
+	walk("", structs["Config"])
+}
