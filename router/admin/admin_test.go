@@ -304,7 +304,8 @@ func TestConfigIsMasked(t *testing.T) {
 				Tokens  map[string]string `yaml:"tokens"`
 				Workers []map[string]any  `yaml:"workers"`
 			}{admin{"127.0.0.1:1", "s3cret-s3cret-s3cret"}, 5 * time.Second, map[string]string{"mode": "auto"},
-				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w"}}}
+				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w",
+					"options": map[string][]string{"password": {"s3cret", "s3cret2"}}}}}
 		}
 	})
 	code, _, body := f.ask(t, "GET", "/admin/v1/config", bearer(testToken))
@@ -387,6 +388,26 @@ func TestEvents(t *testing.T) {
 		defer f.hub.mu.Unlock()
 		return len(f.hub.subs) == 0
 	})
+}
+
+// The time for reading a request is not the time that a stream may last.
+func TestEventStreamOutlivesTheReadDeadline(t *testing.T) {
+	was := headTimeout
+	headTimeout = 200 * time.Millisecond
+	defer func() { headTimeout = was }()
+	f := start(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ch := f.listen(t, ctx)
+	began := time.Now()
+	wait(t, "the deadline to pass", func() bool { return time.Since(began) > 3*headTimeout })
+	f.WorkerChanged(f.crew.workers[0], worker.Ready, worker.Draining, "x")
+	if e, ok := <-ch; !ok || e.Type != "state" {
+		t.Errorf("the stream has ended: %+v", e)
+	}
+	cancel()
+	for range ch {
+	}
 }
 
 func TestEventListenersAreBounded(t *testing.T) {

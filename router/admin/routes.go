@@ -179,11 +179,11 @@ func hide(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
-			if s, ok := x.(string); ok && s != "" && obs.IsSecret(k) {
-				v[k] = obs.Masked
-				continue
+			if obs.IsSecret(k) {
+				v[k] = hideAll(x)
+			} else {
+				v[k] = hide(x)
 			}
-			v[k] = hide(x)
 		}
 	case []any:
 		for i := range v {
@@ -191,6 +191,25 @@ func hide(v any) any {
 		}
 	case string:
 		return hideURL(v)
+	}
+	return v
+}
+
+// hideAll masks every text in a value; numbers and what is not set may be seen.
+func hideAll(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			v[k] = hideAll(x)
+		}
+	case []any:
+		for i := range v {
+			v[i] = hideAll(v[i])
+		}
+	case string:
+		if v != "" {
+			return obs.Masked
+		}
 	}
 	return v
 }

@@ -59,10 +59,12 @@ const (
 	minTokenLength = 16
 	maxHeadBytes   = 16 << 10
 	maxBodyBytes   = 4 << 10 // no route reads one
-	headTimeout    = 5 * time.Second
 	idleTimeout    = 60 * time.Second
 	writeTimeout   = 10 * time.Second // of one answer, or one flush of the event stream
 )
+
+// headTimeout bounds the reading of a request; tests shorten it.
+var headTimeout = 5 * time.Second
 
 // Server is the admin listener. New binds it, Serve serves until Close.
 type Server struct {
