@@ -192,12 +192,6 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.hub.leave(sub)
 	ctl := http.NewResponseController(w)
-	// The deadline for reading the request stands on the connection still, and
-	// would end the stream.
-	if err := ctl.SetReadDeadline(time.Time{}); err != nil {
-		fail(w, http.StatusInternalServerError, "internal", "the connection takes no deadline")
-		return
-	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	flush := func(b []byte) bool {
