@@ -98,6 +98,10 @@ func (r *rank) take() {
 	}
 }
 
+// maxLag is how far steps may run behind and still catch up, so that a hiccup of
+// this machine does not slow the simulated one.
+const maxLag = 50 * time.Millisecond
+
 // loop is the engine core: steps while there is work, else sleep.
 func (r *rank) loop() {
 	defer r.l.wg.Done()
@@ -113,10 +117,11 @@ func (r *rank) loop() {
 		}
 		d, work := r.plan(now)
 		if !work {
+			r.due = time.Time{}
 			r.sleep(timer, r.leases.untilNext(now))
 			continue
 		}
-		if d = scaled(d, r.o.Speed); r.due.Before(now.Add(-d)) {
+		if d = scaled(d, r.o.Speed); r.due.Before(now.Add(-max(d, maxLag))) {
 			r.due = now
 		}
 		r.due = r.due.Add(d)
