@@ -2,7 +2,6 @@ package sim
 
 import (
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -26,8 +25,7 @@ type job struct {
 	headOut  bool // a stream's head is written
 	over     bool // answered or dropped; the rank's goroutine decides once
 	done     chan struct{}
-	coal     []byte      // events held back to go out together, with Options.Coalesce
-	gone     atomic.Bool // the client left
+	coal     []byte // events held back to go out together, with Options.Coalesce
 }
 
 // params is what a request asks of generation.
@@ -184,7 +182,6 @@ func (s *seq) addText(id uint32) string {
 
 // abort tells the rank that the client has gone. Any goroutine.
 func (j *job) abort() {
-	j.gone.Store(true)
 	if !j.rank.post(func() { j.rank.abort(j) }) {
 		return
 	}
