@@ -26,6 +26,7 @@ var (
 	size    = flag.String("size", "1400,1000", "of the picture")
 	preview = flag.Duration("preview", 0, "serve made-up traffic for so long and print the address")
 	more    = flag.String("more", "", "to put behind the address, such as &why=ID")
+	whole   = flag.Int("aggregated", 0, "so many aggregated workers instead of the crew")
 	dark    = flag.Bool("dark", false, "dark picture")
 )
 
@@ -57,7 +58,9 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 	}
 	var overlap kvindex.Overlap
 	ix.Find(blockhash.Seqs(nil, salt, tokens, 16), &overlap)
-	f.serveOne("first")
+	if *whole == 0 {
+		f.serveOne("first")
+	}
 	n := 0
 	for tick := time.NewTicker(10 * time.Millisecond); ; {
 		select {
@@ -66,7 +69,17 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 			return
 		case <-tick.C:
 		}
-		if rng.IntN(100) < 45 {
+		if *whole > 0 {
+			n++
+			id := fmt.Sprint("whole-", n)
+			c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.Whole, Candidates: f.crew.ranks(worker.Aggregated), PromptTokens: 1200, RequestID: id, Attempt: 1})
+			time.AfterFunc(time.Second, func() {
+				c.Reservation.Release()
+				f.scheduler.End(id, schedule.Outcome{Status: 200, CachedTokens: -1, Total: time.Second})
+				f.metrics.Ended("/v1/completions", 200, time.Second)
+				f.metrics.FirstToken("/v1/completions", 20*time.Millisecond)
+			})
+		} else if rng.IntN(100) < 45 {
 			n++
 			q := &live{id: fmt.Sprintf("%08x%04x", rng.Uint32(), n), at: time.Now(), hit: rng.IntN(100) < 70}
 			query := &schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.crew.ranks(worker.Prefill), PromptTokens: 1200, RequestID: q.id, Attempt: 1}
@@ -131,6 +144,17 @@ func TestConsoleInBrowser(t *testing.T) {
 	}
 	twin := obs.NewMetrics()
 	f := start(t, func(o *Options) { o.Twin = &Twin{Name: "round_robin", Metrics: twin} })
+	if *whole > 0 {
+		f.crew.workers = nil
+		for i := range *whole {
+			w := worker.New(worker.Spec{ID: fmt.Sprintf("gpu-%02d", i), Models: []string{"m"}, BlockSize: 16})
+			w.SetInfo(&worker.Info{Engine: "vllm", Version: "0.33.0", BlockSize: 16, TotalBlocks: 2000})
+			w.SetState(worker.Ready, "")
+			w.Ranks[0].Slot = worker.Slot(i)
+			w.Ranks[0].Feed.Store(uint32(worker.FeedLive))
+			f.crew.workers = append(f.crew.workers, w)
+		}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); f.traffic(ctx, twin) }()

@@ -15,7 +15,7 @@ export function svg(tag, attrs, ...children) {
 function niceMax(v) {
   if (!(v > 0)) return 1;
   const p = 10 ** Math.floor(Math.log10(v));
-  for (const m of [1, 1.5, 2, 3, 4, 5, 8, 10]) if (v <= m * p) return m * p;
+  for (const m of [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10]) if (v <= m * p) return m * p;
   return 10 * p;
 }
 
@@ -77,7 +77,7 @@ export class Chart {
       const v = top * i / 4, yy = Math.round(y(v)) + .5;
       out.push(svg("line", { x1: PAD.left, x2: w - PAD.right, y1: yy, y2: yy, class: "grid" }));
       const t = svg("text", { x: PAD.left - 6, y: yy + 4, "text-anchor": "end" });
-      t.textContent = top >= 8 ? Math.round(v).toLocaleString("en") : String(+v.toFixed(2));
+      t.textContent = top >= 40 ? Math.round(v).toLocaleString("en") : String(+v.toFixed(top >= 4 ? 1 : 2));
       out.push(t);
     }
     const step = span > 60_000 ? 30 : 10;

@@ -140,7 +140,7 @@ export class Flow {
 
   // rails are the ways that dots may take, faint
   rails(g, colour) {
-    const of = role => [...this.root.querySelectorAll(`#col-${role}:not([hidden]) .node:not(.down)`)];
+    const of = role => [...this.root.querySelectorAll(`#col-${role}:not([hidden]) .ranks:not(.many) .node:not(.down)`)];
     const p = of("prefill"), d = of("decode"), a = of("aggregated");
     const draw = (from, to) => {
       if (from.length * to.length > 64) return;
