@@ -590,3 +590,15 @@ func TestClientWithoutRouter(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestRoutesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/admin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range Routes {
+		if !r.open && !strings.Contains(string(doc), "`"+r.Method+" "+r.Path+"`") {
+			t.Errorf("docs/admin.md says nothing of %s %s", r.Method, r.Path)
+		}
+	}
+}
