@@ -40,6 +40,7 @@ type testRouter struct {
 	URL  string
 	stop context.CancelFunc
 	done chan error
+	logs *syncBuffer
 }
 
 // startRouter starts a router over workers and waits until it is ready. mod may
@@ -55,7 +56,7 @@ func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worke
 }
 
 // launchRouter is startRouter without the wait.
-func launchRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
+func launchRouter(t testing.TB, mod func(*config.Config), workers ...config.Worker) *testRouter {
 	t.Helper()
 	cfg := config.Default()
 	cfg.Listen = "127.0.0.1:0"
@@ -70,14 +71,14 @@ func launchRouter(t *testing.T, mod func(*config.Config), workers ...config.Work
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	var logs syncBuffer
-	log := slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	logs := new(syncBuffer)
+	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r, err := newRouter(cfg, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1)}
+	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1), logs: logs}
 	go func() { tr.done <- r.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -101,7 +102,7 @@ func at(e *sim.Engine, r worker.Role, id string) config.Worker {
 }
 
 // eventually polls until ok, or fails the test after within.
-func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
+func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(within); ; {
 		if ok() {

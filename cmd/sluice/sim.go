@@ -45,9 +45,18 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	for i, u := range e.KVEndpoints() {
 		fmt.Fprintf(stderr, "sim: rank %d publishes KV events at %s\n", i, u)
 	}
-	<-ctx.Done()
+	dead := false
+	select {
+	case <-ctx.Done():
+	case <-e.Dead(): // it crashed and will not come back: so does its process
+		dead = true
+	}
 	if err := e.Close(); err != nil {
 		fmt.Fprintln(stderr, "sluice sim:", err)
+		return 1
+	}
+	if dead {
+		fmt.Fprintln(stderr, "sluice sim: the engine crashed")
 		return 1
 	}
 	return 0

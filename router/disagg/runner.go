@@ -58,7 +58,7 @@ type Options struct {
 type Runner struct {
 	opt      Options
 	defaults modelPD
-	models   map[string]modelPD
+	models   map[string]*modelPD
 	requests sync.Pool
 	next     atomic.Uint32 // rotates whom we ask to tokenize
 }
@@ -73,7 +73,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{opt: opt, models: make(map[string]modelPD, len(opt.Models))}
+	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models))}
 	r.requests.New = func() any { return new(request) }
 	var err error
 	if r.defaults, err = newModelPD(opt.PD); err != nil {
@@ -83,9 +83,11 @@ func NewRunner(opt Options) (*Runner, error) {
 		if m.PD == nil {
 			continue
 		}
-		if r.models[name], err = newModelPD(*m.PD); err != nil {
+		own, err := newModelPD(*m.PD)
+		if err != nil {
 			return nil, err
 		}
+		r.models[name] = &own
 	}
 	return r, nil
 }
@@ -103,7 +105,7 @@ func newModelPD(pd config.PD) (modelPD, error) {
 
 func (r *Runner) pdOf(model string) *modelPD {
 	if m, ok := r.models[model]; ok {
-		return &m
+		return m
 	}
 	return &r.defaults
 }
