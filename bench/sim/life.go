@@ -21,6 +21,7 @@ import (
 type life struct {
 	e     *Engine
 	id    string // engine id; a rank's is id_dp<rank> when there are several
+	began time.Time
 	ranks []*rank
 	ctx   context.Context // ends first when the life ends
 	kill  context.CancelFunc
@@ -45,7 +46,7 @@ type life struct {
 }
 
 func (e *Engine) newLife() (l *life, err error) {
-	l = &life{e: e, id: uuid(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
+	l = &life{e: e, id: uuid(), began: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
 	l.ctx, l.kill = context.WithCancel(context.Background())
 	l.stopc = l.ctx.Done()
 	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}

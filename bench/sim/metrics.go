@@ -86,6 +86,8 @@ func serveMetrics(c *conn, r *httpRequest) {
 		fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"%s\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1.0\n",
 			l.e.o.BlockSize, map[bool]string{true: "False", false: "True"}[l.e.o.NoPrefixCache], i, l.e.o.Blocks)
 	}
+	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
+		strconv.FormatFloat(float64(l.began.UnixMilli())/1000, 'f', 2, 64) + "\n")
 	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
 }
 
