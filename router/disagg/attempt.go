@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"bytes"
 	"errors"
 	"strconv"
 	"time"
@@ -12,8 +13,9 @@ import (
 )
 
 // maxSuspects bounds how many engines may break (close or reset the connection
-// after the whole request was sent) under one request: a request that kills its
-// engine must not be walked through the fleet.
+// after the request was sent, hang until the time-out, or say that they die)
+// under one request: a request that kills its engine must not be walked through
+// the fleet.
 const maxSuspects = 2
 
 // runWhole runs a request on one rank, elsewhere again while that is safe.
@@ -130,8 +132,10 @@ func sort(err error) failure {
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout
 		// A slow answer to a long prompt is no sign of ill health; a connection
-		// that cannot be made is.
+		// that cannot be made is. But a request that hangs engines must not be
+		// walked through the fleet either.
 		f.ofEngine = f.unsent
+		f.suspect = !f.unsent
 	case errors.Is(err, upstream.ErrProtocol):
 		f.reason = front.UpstreamGarbage
 		f.suspect = true
@@ -160,4 +164,21 @@ func (q *request) failed(r *worker.Rank, leg string, err error) failure {
 // worthRetry: statuses that speak of the worker's state, not of the request.
 func worthRetry(status int) bool {
 	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
+}
+
+// dying are what an engine says in the 500 that is its last answer: the core
+// process is dead and the HTTP server about to end (vLLM, EngineDeadError).
+var dying = [...][]byte{[]byte("EngineCore encountered an issue"), []byte("EngineDeadError")}
+
+// diedOf says whether an answer tells that the engine ends with this request.
+func diedOf(status int, body []byte) bool {
+	if status != 500 {
+		return false
+	}
+	for _, d := range dying {
+		if bytes.Contains(body, d) {
+			return true
+		}
+	}
+	return false
 }

@@ -63,11 +63,11 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		f := q.failed(rank, legName(leg), err)
 		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
 		switch {
+		case f.unsent && try < q.pd.DecodeTries && q.other(candidates):
+			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
 		case f.reason == front.UpstreamTimeout && !f.unsent, !q.mayRunAgain(candidates):
 			q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
 			return legAnswered
-		case f.unsent && try < q.pd.DecodeTries:
-			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
 		default:
 			return legAgain
 		}
@@ -88,10 +88,8 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		q.edits = q.plan.Family.DecodeEdits(q.edits, q.handle)
 	}
 	q.segments = q.x.Doc.Segments(q.segments[:0], q.edits...)
-	if f := q.cutWhenGone(call, began); f != nil {
-		q.x.OnGone(f)
-		defer q.x.OnGone(nil)
-	}
+	q.x.OnGone(q.cutWhenGone(call, began))
+	defer q.x.OnGone(nil)
 	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.x.Endpoint.Path,
@@ -101,19 +99,20 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	}, call)
 }
 
-// cutWhenGone is what to do, before the response head, when the client leaves;
-// nil to do nothing. A decode that holds a handle must be seen to be admitted
-// before it is cut, or the prefill engine keeps the blocks until the lease ends:
-// a streamed one has then sent its head (front cuts it from there on), any
-// other is taken to be admitted after PD.CutAfter.
+// cutWhenGone is what to do, before the response head, when the client leaves.
+// A decode that holds a handle must be seen to be admitted before it is cut, or
+// the prefill engine keeps the blocks until the lease ends: a streamed one has
+// then sent its head (front cuts it from there on), any other is taken to be
+// admitted after PD.CutAfter. Once the lease has ended there is nothing left to
+// wait for: an engine that never sends its head must not hold the leg for long.
 func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
-	switch {
-	case q.handle == nil:
+	if q.handle == nil {
 		return call.Cut
-	case q.stream:
-		return nil
 	}
-	after := q.pd.CutAfter
+	after := q.handleAt.Add(q.pd.Lease).Sub(began)
+	if !q.stream {
+		after = min(after, q.pd.CutAfter)
+	}
 	return func() {
 		if left := after - time.Since(began); left > 0 {
 			time.AfterFunc(left, call.Cut)
@@ -128,26 +127,16 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt := &q.r.opt
 	rank := choice.Rank
 	opt.Fleet.Succeeded(rank)
-	if worthRetry(resp.Status) && q.attempt < q.pd.MaxAttempts {
-		q.excluded = append(q.excluded, rank)
-		if q.other(candidates) {
-			opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), time.Since(began))
-			opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
-			resp.Release()
-			choice.Reservation.Release()
-			return legAgain
-		}
-	}
-	q.nameWorkers(choice)
-	if resp.ContentLength < 0 || resp.ContentLength > maxAnswer {
+	retry := worthRetry(resp.Status)
+	if !retry && (resp.ContentLength < 0 || resp.ContentLength > maxAnswer) {
+		q.nameWorkers(choice, q.handle != nil)
 		q.relay(leg, choice, call, resp, began)
 		return legAnswered
 	}
 	defer resp.Release()
 	defer choice.Reservation.Release()
-	if f := q.cutWhenGone(call, began); f != nil {
-		q.x.OnGone(f)
-	}
+	handed := q.handle != nil // readAnswer reuses the memory it borrows
+	q.x.OnGone(call.Cut)      // a head has come: the engine knows the request
 	var err error
 	q.answer, err = q.readAnswer(resp)
 	q.x.OnGone(nil)
@@ -167,6 +156,18 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		return legAnswered
 	}
 	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
+	if retry {
+		q.excluded = append(q.excluded, rank)
+		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
+		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
+		if diedOf(resp.Status, q.answer) {
+			q.suspects++
+		}
+		if q.mayRunAgain(candidates) {
+			return legAgain
+		}
+	}
+	q.nameWorkers(choice, handed)
 	q.finish(choice, resp)
 	return legAnswered
 }
@@ -206,10 +207,11 @@ func (q *request) end(resp *upstream.Response, status int) {
 	q.x.Reply(resp, q.answer)
 }
 
-// nameWorkers puts the choice in the response headers.
-func (q *request) nameWorkers(choice *schedule.Choice) {
+// nameWorkers puts the choice in the response headers; handed says that decode
+// was given a prefill's handle.
+func (q *request) nameWorkers(choice *schedule.Choice, handed bool) {
 	cached := choice.CachedTokens
-	if q.prefillRank != nil && q.handle != nil {
+	if q.prefillRank != nil && handed {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.prefillRank.ID.Worker)
 		cached = max(cached, q.prefillCached)
 	} else {

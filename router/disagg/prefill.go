@@ -59,6 +59,13 @@ func (q *request) prefill() prefillEnd {
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
 		q.excluded = append(q.excluded, rank)
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
+		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		if diedOf(status, q.answer) {
+			if q.suspects++; q.suspects >= maxSuspects {
+				q.end(resp, status)
+				return prefillAnswered
+			}
+		}
 		if !q.other(q.plan.Prefill) {
 			opt.Observer.FellBack("prefill_failed")
 			return prefillNone
@@ -120,12 +127,8 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 	}
 	f := q.failed(rank, "prefill", err)
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
-	if f.reason == front.UpstreamTimeout && !f.unsent {
-		q.refuse(front.UpstreamTimeout, fmt.Sprintf("prefill on %s did not answer within %s", rank.ID, opt.Timeouts.Prefill), 0)
-		return prefillAnswered
-	}
 	if q.suspects >= maxSuspects {
-		q.refuse(front.UpstreamFailed, fmt.Sprintf("%d engines closed the connection while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
+		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
 		return prefillAnswered
 	}
 	if !q.other(q.plan.Prefill) {

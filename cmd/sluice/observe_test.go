@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/admin"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// metric is the value of one series of the router's /metrics, 0 when absent.
+// Labels stand as they do there: name{a="b"}.
+func (r *testRouter) metric(series string) float64 {
+	var b bytes.Buffer
+	r.metrics.WritePrometheus(&b)
+	for line := range strings.Lines(b.String()) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), series+" "); ok {
+			f, err := strconv.ParseFloat(v, 64)
+			if err != nil {
+				panic(err)
+			}
+			return f
+		}
+	}
+	return 0
+}
+
+func (r *testRouter) fellBack(kind string) float64 {
+	return r.metric(`sluice_fallbacks_total{kind="` + kind + `"}`)
+}
+
+// explain asks the admin listener for a request's record.
+func (r *testRouter) explain(t *testing.T, id string) *schedule.Record {
+	t.Helper()
+	rt, err := admin.ReadRuntimeFile(r.cfg.Admin.RuntimeFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := admin.NewClient(rt)
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	rec, _, err := c.Explain(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// outcome waits until a request's record has its end.
+func (r *testRouter) outcome(t *testing.T, id string) *schedule.Record {
+	t.Helper()
+	var rec schedule.Record
+	eventually(t, 10*time.Second, "the record of "+id+" has its outcome", func() bool {
+		body, ok := r.scheduler.Explain(id)
+		return ok && json.Unmarshal(body, &rec) == nil && rec.Outcome != nil
+	})
+	return &rec
+}
+
+// booked describes what is still reserved anywhere, "" when nothing is.
+func (r *testRouter) booked() string {
+	var left []string
+	for _, w := range r.fleet.View().Workers {
+		for _, k := range w.Ranks {
+			if p, b, n := k.PrefillTokens.Load(), k.DecodeBlocks.Load(), k.Requests.Load(); p != 0 || b != 0 || n != 0 {
+				left = append(left, fmt.Sprintf("%s: %d prefill tokens, %d blocks, %d requests", k.ID, p, b, n))
+			}
+		}
+	}
+	for _, leg := range []string{"prefill", "decode", "whole"} {
+		if n := r.metric(`sluice_legs_in_flight{leg="` + leg + `"}`); n != 0 {
+			left = append(left, fmt.Sprintf("%v %s legs in flight", n, leg))
+		}
+	}
+	return strings.Join(left, "; ")
+}
+
+// quiet waits until nothing is under way in the router and the engines, and no
+// lease is left.
+func quiet(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.Engine) {
+	t.Helper()
+	busy := ""
+	defer func() {
+		if t.Failed() && busy != "" {
+			t.Logf("still there: %s", busy)
+		}
+	}()
+	eventually(t, within, "nothing is under way", func() bool {
+		busy = r.booked()
+		for i, e := range engines {
+			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksPinned != 0) {
+				busy += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases, %d pinned", i, s.Running, s.Waiting, s.Leases, s.BlocksPinned)
+			}
+		}
+		return busy == ""
+	})
+	busy = ""
+}
+
+// generating are the requests to inference endpoints, oldest first; the
+// router's calls of /tokenize and its probes are not among them.
+func generating(e *sim.Engine) []sim.Record {
+	return slices.DeleteFunc(e.Requests(), func(r sim.Record) bool {
+		return r.Method != "POST" || !strings.HasPrefix(r.Path, "/v1/") && !strings.HasPrefix(r.Path, "/inference/")
+	})
+}
+
+func ids(recs []sim.Record) []string {
+	out := []string{}
+	for _, r := range recs {
+		out = append(out, r.Header("X-Request-Id"))
+	}
+	return out
+}
+
+// member gives the bytes of one member of a JSON object.
+func member(t *testing.T, object []byte, name string) string {
+	t.Helper()
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(object, &m); err != nil {
+		t.Fatalf("no JSON object: %v in %s", err, object)
+	}
+	return string(m[name])
+}
+
+func (r *testRouter) state(id string) worker.State {
+	for _, w := range r.fleet.View().Workers {
+		if w.Spec.ID == id {
+			s, _ := w.State()
+			return s
+		}
+	}
+	return worker.Gone
+}
+
+func wantStatus(t *testing.T, a *answer, status int) {
+	t.Helper()
+	if a.Status != status {
+		t.Fatalf("status %d, want %d: %s", a.Status, status, a.Body)
+	}
+}
+
+func wantReason(t *testing.T, a *answer, status int, reason string) {
+	t.Helper()
+	if a.Status != status || a.Header.Get("X-Sluice-Reason") != reason {
+		t.Errorf("status %d, reason %q; want %d, %q: %s", a.Status, a.Header.Get("X-Sluice-Reason"), status, reason, a.Body)
+	}
+}
+
+// dropIdle closes the test client's own kept-alive connections.
+func dropIdle() { http.DefaultTransport.(*http.Transport).CloseIdleConnections() }
