@@ -29,6 +29,7 @@ func (c *conn) firstByte(p []byte) (int, error) {
 	a := &c.ahead
 	a.fresh = false
 	for {
+		a.n, a.err = 0, nil // try is not called when the deadline is over or the connection closed
 		if err := c.raw.Read(a.try); err != nil {
 			a.err = err
 		}

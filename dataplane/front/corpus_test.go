@@ -344,7 +344,7 @@ func TestEngineSeesOurFraming(t *testing.T) {
 	})
 	ends := make(chan relay.Result, 256)
 	// Some heads have no end: they are answered when their time is over.
-	r := start(t, Options{HeadTimeout: 300 * time.Millisecond}, relayTo(e, endHook(ends)))
+	r := start(t, Options{HeadTimeout: 2 * time.Second}, relayTo(e, endHook(ends)))
 	for _, k := range slices.Concat(accepted(), refusedHeads(), refusedBodies()) {
 		mu.Lock()
 		requests = nil

@@ -174,6 +174,23 @@ func TestDrainCuts(t *testing.T) {
 	}
 }
 
+// A connection is cut at the very moment when it comes back from a stream.
+func TestShutdownWhileAConnectionComesBack(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return err == nil
+	})
+	for range 60 {
+		ends := make(chan relay.Result, 8)
+		r := start(t, Options{}, relayTo(e, endHook(ends)))
+		for range 8 {
+			r.dial().send(chatPost(hello))
+		}
+		<-ends
+		r.stop()
+	}
+}
+
 // Nothing is left of a server that served, streamed, refused and shut down.
 func TestNothingIsLeft(t *testing.T) {
 	round := func() {
