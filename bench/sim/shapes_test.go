@@ -42,6 +42,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`"remote_port":\d+`), `"remote_port":5600`},
 	{regexp.MustCompile(`embd-[0-9a-f]{16}`), "embd-ID"},
 	{regexp.MustCompile(`tcp://127.0.0.1:\d+`), "tcp://127.0.0.1:PORT"},
+	{regexp.MustCompile(`process_start_time_seconds \d+\.\d+`), "process_start_time_seconds T"},
 	{regexp.MustCompile(`"(endpoint_port_base|replay_endpoint_port_base)":\d+`), `"$1":5557`},
 }
 
