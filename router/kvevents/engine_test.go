@@ -41,7 +41,7 @@ func newEngine(t *testing.T, replay bool) *engine {
 	t.Helper()
 	e := &engine{t: t, kept: map[uint64][]byte{}, dropOnce: map[uint64]bool{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	e.ctx = must(zmq.NewContext())
-	e.open("tcp://127.0.0.1:*")
+	e.open("tcp://127.0.0.1:*", 0)
 	ready := make(chan string)
 	if replay {
 		go e.serveReplay(ready)
@@ -66,12 +66,12 @@ func must[T any](v T, err error) T {
 }
 
 // open binds the publishing socket. A port that is being given up may be busy
-// for a moment.
-func (e *engine) open(endpoint string) {
+// for a moment. hwm is its high-water mark; 0 is none.
+func (e *engine) open(endpoint string, hwm int) {
 	e.t.Helper()
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)
-	e.pub.SetSndhwm(0)
+	e.pub.SetSndhwm(hwm)
 	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
 	e.Endpoint = must(e.pub.GetLastEndpoint())
 }
@@ -80,16 +80,22 @@ func (e *engine) open(endpoint string) {
 func (e *engine) reopen(between func()) {
 	e.pub.Close()
 	between()
-	e.open(e.Endpoint)
+	e.open(e.Endpoint, 0)
 }
 
-// subscribed waits for a subscription, so that what is published from then on
-// is not lost.
+// subscribed waits for a new subscription, so that what is published from then
+// on is not lost.
 func (e *engine) subscribed() {
 	e.t.Helper()
 	e.pub.SetRcvtimeo(20 * time.Second)
-	if _, err := e.pub.RecvMessageBytes(0); err != nil {
-		e.t.Fatalf("nobody subscribed: %v", err)
+	for {
+		frames, err := e.pub.RecvMessageBytes(0)
+		if err != nil {
+			e.t.Fatalf("nobody subscribed: %v", err)
+		}
+		if frames[0][0] == 1 {
+			return
+		}
 	}
 }
 

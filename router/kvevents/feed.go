@@ -46,6 +46,7 @@ type feed struct {
 	suspect   bool      // the connection was lost: the engine may have a new life
 	retryAt   time.Time // of a replay that failed; zero: none is due
 	backoff   time.Duration
+	redialAt  time.Time // when a lost connection is made anew by hand; zero: not
 }
 
 type position struct {
@@ -62,6 +63,10 @@ type position struct {
 const (
 	socketsPerFeed = 6
 	maxBurst       = 1024 // messages handled between looks at the other sockets
+
+	// redialAfter is how long ZMQ has to make a lost connection again. It never
+	// tries when it has cut the connection itself, as for a message too large.
+	redialAfter = 3 * time.Second
 )
 
 var feedNumber atomic.Uint64 // makes inproc names unique in the process
@@ -176,11 +181,7 @@ func (f *feed) run() {
 	defer close(f.done)
 	defer f.close()
 	for !f.stopping.Load() {
-		wait := time.Duration(-1)
-		if !f.retryAt.IsZero() {
-			wait = max(0, time.Until(f.retryAt)) + time.Millisecond
-		}
-		if _, err := f.poll.Poll(wait); err != nil {
+		if _, err := f.poll.Poll(f.wait()); err != nil {
 			f.opt.Log.Error("kv events: the feed ends", "rank", f.src.Rank.ID, "error", err)
 			f.distrust("resets")
 			f.setState(worker.FeedBroken)
@@ -189,10 +190,34 @@ func (f *feed) run() {
 		}
 		f.watchConnection()
 		f.drain()
-		if f.connected && !f.known || !f.retryAt.IsZero() && time.Now().After(f.retryAt) {
+		if f.connected && !f.known || due(f.retryAt) {
 			f.begin()
 		}
+		if due(f.redialAt) {
+			f.redial()
+		}
 		f.flush()
+	}
+}
+
+func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
+
+// wait is how long there is nothing to do unless a socket says so; -1: for ever.
+func (f *feed) wait() time.Duration {
+	wait := time.Duration(-1)
+	for _, at := range []time.Time{f.retryAt, f.redialAt} {
+		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
+			wait = left
+		}
+	}
+	return wait
+}
+
+func (f *feed) redial() {
+	f.redialAt = time.Now().Add(redialAfter)
+	f.sub.Disconnect(f.src.Endpoint)
+	if err := f.sub.Connect(f.src.Endpoint); err != nil {
+		f.opt.Log.Warn("kv events: cannot connect again", "rank", f.src.Rank.ID, "endpoint", f.src.Endpoint, "error", err)
 	}
 }
 
@@ -209,11 +234,14 @@ func (f *feed) watchConnection() (caughtUp bool) {
 		switch event {
 		case zmq.EVENT_DISCONNECTED:
 			f.connected, f.suspect = false, f.known
+			if !f.src.Bind {
+				f.redialAt = time.Now().Add(redialAfter)
+			}
 			if f.state() == worker.FeedLive {
 				f.setState(worker.FeedSyncing)
 			}
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-			f.connected = true
+			f.connected, f.redialAt = true, time.Time{}
 			if f.suspect {
 				f.reconnected()
 				caughtUp = true

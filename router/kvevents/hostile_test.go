@@ -122,6 +122,26 @@ func TestOversize(t *testing.T) {
 	r.holds()
 }
 
+// Far over the limit ZMQ itself cuts the connection, before it takes the memory.
+func TestFarOversize(t *testing.T) {
+	r, e := liveRig(t, func(o *Options) { o.MaxFrame = 1 << 16 })
+	all := batches(newScribe(41, 1), 10)
+	for _, b := range all[:5] {
+		e.publish(b)
+	}
+	r.holds(all[:5]...)
+	e.publish(make([]byte, 1<<18))
+	e.subscribed() // again
+	r.await("resets", 1)
+	r.holds()
+	later := batches(newScribe(42, 2), 10)
+	for _, b := range later {
+		e.publish(b)
+	}
+	r.holds(later...)
+	r.awaitState(worker.FeedLive)
+}
+
 func TestRanks(t *testing.T) {
 	r, e := liveRig(t, nil)
 	stored := func(rank any, hash int) []byte {

@@ -100,3 +100,18 @@ func TestParseServerInfo(t *testing.T) {
 		}
 	}
 }
+
+func FuzzSources(f *testing.F) {
+	f.Add([]byte(`{"0":{"publisher":"zmq","endpoint":"tcp://*:5557"},"kv_events":{"endpoint_host":"*","endpoint_port_base":5557}}`), "tcp://[::]:5557")
+	f.Fuzz(func(t *testing.T, body []byte, endpoint string) {
+		if list, err := ParseSources(body, "w1"); err == nil && slices.ContainsFunc(list, func(e Endpoints) bool { return e.Pub == "" }) {
+			t.Fatalf("a rank without an endpoint: %+v", list)
+		}
+		if info, err := ParseServerInfo(body, "w1"); err == nil && len(info.Ranks) > maxRanks {
+			t.Fatalf("%d ranks", len(info.Ranks))
+		}
+		if got, err := Resolve("w1", []string{endpoint}, []uint16{0, 9}); err == nil && len(got) != 2 {
+			t.Fatalf("Resolve(%q) = %q", endpoint, got)
+		}
+	})
+}
