@@ -19,10 +19,10 @@ type board struct {
 	ranks []*worker.Rank
 	slots []worker.Slot
 	place [worker.MaxSlots]int16 // by slot: index in ranks, -1
+	facts [worker.MaxSlots]fact  // by slot; zero for slots of other pools
 
 	refreshed atomic.Int64 // ns since the scheduler's start
 	mu        sync.Mutex   // of a refresh
-	facts     []fact       // by index
 	// crowded are the indices of ranks short of KV blocks.
 	crowded atomic.Pointer[[]int32]
 }
@@ -75,7 +75,7 @@ func (b *boards) find(c []*worker.Rank) *board {
 }
 
 func (b *boards) make(c []*worker.Rank) *board {
-	x := &board{ranks: c, slots: make([]worker.Slot, len(c)), facts: make([]fact, len(c))}
+	x := &board{ranks: c, slots: make([]worker.Slot, len(c))}
 	for i := range x.place {
 		x.place[i] = -1
 	}
@@ -107,7 +107,7 @@ func (x *board) refresh(s *Scheduler) {
 	defer x.mu.Unlock()
 	var crowded []int32
 	for i, r := range x.ranks {
-		x.facts[i].v.Store(uint32(min(sizeOf(r), 1<<27))<<4 | r.Feed.Load()&15)
+		x.facts[at(r.Slot)].v.Store(uint32(min(sizeOf(r), 1<<27))<<4 | r.Feed.Load()&15)
 		waiting := int64(s.weights.waiting * nsPerMS * float64(max(0, r.Waiting.Load()-r.Requests.Load())))
 		short := r.KVUsage() >= pressureFrom
 		if short {
@@ -158,8 +158,8 @@ func (s *Scheduler) choose(x *board, f *frame, sc *scratch, rng *uint64, res *Re
 // least finds the least cost in three passes: all ranks as if they held
 // nothing, then the holders, then those short of blocks.
 func (x *board) least(load *[worker.MaxSlots]atomic.Int64, f *frame, rng *uint64, others []found) found {
-	none := found{index: -1, cost: math.MaxInt64}
-	best := none
+	nobody := found{index: -1, cost: math.MaxInt64}
+	best := nobody
 	ties := 0
 	base := int64(f.uncached * nsPerMS)
 	n := len(x.slots)
@@ -179,7 +179,7 @@ func (x *board) least(load *[worker.MaxSlots]atomic.Int64, f *frame, rng *uint64
 	}
 	held := others[groups:]
 	for i := range held {
-		held[i] = none
+		held[i] = nobody
 	}
 	x.holders(load, f, rng, held)
 	if held[0].index >= 0 && held[0].cost <= best.cost {
@@ -233,48 +233,66 @@ func (x *board) draw(load *[worker.MaxSlots]atomic.Int64, best found, ties int, 
 // holders looks at the ranks that hold some of the prompt and keeps the best,
 // least first; equals at the head are drawn.
 func (x *board) holders(load *[worker.MaxSlots]atomic.Int64, f *frame, rng *uint64, held []found) {
-	ties := 0
-	try := func(o *kvindex.Overlap, blockTokens int, exact bool) {
-		for _, s := range o.Holders() {
-			if int(s) >= worker.MaxSlots || x.place[at(s)] < 0 {
-				continue
-			}
-			i := int(x.place[at(s)])
-			size, feed := x.facts[i].get()
-			if exact {
-				if feed != worker.FeedLive && feed != worker.FeedSyncing || blockTokens > 0 && blockTokens != size {
-					continue
-				}
-			} else {
-				if feed == worker.FeedLive && !f.textOnly {
-					continue
-				}
-				size = blockTokens
-			}
-			has := load[at(s)].Load()
-			cost := int64(f.own(int32(min(o.Depth(s)*size, f.prompt)))*nsPerMS) + has
-			if last := &held[len(held)-1]; last.index >= 0 && cost > last.cost {
-				continue
-			}
-			switch {
-			case held[0].index < 0 || cost < held[0].cost:
-				ties = 1
-			case cost == held[0].cost:
-				if ties++; below(rng, ties) != 0 {
-					continue
-				}
-			}
-			insert(held, found{i, cost, has})
-		}
-	}
 	if f.exact != nil {
-		try(f.exact, 0, true)
+		x.holdersOf(f.exact, 0, live|syncing, load, f, rng, held)
 	}
 	for i := range f.sized {
-		try(&f.sized[i].Overlap, f.sized[i].BlockSize, true)
+		x.holdersOf(&f.sized[i].Overlap, f.sized[i].BlockSize, live|syncing, load, f, rng, held)
 	}
 	if f.approx != nil {
-		try(f.approx, f.approxTokens, false)
+		feeds := uint32(none | syncing | broken)
+		if f.textOnly {
+			feeds |= live
+		}
+		x.holdersOf(f.approx, -f.approxTokens, feeds, load, f, rng, held)
+	}
+}
+
+// Feed states as a set, for holdersOf.
+const (
+	none    = 1 << worker.FeedNone
+	syncing = 1 << worker.FeedSyncing
+	live    = 1 << worker.FeedLive
+	broken  = 1 << worker.FeedBroken
+)
+
+// holdersOf does so for one overlap and the ranks whose feed is among feeds.
+// size is 0 for blocks of each rank's own size, positive for ranks of that size
+// only, negative for blocks that stand for so many tokens on every rank.
+func (x *board) holdersOf(o *kvindex.Overlap, size int, feeds uint32, load *[worker.MaxSlots]atomic.Int64, f *frame, rng *uint64, held []found) {
+	ties := 0
+	base := f.uncached * nsPerMS
+	credit := f.rate * f.w.overlap * nsPerMS
+	worst := int64(math.MaxInt64)
+	for _, s := range o.Holders() {
+		k := at(s)
+		own, feed := x.facts[k].get()
+		if feeds>>feed&1 == 0 || own == 0 {
+			continue // its overlap is not to be believed, or it is not of this pool
+		}
+		switch {
+		case size < 0:
+			own = -size
+		case size > 0 && size != own:
+			continue
+		}
+		has := load[k].Load()
+		cost := max(0, int64(base-credit*float64(min(o.Depth(s)*own, f.prompt)))) + has
+		if cost > worst {
+			continue
+		}
+		switch {
+		case held[0].index < 0 || cost < held[0].cost:
+			ties = 1
+		case cost == held[0].cost:
+			if ties++; below(rng, ties) != 0 {
+				continue
+			}
+		}
+		insert(held, found{int(x.place[k]), cost, has})
+		if last := &held[len(held)-1]; last.index >= 0 {
+			worst = last.cost
+		}
 	}
 }
 
