@@ -159,14 +159,15 @@ func (b *book) take(id string, h uint64) *record {
 	return r
 }
 
-// decide adds one choice. A first attempt for a leg that the live record has
-// already begun, or any choice after its end, is another request of the same
-// id: it gets a record of its own, and the newest answers to the id.
+// decide adds one choice. A first attempt with nothing excluded for a leg that
+// the live record has already placed, or any choice after its end, is another
+// request of the same id: it gets a record of its own, and the newest answers
+// to the id.
 func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 	id := clipID(q.RequestID)
 	h := hashID(id)
 	r := b.open(id, h)
-	if r != nil && (r.ended || q.Attempt <= 1 && r.has(q.Leg)) {
+	if r != nil && (r.ended || q.Attempt <= 1 && len(q.Excluded) == 0 && r.placed(q.Leg)) {
 		r.mu.Unlock()
 		r = nil
 	}
@@ -198,10 +199,11 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 	r.decisions = append(r.decisions, d)
 }
 
-// has says whether the record holds a first attempt of a leg.
-func (r *record) has(l Leg) bool {
+// placed says whether the record holds a first attempt of a leg that found a
+// rank; one that found none is made again when there is one.
+func (r *record) placed(l Leg) bool {
 	for i := range r.decisions {
-		if r.decisions[i].leg == l && r.decisions[i].attempt <= 1 {
+		if d := &r.decisions[i]; d.leg == l && d.attempt <= 1 && d.chosen >= 0 {
 			return true
 		}
 	}

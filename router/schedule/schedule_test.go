@@ -360,6 +360,19 @@ func TestDuplicateIDsNewestFirst(t *testing.T) {
 	}
 }
 
+// A retry with the same handle, and a choice made again after a wait for a
+// rank, belong to the request they are of.
+func TestRetriesStayInOneRecord(t *testing.T) {
+	rs := ranks(2)
+	s := New(plain)
+	s.Choose(&Query{Leg: DecodeLeg, RequestID: "a", Attempt: 1})
+	c, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, RequestID: "a", Attempt: 1})
+	s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, Excluded: []*worker.Rank{c.Rank}, RequestID: "a", Attempt: 1})
+	if r := decode(t, s, "a"); len(r.Decisions) != 3 || len(r.Earlier) != 0 || r.Decisions[0].Chosen != "" || r.Decisions[2].Excluded != 1 {
+		t.Errorf("got %+v", r)
+	}
+}
+
 func TestRecordsAreTheLastN(t *testing.T) {
 	rs := ranks(2)
 	opt := plain
