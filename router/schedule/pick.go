@@ -160,7 +160,7 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 	}
 	start := 0
 	if s.policy == roundRobin {
-		start = int((s.turn.Add(1) - 1) % uint64(n))
+		start = int((s.turn[q.Leg%legs].Add(1) - 1) % uint64(n))
 	} else {
 		start = below(rng, n)
 	}

@@ -13,6 +13,8 @@ const (
 	Whole Leg = iota
 	PrefillLeg
 	DecodeLeg
+
+	legs // how many there are
 )
 
 var legNames = [...]string{Whole: "whole", PrefillLeg: "prefill", DecodeLeg: "decode"}

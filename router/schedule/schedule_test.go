@@ -246,6 +246,22 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 	}
 }
 
+// Two legs take their turns apart: with one counter, alternating legs over two
+// workers each would always get the same worker.
+func TestRoundRobinTakesTurnsByLeg(t *testing.T) {
+	p, d := ranks(2), ranks(2)
+	opt := plain
+	opt.Policy = "round_robin"
+	s := New(opt)
+	for i := range 6 {
+		a, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: p})
+		b, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: d})
+		if a.Rank != p[i%2] || b.Rank != d[i%2] {
+			t.Fatalf("request %d went to prefill %v and decode %v, want both turn %d", i, a.Rank.ID, b.Rank.ID, i%2)
+		}
+	}
+}
+
 func TestTemperatureLoosens(t *testing.T) {
 	rs := ranks(3)
 	rs[1].PrefillTokens.Store(1000)

@@ -44,7 +44,7 @@ type Scheduler struct {
 	boards      boards
 	started     time.Time
 	seed        atomic.Uint64
-	turn        atomic.Uint64 // round robin
+	turn        [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
 	watch       atomic.Pointer[func(*Event)]
 	scratch     sync.Pool
 }
