@@ -105,13 +105,17 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	if err != nil {
 		return nil, err
 	}
-	for _, spec := range cfg.Specs() {
-		if err := r.fleet.Add(spec); err != nil {
+	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
+	r.metrics.Func(func() float64 { return float64(runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
+	if cfg.Admin.Listen != "off" {
+		if r.admin, err = r.newAdmin(); err != nil {
 			return nil, err
 		}
 	}
-	if cfg.Admin.Listen != "off" {
-		if r.admin, err = r.newAdmin(); err != nil {
+	// Last: from here on workers join, and changed and joined are called.
+	for _, spec := range cfg.Specs() {
+		if err := r.fleet.Add(spec); err != nil {
 			return nil, err
 		}
 	}

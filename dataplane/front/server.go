@@ -90,6 +90,9 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
+// BodyBytes is how much memory request bodies hold now, of BodyBudgetBytes.
+func (s *Server) BodyBytes() int64 { return s.budget.Used() }
+
 // Serve accepts on ln until Shutdown; it returns nil after a Shutdown.
 func (s *Server) Serve(ln net.Listener) error {
 	s.mu.Lock()

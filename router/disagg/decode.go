@@ -126,6 +126,7 @@ func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
 func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time, candidates []*worker.Rank) legEnd {
 	opt := &q.r.opt
 	rank := choice.Rank
+	q.hold(false)
 	opt.Fleet.Succeeded(rank)
 	retry := worthRetry(resp.Status)
 	if !retry && (resp.ContentLength < 0 || resp.ContentLength > maxAnswer) {

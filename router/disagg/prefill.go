@@ -28,6 +28,7 @@ const (
 // prefill runs the prefill leg of one attempt.
 func (q *request) prefill() prefillEnd {
 	opt := &q.r.opt
+	q.hold(false)
 	choice, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
 	if !ok {
 		return prefillNone
@@ -88,6 +89,7 @@ func (q *request) prefill() prefillEnd {
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
 		return prefillNone
 	}
+	q.hold(true)
 	if q.x.Gone() {
 		// Nobody is left to decode for; the engine frees the blocks when the
 		// handle's lease runs out.

@@ -61,7 +61,12 @@ type Runner struct {
 	models   map[string]*modelPD
 	requests sync.Pool
 	next     atomic.Uint32 // rotates whom we ask to tokenize
+	pinned   atomic.Int64  // see Pinned
 }
+
+// Pinned is how many handles are held whose decode has not been seen to begin:
+// hand-overs for which a prefill worker keeps blocks.
+func (r *Runner) Pinned() int64 { return r.pinned.Load() }
 
 type modelPD struct {
 	pd     config.PD
@@ -140,6 +145,7 @@ type request struct {
 	answer   []byte // a leg's whole response
 	handle   []byte // borrows from the prefill response
 	handleAt time.Time
+	holding  bool // the handle is counted in Runner.pinned
 
 	prefillRank   *worker.Rank
 	prefillCached int // predicted, tokens
@@ -176,6 +182,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 func (q *request) recycle() {
 	const most = 1 << 20
 	r := q.r
+	q.hold(false)
 	if cap(q.answer) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
 	}
@@ -195,6 +202,19 @@ func (q *request) recycle() {
 	clear(keep.segments[:cap(keep.segments)])
 	*q = keep
 	r.requests.Put(q)
+}
+
+// hold counts the request's handle among the pinned ones, or takes it out.
+func (q *request) hold(on bool) {
+	if q.holding == on {
+		return
+	}
+	q.holding = on
+	if on {
+		q.r.pinned.Add(1)
+	} else {
+		q.r.pinned.Add(-1)
+	}
 }
 
 // askedTokens is the client's limit on output, 0 when it gave none.
