@@ -1,0 +1,261 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// TestDecodeFailsOver: a decode that fails before its first byte is run again
+// elsewhere; once it was sent, with a prefill of its own.
+func TestDecodeFailsOver(t *testing.T) {
+	for _, f := range failures {
+		if f.name == "stall" {
+			continue // a decode that hangs has its time-out, and no second try
+		}
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			p, bad, good := startSim(t, role("prefill")), startScripted(t, f.infer), startSim(t, role("decode"))
+			r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), bad.at(worker.Decode, "bad"), at(good, worker.Decode, "good"))
+			for i := range 4 {
+				id := fmt.Sprint("r", i)
+				p.ForgetRequests()
+				good.ForgetRequests()
+				was := bad.seen()
+				a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0)), "X-Request-Id", id)
+				if a.Status != 200 || a.text(t) == "" || a.Header.Get("X-Sluice-Worker") != "good" {
+					t.Errorf("status %d, on %q: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
+				}
+				want := []string{id}
+				if bad.seen() > was {
+					want = []string{id, id + "-2"}
+				}
+				if got := ids(generating(p)); fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("prefill saw %q, want %q: a handle that an engine has seen is not used again", got, want)
+				}
+				if got := ids(generating(good)); len(got) != 1 || got[0] != want[len(want)-1] {
+					t.Errorf("decode saw %q, want %q", got, want[len(want)-1])
+				}
+			}
+			if bad.seen() == 0 {
+				t.Error("the failing worker was never chosen: the test shows nothing")
+			}
+			if s := good.Stats().Sum(); s.GarbageReads != 0 || s.TransfersFailed != 0 {
+				t.Errorf("%d garbage reads, %d failed transfers", s.GarbageReads, s.TransfersFailed)
+			}
+		})
+	}
+}
+
+// When all fail, the error says what and where.
+func TestEveryDecodeFails(t *testing.T) {
+	for _, k := range []struct {
+		failure, reason string
+		status          int
+	}{
+		{"reset", "upstream_failed", 502}, {"garbage", "upstream_garbage", 502}, {"503", "", 503}, {"500", "", 500}, {"429", "", 429},
+	} {
+		t.Run(k.failure, func(t *testing.T) {
+			t.Parallel()
+			var infer http.HandlerFunc
+			for _, f := range failures {
+				if f.name == k.failure {
+					infer = f.infer
+				}
+			}
+			p, d0, d1 := startSim(t, role("prefill")), startScripted(t, infer), startScripted(t, infer)
+			r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), d0.at(worker.Decode, "d0"), d1.at(worker.Decode, "d1"))
+			a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "all")
+			wantReason(t, a, k.status, k.reason)
+			if msg, _, _ := a.errorOf(t); k.reason != "" && !strings.Contains(msg, "decode on d") {
+				t.Errorf("message %q does not say which worker", msg)
+			}
+			if d0.seen() == 0 || d1.seen() == 0 {
+				t.Errorf("d0 was tried %d times, d1 %d", d0.seen(), d1.seen())
+			}
+			rec := r.outcome(t, "all")
+			if rec.Outcome.Status != k.status || len(rec.Notes) < 2 {
+				t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
+			}
+			if b := r.booked(); b != "" {
+				t.Error(b)
+			}
+		})
+	}
+}
+
+// A decode that does not answer is a time-out, not a second attempt.
+func TestDecodeTimesOut(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.Decode = 300 * time.Millisecond }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	d.Fault(sim.Fault{Kind: sim.Stall, Leg: "decode"})
+	a := post(t, r.URL+"/v1/chat/completions", chat(""))
+	wantReason(t, a, 504, "upstream_timeout")
+	if n := len(generating(d)); n != 1 {
+		t.Errorf("%d decodes", n)
+	}
+	if b := r.booked(); b != "" {
+		t.Error(b)
+	}
+}
+
+// TestStreamDiesUnderWay: the client is told in the protocol's own form, nothing
+// is run again, and what was reserved is free.
+func TestStreamDiesUnderWay(t *testing.T) {
+	for _, k := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Dead} {
+		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
+			t.Run(k.String()+path, func(t *testing.T) {
+				t.Parallel()
+				p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
+				r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+				for _, d := range []*sim.Engine{d0, d1} {
+					d.Fault(sim.Fault{Kind: k, Leg: "decode", After: 4})
+				}
+				body := `{"model":"sim","prompt":"go on and on","messages":[{"role":"user","content":"go on and on"}],"max_tokens":50,"ignore_eos":true,"stream":true}`
+				if path == "/v1/responses" {
+					body = `{"model":"sim","input":"go on and on","max_output_tokens":50,"stream":true}`
+				}
+				a := post(t, r.URL+path, body, "X-Request-Id", "dies")
+				if a.Status != 200 || !strings.Contains(string(a.Body), `"error"`) {
+					t.Errorf("status %d, no error event in %s", a.Status, a.Body)
+				}
+				if strings.HasSuffix(path, "completions") && !strings.HasSuffix(string(a.Body), "data: [DONE]\n\n") {
+					t.Errorf("no [DONE] at the end of %q", a.Body)
+				}
+				if n := len(generating(d0)) + len(generating(d1)); n != 1 {
+					t.Errorf("%d decodes: a stream that has begun is not run again", n)
+				}
+				rec := r.outcome(t, "dies")
+				if rec.Outcome.Reason == "" {
+					t.Errorf("outcome %+v", rec.Outcome)
+				}
+				eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+			})
+		}
+	}
+}
+
+// TestLeaseIsKept: a decode that could not be sent in time is never sent with
+// the old handle, for the engine would read freed memory and answer 200.
+func TestLeaseIsKept(t *testing.T) {
+	// The dead decode worker costs a connect time-out, longer than the lease allows.
+	dead, free := blackhole(t)
+	p := startSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond })
+	d := startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) {
+		c.PD.Lease, c.PD.LeaseMargin = time.Second, 600*time.Millisecond // decode within 400 ms
+		c.Timeouts.Connect = 700 * time.Millisecond
+		c.Health.Interval, c.Health.FailAfter, c.Health.Timeout = time.Minute, 1000, time.Second
+		c.Schedule.Policy = "round_robin"
+	}, at(p, worker.Prefill, "p0"), config.Worker{ID: "d-dead", URL: dead, Role: worker.Decode, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
+	free()
+	expired := 0.0
+	for i := range 4 {
+		id := fmt.Sprint("lease-", i)
+		p.ForgetRequests()
+		d.ForgetRequests()
+		a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d`, i)), "X-Request-Id", id)
+		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d0" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+			t.Fatalf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
+		}
+		want := []string{id}
+		if n := r.fellBack("lease_expired"); n > expired {
+			expired = n
+			want = []string{id, id + "-2"}
+		}
+		if got := ids(generating(p)); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("prefill saw %q, want %q", got, want)
+		}
+		recs := generating(d)
+		if len(recs) != 1 || recs[0].Header("X-Request-Id") != want[len(want)-1] || !strings.Contains(string(recs[0].Body), "-"+want[len(want)-1]+"-") {
+			t.Errorf("decode saw %q; want the fresh handle of %q, once", ids(recs), want[len(want)-1])
+		}
+	}
+	if expired == 0 {
+		t.Error("no lease ran out: the test shows nothing")
+	}
+	if s := p.Stats().Sum(); s.LateNotifications != 0 {
+		t.Errorf("prefill counted %d notifications after expiry", s.LateNotifications)
+	}
+	if s := d.Stats().Sum(); s.GarbageReads != 0 {
+		t.Errorf("decode read freed memory %d times", s.GarbageReads)
+	}
+	quiet(t, r, 10*time.Second, p, d)
+}
+
+// A lease that always runs out ends in plain decode, never in an old handle.
+func TestLeaseAlwaysTooShort(t *testing.T) {
+	p := startSim(t, role("prefill"))
+	d := startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) {
+		c.PD.Lease, c.PD.LeaseMargin = time.Second, time.Second-time.Nanosecond
+		c.PD.MaxAttempts = 2
+	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	body := chat("")
+	a := post(t, r.URL+"/v1/chat/completions", body)
+	if a.Status != 200 || a.text(t) == "" {
+		t.Errorf("status %d: %s", a.Status, a.Body)
+	}
+	if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+		t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
+	}
+	if n := len(generating(p)); n != 2 {
+		t.Errorf("%d prefills, want 2", n)
+	}
+}
+
+// blackhole is a healthy engine until shut is called; then connections to it go
+// unanswered, as to a host that has gone.
+func blackhole(t *testing.T) (addr string, shut func()) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 8); err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "blackhole")
+	ln, err := net.FileListener(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine := startScripted(t, reply(200, "{}"))
+	srv := &http.Server{Handler: engine.Config.Handler}
+	go srv.Serve(ln)
+	t.Cleanup(func() {
+		srv.Close()
+		f.Close()
+	})
+	return "http://" + ln.Addr().String(), func() {
+		// The socket goes on listening by f, but nobody accepts; a full backlog
+		// makes the kernel drop SYNs.
+		srv.Close()
+		unix.Listen(int(f.Fd()), 0)
+		var held []net.Conn
+		for range 4 {
+			nc, err := net.DialTimeout("tcp", ln.Addr().String(), 100*time.Millisecond)
+			if err == nil {
+				held = append(held, nc)
+			}
+		}
+		t.Cleanup(func() {
+			for _, nc := range held {
+				nc.Close()
+			}
+		})
+	}
+}

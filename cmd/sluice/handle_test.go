@@ -1,0 +1,98 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// badHandles are forms of kv_transfer_params that a decode engine must never be
+// given; the first ends vLLM 0.32.
+var badHandles = []struct{ name, member string }{
+	{"block ids missing", `{"do_remote_prefill":true,"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"block ids null", `{"do_remote_prefill":true,"remote_block_ids":null,"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"block ids empty", `{"do_remote_prefill":true,"remote_block_ids":[],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"groups without ids", `{"do_remote_prefill":true,"remote_block_ids":[[ ],[]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"one group without ids", `{"do_remote_prefill":true,"remote_block_ids":[[]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"block ids a string", `{"do_remote_prefill":true,"remote_block_ids":"7","remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
+	{"no engine id", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_host":"127.0.0.1","remote_port":1}`},
+	{"host null", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_host":null,"remote_port":1}`},
+	{"no port", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_host":"127.0.0.1"}`},
+	{"null", `null`}, {"a string", `"abc"`}, {"a list", `[]`}, {"an empty object", `{}`}, {"missing", ``},
+}
+
+// TestIncompleteHandleDecodesPlainly: passed on, each of these would end the
+// decode engine (the simulated one crashes on them as the real one does).
+func TestIncompleteHandleDecodesPlainly(t *testing.T) {
+	d, alone := startSim(t, role("decode")), startSim(t, nil)
+	var member string
+	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, prefillReply(member)) })
+	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for i, k := range badHandles {
+		for j, stream := range []string{"", `,"stream":true`} {
+			member = k.member
+			body := chat(fmt.Sprintf(`,"seed":%d%s`, i, stream))
+			d.ForgetRequests()
+			before := r.fellBack("incomplete_handle")
+			id := fmt.Sprintf("bad-%d-%d", i, j)
+			got, want := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", id), post(t, alone.URL()+"/v1/chat/completions", body)
+			if got.Status != 200 || got.text(t) != want.text(t) || got.text(t) == "" {
+				t.Errorf("%s%s: status %d, text %q; want %q", k.name, stream, got.Status, got.text(t), want.text(t))
+			}
+			if got.Header.Get("X-Sluice-Prefill-Worker") != "" {
+				t.Errorf("%s: the answer names a prefill worker, but decode did it all", k.name)
+			}
+			if n := r.fellBack("incomplete_handle") - before; n != 1 {
+				t.Errorf("%s: counted %v times, want 1", k.name, n)
+			}
+			if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+				t.Errorf("%s: decode was sent %d requests; want the client's bytes once", k.name, len(recs))
+			}
+			if rec := r.outcome(t, id); len(rec.Notes) == 0 {
+				t.Errorf("%s: the record says nothing of it", k.name)
+			}
+		}
+	}
+	if s := d.Stats(); !s.Alive || s.Crashes != 0 || s.Sum().IncompleteHandles != 0 {
+		t.Errorf("decode: alive %v, %d crashes, %d incomplete handles", s.Alive, s.Crashes, s.Sum().IncompleteHandles)
+	}
+	if n := p.seen(); n != 2*len(badHandles) {
+		t.Errorf("%d prefills for %d requests", n, 2*len(badHandles))
+	}
+	quiet(t, r, 10*time.Second, d)
+}
+
+// The simulated engine's own bad answers, and one that is no JSON at all.
+func TestPrefillWithoutHandleDecodesPlainly(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for _, k := range []sim.FaultKind{sim.BadHandle, sim.NoHandle, sim.Garbage} {
+		p.Fault(sim.Fault{Kind: k, Leg: "prefill", N: 1})
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		if a.Status != 200 || a.text(t) == "" {
+			t.Errorf("%v: status %d: %s", k, a.Status, a.Body)
+		}
+	}
+	if n := r.fellBack("incomplete_handle"); n != 3 {
+		t.Errorf("incomplete_handle counted %v times, want 3", n)
+	}
+	if !d.Alive() || d.Stats().Crashes != 0 {
+		t.Error("the decode engine died")
+	}
+}
+
+// Where plain decode is switched off, an error says so.
+func TestPlainDecodeCanBeOff(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode = false }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p.Fault(sim.Fault{Kind: sim.NoHandle, Leg: "prefill"})
+	wantReason(t, post(t, r.URL+"/v1/chat/completions", chat("")), 502, "upstream_failed")
+	if n := len(generating(d)); n != 0 {
+		t.Errorf("decode was sent %d requests", n)
+	}
+}

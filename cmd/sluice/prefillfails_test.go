@@ -1,0 +1,183 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// failures are the ways a leg's engine fails before an answer.
+var failures = []struct {
+	name  string
+	infer http.HandlerFunc
+}{
+	{"reset", func(w http.ResponseWriter, _ *http.Request) { raw(w, "", true) }},
+	{"closed", func(w http.ResponseWriter, _ *http.Request) { raw(w, "", false) }},
+	{"cut in the body", func(w http.ResponseWriter, _ *http.Request) {
+		raw(w, "HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", false)
+	}},
+	{"garbage", func(w http.ResponseWriter, _ *http.Request) { raw(w, "SSH-2.0-OpenSSH_9.2\r\n\r\n", false) }},
+	{"two lengths", func(w http.ResponseWriter, _ *http.Request) {
+		raw(w, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", false)
+	}},
+	{"500", reply(500, `{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`)},
+	{"503", reply(503, `{"error":{"message":"full","type":"x","param":null,"code":503}}`)},
+	{"502", reply(502, `<html>bad gateway</html>`)},
+	{"429", reply(429, `{"error":{"message":"slow down","type":"x","param":null,"code":429}}`)},
+	{"stall", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
+}
+
+func hasty(c *config.Config) {
+	c.Timeouts.Prefill = 300 * time.Millisecond
+	c.Health.FailAfter = 1000 // failed workers stay in the choice
+	c.Schedule.Policy = "round_robin"
+}
+
+// TestPrefillFailsOver: a failed prefill is run on the next prefill worker, and
+// where there is none, decode does the whole request.
+func TestPrefillFailsOver(t *testing.T) {
+	for _, f := range failures {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			bad, good, d := startScripted(t, f.infer), startSim(t, role("prefill")), startSim(t, role("decode"))
+			r := startRouter(t, hasty, bad.at(worker.Prefill, "bad"), at(good, worker.Prefill, "good"), at(d, worker.Decode, "d0"))
+			for i := range 4 {
+				body := chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0))
+				a := post(t, r.URL+"/v1/chat/completions", body)
+				if a.Status != 200 || a.text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "good" {
+					t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+				}
+			}
+			if bad.seen() == 0 {
+				t.Error("the failing worker was never chosen: the test shows nothing")
+			}
+			if n := r.metric(`sluice_leg_retries_total{leg="prefill"}`); n != float64(bad.seen()) {
+				t.Errorf("%v retries counted for %d failures", n, bad.seen())
+			}
+			quiet(t, r, 10*time.Second, good, d)
+		})
+		t.Run(f.name+", no other", func(t *testing.T) {
+			t.Parallel()
+			bad, d := startScripted(t, f.infer), startSim(t, role("decode"))
+			r := startRouter(t, hasty, bad.at(worker.Prefill, "bad"), at(d, worker.Decode, "d0"))
+			body := chat("")
+			a := post(t, r.URL+"/v1/chat/completions", body)
+			if a.Status != 200 || a.text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
+				t.Errorf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
+			}
+			if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+				t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
+			}
+			if r.fellBack("prefill_failed") != 1 || r.fellBack("plain_decode") != 1 {
+				t.Errorf("prefill_failed %v, plain_decode %v; want 1, 1", r.fellBack("prefill_failed"), r.fellBack("plain_decode"))
+			}
+			quiet(t, r, 10*time.Second, d)
+		})
+	}
+}
+
+// A refused connection: the engine has just died and no probe has told yet.
+func TestRefusedPrefillFailsOver(t *testing.T) {
+	dead, p, d := startScripted(t, reply(200, "{}")), startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) {
+		hasty(c)
+		c.Health.Interval = time.Minute
+	}, dead.at(worker.Prefill, "dead"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	dead.CloseClientConnections()
+	dead.Listener.Close()
+	for range 4 {
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+			t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+		}
+	}
+	if n := r.metric(`sluice_legs_total{leg="prefill",outcome="upstream_failed"}`); n == 0 {
+		t.Error("the dead worker was never tried: the test shows nothing")
+	}
+}
+
+// A 4xx of prefill is the client's: it passes as it is and trips nothing.
+func TestPrefill4xxIsTheClients(t *testing.T) {
+	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
+	p, d := startSim(t, small), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for _, stream := range []string{"", `,"stream":true`} {
+		body := chat(stream) // longer than the model takes
+		direct := post(t, p.URL()+"/v1/chat/completions", body)
+		for range 5 {
+			a := post(t, r.URL+"/v1/chat/completions", body)
+			if a.Status != 400 || string(a.Body) != string(direct.Body) {
+				t.Errorf("status %d, body %s; the engine says %d, %s", a.Status, a.Body, direct.Status, direct.Body)
+			}
+			if a.Header.Get("X-Sluice-Reason") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+				t.Errorf("headers %v: it is the engine's own error", a.Header)
+			}
+		}
+	}
+	for _, status := range []int{401, 403, 404, 422} {
+		p.Fault(sim.Fault{Kind: sim.Status, Leg: "prefill", Status: status, N: 1})
+		if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != status {
+			t.Errorf("status %d, want the engine's %d", a.Status, status)
+		}
+	}
+	if n := len(generating(d)); n != 0 {
+		t.Errorf("decode was sent %d requests", n)
+	}
+	if s := r.state("p0"); s != worker.Ready {
+		t.Errorf("p0 is %v", s)
+	}
+	if n := r.metric(`sluice_leg_retries_total{leg="prefill"}`); n != 0 {
+		t.Errorf("%v retries", n)
+	}
+	quiet(t, r, 10*time.Second, p, d)
+}
+
+// A request that kills its engine is not walked through the fleet.
+func TestDeadlyRequestKillsAtMostTwo(t *testing.T) {
+	for _, k := range []struct {
+		name  string
+		fault sim.Fault
+	}{
+		{"prefill dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "prefill"}},
+		{"prefill resets", sim.Fault{Kind: sim.Reset, Leg: "prefill"}},
+		{"decode dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "decode"}},
+		{"decode resets", sim.Fault{Kind: sim.Reset, Leg: "decode"}},
+		{"any leg dies", sim.Fault{Kind: sim.Dead}},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			var engines []*sim.Engine
+			var workers []config.Worker
+			for i := range 4 {
+				p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+				p.Fault(k.fault)
+				d.Fault(k.fault)
+				engines = append(engines, p, d)
+				workers = append(workers, at(p, worker.Prefill, fmt.Sprint("p", i)), at(d, worker.Decode, fmt.Sprint("d", i)))
+			}
+			r := startRouter(t, func(c *config.Config) { c.PD.MaxAttempts = 8 }, workers...)
+			a := post(t, r.URL+"/v1/chat/completions", chat(""))
+			if a.Status != 500 && a.Status != 502 {
+				t.Errorf("status %d: %s", a.Status, a.Body)
+			}
+			if msg, _, _ := a.errorOf(t); a.Status == 502 && !strings.Contains(msg, "d") {
+				t.Errorf("message %q", msg)
+			}
+			hit := 0
+			for _, e := range engines {
+				if e.Stats().Faults > 0 { // a kept-alive connection may make it two on one engine
+					hit++
+				}
+			}
+			if hit != 2 {
+				t.Errorf("%d engines were hit, want 2", hit)
+			}
+		})
+	}
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+func TestRequestIDIsMadeOrReplaced(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	seen := map[string]bool{}
+	for _, given := range []string{"", "has space", `quo"te`, "caf\xc3\xa9", strings.Repeat("x", 129), "back\\slash"} {
+		e.ForgetRequests()
+		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", given)
+		wantStatus(t, a, 200)
+		id := a.Header.Get("X-Request-Id")
+		if id == "" || id == given || seen[id] {
+			t.Errorf("for %q the id is %q; want a new one", given, id)
+		}
+		seen[id] = true
+		if got := ids(generating(e)); len(got) != 1 || got[0] != id {
+			t.Errorf("the engine saw ids %q, the client %q", got, id)
+		}
+	}
+	for _, given := range []string{"a", "req_1:/x.y-z+=", strings.Repeat("x", 128)} {
+		e.ForgetRequests()
+		a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", given)
+		if got := a.Header["X-Request-Id"]; len(got) != 1 || got[0] != given {
+			t.Errorf("X-Request-Id %q, want %q once", got, given)
+		}
+		if got := ids(generating(e)); len(got) != 1 || got[0] != given {
+			t.Errorf("the engine saw ids %q, want %q", got, given)
+		}
+	}
+	// Errors carry it too.
+	a := post(t, r.URL+"/v1/chat/completions", `{`, "X-Request-Id", "bad-1")
+	if a.Status != 400 || a.Header.Get("X-Request-Id") != "bad-1" {
+		t.Errorf("status %d, id %q", a.Status, a.Header.Get("X-Request-Id"))
+	}
+}
+
+func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
+	p0, p1, d0, d1 := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+	// The first decode fails with the request in hand: the pair is run again.
+	for _, d := range []*sim.Engine{d0, d1} {
+		d.Fault(sim.Fault{Kind: sim.Status, Leg: "decode", N: 1})
+	}
+	// Which of the two is chosen first is chance; clear the other's fault once one was hit.
+	a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "pair")
+	wantStatus(t, a, 503) // both decodes have failed this request
+	got := append(ids(generating(p0)), ids(generating(p1))...)
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"pair", "pair-2"}) {
+		t.Errorf("prefill saw %q; want pair, pair-2", got)
+	}
+	got = append(ids(generating(d0)), ids(generating(d1))...)
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"pair", "pair-2"}) {
+		t.Errorf("decode saw %q; want pair, pair-2", got)
+	}
+	a = post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "third")
+	wantStatus(t, a, 200)
+	for _, e := range []*sim.Engine{d0, d1} {
+		for _, rec := range generating(e) {
+			if id := rec.Header("X-Request-Id"); !strings.Contains(string(rec.Body), `-`+id+`-`) {
+				t.Errorf("decode %q was given a handle of another attempt: %s", id, rec.Body)
+			}
+		}
+	}
+}
+
+// A decode whose engine was never reached is sent to another one with the same
+// handle, and so under its prefill's id.
+func TestSameHandleKeepsItsPrefillsID(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	gone := startScripted(t, reply(200, "{}"))
+	r := startRouter(t, func(c *config.Config) {
+		c.Health.Interval, c.Health.FailAfter = time.Minute, 1000 // the dead one stays in the choice
+		c.Schedule.Policy = "round_robin"
+	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), gone.at(worker.Decode, "d1"))
+	gone.CloseClientConnections()
+	gone.Listener.Close()
+	for i := range 4 {
+		id := "handle-" + string(rune('a'+i))
+		p.ForgetRequests()
+		d.ForgetRequests()
+		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", id)
+		wantStatus(t, a, 200)
+		if got := ids(generating(p)); !slices.Equal(got, []string{id}) {
+			t.Errorf("prefill saw %q, want %q once", got, id)
+		}
+		if got := ids(generating(d)); !slices.Equal(got, []string{id}) {
+			t.Errorf("decode saw %q, want %q: the handle is that prefill's", got, id)
+		}
+	}
+	if n := r.metric(`sluice_legs_total{leg="decode",outcome="upstream_failed"}`); n == 0 {
+		t.Error("the dead decode worker was never tried: the test shows nothing")
+	}
+}
+
+// Every line that speaks of a request carries its id.
+func TestEveryLogLineOfARequestHasItsID(t *testing.T) {
+	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+	url := r.URL + "/v1/chat/completions"
+	// Two, because a reset of a kept-alive connection is tried again on a new one.
+	arm := func(k sim.FaultKind, leg string) {
+		for _, e := range []*sim.Engine{p0, p1, d} {
+			e.ClearFaults()
+			e.Fault(sim.Fault{Kind: k, Leg: leg, N: 2, After: map[sim.FaultKind]int{sim.Cut: 2}[k]})
+		}
+	}
+	arm(sim.Reset, "prefill")
+	post(t, url, chat(""), "X-Request-Id", "log-reset")
+	arm(sim.BadHandle, "prefill")
+	post(t, url, chat(""), "X-Request-Id", "log-handle")
+	arm(sim.Status, "prefill")
+	post(t, url, chat(""), "X-Request-Id", "log-status")
+	arm(sim.Cut, "decode")
+	post(t, url, chat(`,"stream":true`), "X-Request-Id", "log-cut")
+	r.outcome(t, "log-cut")
+
+	for _, k := range []struct{ msg, id string }{
+		{`msg="leg failed"`, "log-reset"}, {`msg="plan changed"`, "log-handle"}, {`msg="leg refused"`, "log-status"}, {`msg="stream ended early"`, "log-cut"},
+	} {
+		found := false
+		for line := range strings.Lines(r.logs.String()) {
+			found = found || strings.Contains(line, k.msg) && strings.Contains(line, "request_id="+k.id)
+		}
+		if !found {
+			t.Errorf("no line with %s and request_id=%s", k.msg, k.id)
+		}
+	}
+	for line := range strings.Lines(r.logs.String()) {
+		// All others are of the router and its workers.
+		of := strings.Contains(line, "leg ") || strings.Contains(line, "stream") || strings.Contains(line, "plan") || strings.Contains(line, "log-")
+		if of && !strings.Contains(line, "request_id=log-") && !strings.Contains(line, `msg="worker`) {
+			t.Errorf("a line without the id: %s", line)
+		}
+	}
+}
