@@ -33,6 +33,7 @@ type node struct {
 	kids         uint32
 	entries      uint32 // the list of its entries
 	older, newer uint32 // neighbours in the list of leaves
+	child        uint32 // the latest child, a guess: it may be gone or another's
 	holders      holders
 }
 
@@ -82,10 +83,24 @@ func (g *graph) entryOf(slot worker.Slot, tier Tier, hash EngineHash) uint32 {
 	return g.ranks[slot].byHash[tier].get(uint64(hash))
 }
 
+// follow finds the node of seq, 0 when there is none. It tries the latest child
+// of parent first: along a chain the nodes then lie side by side in memory, and
+// the table, a cache miss for each block, is not needed. A guess that was given
+// out anew has another seq, one that was freed has nothing that keeps it.
+func (g *graph) follow(parent uint32, seq blockhash.Seq) uint32 {
+	if parent != 0 {
+		c := g.nodes.at(parent).child
+		if n := g.nodes.at(c); n.seq == seq && (n.entries != 0 || n.kids != 0) {
+			return c
+		}
+	}
+	return g.bySeq.get(uint64(seq))
+}
+
 // nodeFor finds or makes the node of seq after parent (0: none). A new node has
 // no entry yet: the caller adds one at once.
 func (g *graph) nodeFor(seq blockhash.Seq, parent uint32) uint32 {
-	if ref := g.bySeq.get(uint64(seq)); ref != 0 {
+	if ref := g.follow(parent, seq); ref != 0 {
 		return ref
 	}
 	ref := g.nodes.alloc()
@@ -97,6 +112,7 @@ func (g *graph) nodeFor(seq blockhash.Seq, parent uint32) uint32 {
 			g.unlinkLeaf(parent)
 		}
 		p.kids++
+		p.child = ref
 	}
 	g.bySeq.put(uint64(seq), ref)
 	g.linkNewest(ref)
@@ -228,7 +244,7 @@ func (g *graph) find(seqs []blockhash.Seq, o *Overlap) {
 	var a alive
 	words, depth := g.nodes.at(ref).holders.fill(&a), 1
 	for ; depth < len(seqs) && words > 0; depth++ {
-		if ref = g.bySeq.get(uint64(seqs[depth])); ref == 0 {
+		if ref = g.follow(ref, seqs[depth]); ref == 0 {
 			break
 		}
 		words = g.nodes.at(ref).holders.narrow(&a, words, depth, o)
