@@ -102,8 +102,10 @@ func (c *Config) check(f *faults) {
 		}
 	}
 	c.checkWorkers(bad)
-	if c.Limits.MaxBody > c.Limits.BodyBudget {
-		bad("limits.max_body", "%d bytes, over limits.body_budget, %d, which all bodies share; want at most that", c.Limits.MaxBody, c.Limits.BodyBudget)
+	// A body takes up to twice its size while it grows, and one must not be able
+	// to take most of what all share.
+	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
+		bad("limits.max_body", "%d bytes, over a quarter of limits.body_budget, %d, which all bodies share; want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 }
 
