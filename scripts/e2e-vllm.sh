@@ -4,8 +4,9 @@
 #
 # usage: scripts/e2e-vllm.sh [--only pd,dp] [--report FILE] [--no-clients] [--keep-logs]
 #
-#   --only LIST     sections: pd (prefill and decode apart, NixlConnector),
-#                   dp (two data-parallel ranks behind one URL); default both
+#   --only LIST     sections: pd (prefill and decode apart with NixlConnector, then
+#                   a second prefill engine), dp (two data-parallel ranks behind
+#                   one URL); default both
 #   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
 #   --no-clients    leave the official OpenAI clients out
 #   --router FILE   the binary to test, instead of building bin/sluice
@@ -13,8 +14,8 @@
 #
 # The first run installs vLLM (6 GB) and makes a tiny model, both under
 # ${SLUICE_CACHE:-~/.cache/sluice}/vllm-0.32; later runs find them there. Needs
-# Python 3.11 to 3.13 ($SLUICE_PYTHON), libnuma1, Go, 6 GB of memory; no GPU.
-# About 8 minutes on two idle cores, most of it the engines' start.
+# Python 3.11 to 3.13 ($SLUICE_PYTHON), libnuma1, Go, 8 GB of memory; no GPU.
+# About 10 minutes on two idle cores, most of it the engines' start.
 # The exit status is 0 only if every check passed.
 set -euo pipefail
 

@@ -60,6 +60,11 @@ class Process:
         with open(self.log, encoding="utf-8", errors="replace") as f:
             return "".join(f.readlines()[-lines:])
 
+    def kill(self):
+        """SIGKILL for the whole group, as a crash would have it."""
+        os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
     def stop(self, patience=20):
         """SIGTERM, then after `patience` seconds SIGKILL for the whole group.
 

@@ -1,0 +1,94 @@
+"""A second prefill engine joins: where chats go back to, and what happens when
+one of the two dies."""
+
+import time
+
+import prompts
+from engines import Engine, wait_ready
+from report import short
+from router import Router
+
+CHAT = "/v1/chat/completions"
+HITS = "vllm:prefix_cache_hits_total"
+
+
+class TwoPrefills:
+    """Checks over the prefill and decode engines of section pd and one more."""
+
+    def __init__(self, context, prefill, decode, alone):
+        self.context = context
+        self.report = context.report
+        self.decode = decode
+        self.alone = alone
+        self.prefills = {"p1": prefill}
+
+    def run(self):
+        self.report.section("Two prefill engines, one decode engine")
+        self.prefills["p2"] = Engine(self.context.cache, self.context.run_dir, "prefill-2", kv_role="kv_producer")
+        try:
+            wait_ready([self.prefills["p2"]])
+            flags = [f for name, e in self.prefills.items() for f in ("--prefill", f"{e.url},id={name}")]
+            flags += ["--decode", f"{self.decode.url},id=d1"]
+            self.report.note("router: `sluice serve --prefill URL,id=p1 --prefill URL,id=p2 --decode URL,id=d1`")
+            self.router = Router(self.context.router, self.context.run_dir, "router-two-prefills", flags)
+            try:
+                self.router.wait_ready()
+                for check in (self.second_turns, self.one_dies):
+                    with self.report.guarded(check.__name__.replace("_", " ")):
+                        check()
+            finally:
+                self.router.process.stop(5)
+        finally:
+            self.prefills["p2"].stop()
+
+    def second_turns(self):
+        chats = []
+        # New prompts are spread at random: as many chats as it takes for each
+        # engine to have some.
+        while len(chats) < 40 and (len(chats) < 6 or min(self.spread(chats).values()) < 2):
+            body = prompts.chat(prompts.text(80))
+            answer = self.router.ask(CHAT, body)
+            body["messages"] += [
+                {"role": "assistant", "content": prompts.said(CHAT, answer)},
+                {"role": "user", "content": "and back?"},
+            ]
+            chats.append((body, answer.headers["X-Sluice-Prefill-Worker"]))
+        spread = self.spread(chats)
+        self.report.row(
+            f"{len(chats)} chats begin, by prefill engine", "each at least 2", spread, min(spread.values()) >= 2
+        )
+        time.sleep(2)  # for the events of the first turns
+        workers, predicted, hit, equal = [], [], [], 0
+        for body, worker in chats:
+            engines = (self.prefills[worker], self.decode)
+            before = [e.metrics().sum(HITS) for e in engines]
+            answer = self.router.ask(CHAT, body)
+            workers.append(answer.headers["X-Sluice-Prefill-Worker"])
+            predicted.append(int(answer.headers["X-Sluice-Cached-Tokens"]))
+            # Decode holds the answer's blocks too, so it may have one more.
+            hit.append(max(int(e.metrics().sum(HITS) - b) for e, b in zip(engines, before, strict=True)))
+            equal += prompts.said(CHAT, answer) == prompts.said(CHAT, self.alone(CHAT, body))
+        began = [worker for _, worker in chats]
+        self.report.equal("their second turns are prefilled where their first turn was", began, workers)
+        self.report.row("cached tokens predicted", "above 0 each", predicted, min(predicted) > 0)
+        self.report.equal("prefix-cache hits of that engine or of decode, by their own count", predicted, hit)
+        self.report.equal("second turns whose text is that of decode alone", len(chats), equal)
+
+    def spread(self, chats):
+        return {name: sum(worker == name for _, worker in chats) for name in self.prefills}
+
+    def one_dies(self):
+        self.prefills["p2"].process.kill()
+        wrong, workers = [], []
+        for _ in range(6):
+            body = prompts.chat(prompts.text())
+            answer = self.router.ask(CHAT, body)
+            workers.append(answer.headers.get("X-Sluice-Prefill-Worker"))
+            seen, expected = prompts.said(CHAT, answer), prompts.said(CHAT, self.alone(CHAT, body))
+            if seen != expected:
+                wrong.append((short(seen), short(expected)))
+        self.report.row(
+            "p2 is killed: 6 requests at once after it have the text of decode alone", "6 equal",
+            f"{6 - len(wrong)} equal {wrong or ''}", not wrong,
+        )  # fmt: skip
+        self.report.equal("they were prefilled by", ["p1"] * 6, workers)
