@@ -1,6 +1,8 @@
 package kvevents
 
 import (
+	"math/bits"
+
 	"github.com/zeebo/xxh3"
 
 	"sluice/router/blockhash"
@@ -55,7 +57,10 @@ func (f *feed) ours(rank int) bool {
 
 func (f *feed) garbage(err error) {
 	f.counts["garbage"]++
-	f.opt.Log.Warn("kv events: cannot read", "rank", f.src.Rank.ID, "error", err)
+	f.unreadable++
+	if bits.OnesCount64(f.unreadable) == 1 { // ever more seldom: an engine may send nothing else
+		f.log.Warn("kv events: cannot read", "times", f.unreadable, "error", err)
+	}
 }
 
 func (f *feed) event(ev *Event) {

@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -379,7 +380,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 	rank := worker.New(worker.Spec{ID: "w"}).Ranks[0]
 	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: kvindex.New(kvindex.Options{}), MaxFrame: 1 << 20},
-		dec: NewDecoder("vllm"), counts: map[string]int{}}
+		dec: NewDecoder("vllm"), counts: map[string]int{}, log: slog.New(slog.DiscardHandler)}
 	b.ReportAllocs()
 	seq := uint64(0)
 	for b.Loop() {

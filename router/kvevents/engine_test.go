@@ -3,6 +3,7 @@ package kvevents
 import (
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -349,7 +350,7 @@ func (r *rig) oracle(payloads ...[]byte) *kvindex.Naive {
 	model := kvindex.NewNaive()
 	rank := &worker.Rank{ID: r.rank.ID, Slot: r.rank.Slot}
 	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: model, MaxFrame: 1 << 30},
-		dec: NewDecoder(""), counts: map[string]int{}}
+		dec: NewDecoder(""), counts: map[string]int{}, log: slog.New(slog.DiscardHandler)}
 	for i, p := range payloads {
 		f.apply(uint64(i), p)
 	}

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
+	"log/slog"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,11 +35,13 @@ type feed struct {
 	stopping           atomic.Bool
 	done               chan struct{}
 
-	dec       *Decoder
-	ev        Event
-	stored    kvindex.Stored
-	counts    map[string]int
-	blockSize int // tokens, of this life
+	log        *slog.Logger
+	dec        *Decoder
+	ev         Event
+	stored     kvindex.Stored
+	counts     map[string]int
+	unreadable uint64 // messages and events, ever
+	blockSize  int    // tokens, of this life
 
 	position
 	connected bool
@@ -63,16 +65,13 @@ type position struct {
 const (
 	socketsPerFeed = 6
 	maxBurst       = 1024 // messages handled between looks at the other sockets
-
-	// redialAfter is how long ZMQ has to make a lost connection again. It never
-	// tries when it has cut the connection itself, as for a message too large.
-	redialAfter = 3 * time.Second
 )
 
 var feedNumber atomic.Uint64 // makes inproc names unique in the process
 
 func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
-	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}), dec: NewDecoder(src.Engine),
+	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}),
+		log: opt.Log.With("rank", src.Rank.ID.String()), dec: NewDecoder(src.Engine),
 		counts: make(map[string]int), poll: zmq.NewPoller()}
 	defer func() {
 		if err != nil {
@@ -124,48 +123,6 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	return f, err
 }
 
-// socket makes a socket with the limits that hold for all of a feed's.
-func (f *feed) socket(kind zmq.Type) (*zmq.Socket, error) {
-	s, err := f.ctx.NewSocket(kind)
-	if err != nil {
-		return nil, err
-	}
-	// MaxFrame is ours to count; ZMQ's own limit, which costs the connection, is
-	// there so that no peer can make the process take memory without end.
-	err = errors.Join(s.SetLinger(f.opt.Linger), s.SetRcvhwm(f.opt.HWM), s.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
-		s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
-		s.SetHeartbeatIvl(10*time.Second), s.SetHeartbeatTimeout(30*time.Second))
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
-}
-
-// setFamily lets a socket speak IPv6 where the address is one. It is not on for
-// names: ZMQ then tries a name's IPv6 address and no other, and engines told to
-// listen at "*" do so on IPv4 alone.
-func setFamily(s *zmq.Socket, endpoint string) error {
-	return s.SetIpv6(strings.Contains(endpoint, "://["))
-}
-
-func closeSocket(s *zmq.Socket) {
-	if s != nil {
-		s.Close()
-	}
-}
-
-func (f *feed) close() {
-	if f.sub != nil {
-		// An event with nobody left to read it would stop ZMQ's own thread, and
-		// with it every feed: closing a socket does not end its events at once.
-		f.sub.Monitor("", 0)
-	}
-	for _, s := range []*zmq.Socket{f.sub, f.monitor, f.wake} {
-		closeSocket(s)
-	}
-}
-
 // stop ends the goroutine, waits for it and clears the rank. It is called once.
 func (f *feed) stop() {
 	f.stopping.Store(true)
@@ -182,7 +139,7 @@ func (f *feed) run() {
 	defer f.close()
 	for !f.stopping.Load() {
 		if _, err := f.poll.Poll(f.wait()); err != nil {
-			f.opt.Log.Error("kv events: the feed ends", "rank", f.src.Rank.ID, "error", err)
+			f.log.Error("kv events: the feed ends", "error", err)
 			f.distrust("resets")
 			f.setState(worker.FeedBroken)
 			f.flush()
@@ -213,64 +170,6 @@ func (f *feed) wait() time.Duration {
 	return wait
 }
 
-func (f *feed) redial() {
-	f.redialAt = time.Now().Add(redialAfter)
-	f.sub.Disconnect(f.src.Endpoint)
-	if err := f.sub.Connect(f.src.Endpoint); err != nil {
-		f.opt.Log.Warn("kv events: cannot connect again", "rank", f.src.Rank.ID, "endpoint", f.src.Endpoint, "error", err)
-	}
-}
-
-// watchConnection reads what the monitor says. A connection that was lost and is
-// back may lead to a new life of the engine whose numbers have already passed
-// the one waited for, which the numbers alone would never tell.
-// It says whether it has brought the position up to date for that reason.
-func (f *feed) watchConnection() (caughtUp bool) {
-	for {
-		event, _, _, err := f.monitor.RecvEvent(zmq.DONTWAIT)
-		if err != nil {
-			return caughtUp
-		}
-		switch event {
-		case zmq.EVENT_DISCONNECTED:
-			f.connected, f.suspect = false, f.known
-			if !f.src.Bind {
-				f.redialAt = time.Now().Add(redialAfter)
-			}
-			if f.state() == worker.FeedLive {
-				f.setState(worker.FeedSyncing)
-			}
-		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-			f.connected, f.redialAt = true, time.Time{}
-			if f.suspect {
-				f.reconnected()
-				caughtUp = true
-			}
-		}
-	}
-}
-
-// reconnected finds out whether the engine behind a new connection is the one
-// behind the old. With replay it is asked for the last batch applied, which no
-// other life can have made. Without, nothing can tell: the rank is cleared.
-// Messages waiting now may be of either life, so they are thrown away first: a
-// replay asked for after that has those of the new one.
-func (f *feed) reconnected() {
-	f.suspect = false
-	for range f.opt.HWM {
-		if _, err := f.sub.RecvMessageBytes(zmq.DONTWAIT); err != nil {
-			break
-		}
-	}
-	if f.canAsk() {
-		f.catchUp(true, true)
-		return
-	}
-	f.distrust("resets")
-	f.position = position{}
-	f.blockSize = 0
-}
-
 // begin takes up a new position: from the replay's start where there is one,
 // else with the next live message.
 func (f *feed) begin() {
@@ -290,7 +189,7 @@ func (f *feed) drain() {
 		frames, err := f.sub.RecvMessageBytes(zmq.DONTWAIT)
 		if err != nil {
 			if zmq.AsErrno(err) != zmq.Errno(syscall.EAGAIN) {
-				f.opt.Log.Warn("kv events: cannot receive", "rank", f.src.Rank.ID, "error", err)
+				f.log.Warn("kv events: cannot receive", "error", err)
 			}
 			return
 		}
@@ -338,7 +237,7 @@ func (f *feed) wasReplayed(seq uint64, payload []byte) bool {
 // gap handles a number above the one waited for.
 func (f *feed) gap(seq uint64, payload []byte) {
 	f.counts["gaps"]++
-	f.opt.Log.Info("kv events: gap", "rank", f.src.Rank.ID, "want", f.next, "got", seq)
+	f.log.Info("kv events: gap", "want", f.next, "got", seq)
 	if f.canAsk() {
 		f.catchUp(true, false)
 	}
@@ -350,7 +249,7 @@ func (f *feed) gap(seq uint64, payload []byte) {
 // restart handles a number below the one waited for: a new life of the engine.
 // What the old one held goes before anything new is applied.
 func (f *feed) restart(seq uint64, payload []byte) {
-	f.opt.Log.Info("kv events: the engine has restarted", "rank", f.src.Rank.ID, "want", f.next, "got", seq)
+	f.log.Info("kv events: the engine has restarted", "want", f.next, "got", seq)
 	f.newLife()
 	if f.canAsk() {
 		f.catchUp(false, false)

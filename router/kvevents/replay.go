@@ -59,8 +59,8 @@ func (f *feed) catchUp(resume, suspect bool) {
 		f.backoff = min(max(2*f.backoff, f.opt.RetryMin), f.opt.RetryMax)
 		f.retryAt = time.Now().Add(f.backoff)
 		f.setState(worker.FeedBroken)
-		f.opt.Log.Warn("kv events: cannot replay; the rank is not trusted until it works",
-			"rank", f.src.Rank.ID, "endpoint", f.src.Replay, "retry_in", f.backoff, "error", err)
+		f.log.Warn("kv events: cannot replay; the rank is not trusted until it works",
+			"endpoint", f.src.Replay, "retry_in", f.backoff, "error", err)
 	}
 }
 

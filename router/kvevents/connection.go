@@ -1,0 +1,116 @@
+package kvevents
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/router/worker"
+)
+
+// redialAfter is how long ZMQ has to make a lost connection again. It never
+// tries when it has cut the connection itself, as for a message too large.
+const redialAfter = 3 * time.Second
+
+// socket makes a socket with the limits that hold for all of a feed's.
+func (f *feed) socket(kind zmq.Type) (*zmq.Socket, error) {
+	s, err := f.ctx.NewSocket(kind)
+	if err != nil {
+		return nil, err
+	}
+	// MaxFrame is ours to count; ZMQ's own limit, which costs the connection, is
+	// there so that no peer can make the process take memory without end.
+	err = errors.Join(s.SetLinger(f.opt.Linger), s.SetRcvhwm(f.opt.HWM), s.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
+		s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
+		s.SetHeartbeatIvl(10*time.Second), s.SetHeartbeatTimeout(30*time.Second))
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// setFamily lets a socket speak IPv6 where the address is one. It is not on for
+// names: ZMQ then tries a name's IPv6 address and no other, and engines told to
+// listen at "*" do so on IPv4 alone.
+func setFamily(s *zmq.Socket, endpoint string) error {
+	return s.SetIpv6(strings.Contains(endpoint, "://["))
+}
+
+func closeSocket(s *zmq.Socket) {
+	if s != nil {
+		s.Close()
+	}
+}
+
+func (f *feed) close() {
+	if f.sub != nil {
+		// An event with nobody left to read it would stop ZMQ's own thread, and
+		// with it every feed: closing a socket does not end its events at once.
+		f.sub.Monitor("", 0)
+	}
+	for _, s := range []*zmq.Socket{f.sub, f.monitor, f.wake} {
+		closeSocket(s)
+	}
+}
+
+// watchConnection reads what the monitor says. A connection that was lost and is
+// back may lead to a new life of the engine whose numbers have already passed
+// the one waited for, which the numbers alone would never tell. It says whether
+// it has brought the position up to date for that reason.
+func (f *feed) watchConnection() (caughtUp bool) {
+	for {
+		event, _, _, err := f.monitor.RecvEvent(zmq.DONTWAIT)
+		if err != nil {
+			return caughtUp
+		}
+		switch event {
+		case zmq.EVENT_DISCONNECTED:
+			f.connected, f.suspect = false, f.known
+			if !f.src.Bind {
+				f.redialAt = time.Now().Add(redialAfter)
+			}
+			if f.state() == worker.FeedLive {
+				f.setState(worker.FeedSyncing)
+			}
+		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+			f.connected, f.redialAt = true, time.Time{}
+			if f.suspect {
+				f.reconnected()
+				caughtUp = true
+			}
+		}
+	}
+}
+
+// reconnected finds out whether the engine behind a new connection is the one
+// behind the old. With replay it is asked for the last batch applied, which no
+// other life can have made. Without, nothing can tell: the rank is cleared.
+// Messages waiting now may be of either life, so they are thrown away first: a
+// replay asked for after that has those of the new one.
+func (f *feed) reconnected() {
+	f.suspect = false
+	for range f.opt.HWM {
+		if _, err := f.sub.RecvMessageBytes(zmq.DONTWAIT); err != nil {
+			break
+		}
+	}
+	if f.canAsk() {
+		f.catchUp(true, true)
+		return
+	}
+	f.distrust("resets")
+	f.position = position{}
+	f.blockSize = 0
+}
+
+// redial begins a connection that ZMQ may have given up.
+func (f *feed) redial() {
+	f.redialAt = time.Now().Add(redialAfter)
+	f.sub.Disconnect(f.src.Endpoint)
+	if err := f.sub.Connect(f.src.Endpoint); err != nil {
+		f.log.Warn("kv events: cannot connect again", "endpoint", f.src.Endpoint, "error", err)
+	}
+}
