@@ -2,7 +2,7 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU, and checks
 # what comes through against the engines alone.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp] [--report FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
 #   --only LIST     sections: pd (prefill and decode apart with NixlConnector, then
 #                   a second prefill engine), dp (two data-parallel ranks behind
@@ -23,7 +23,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp report= clients=$here/clients/run.sh router= keep=
+only=pd,dp report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
@@ -68,12 +68,14 @@ trap 'exit 143' TERM
 if [ -z "$router" ]; then
   router=$root/bin/sluice
   (cd "$root" && go build -o bin/sluice ./cmd/sluice)
+  commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
+  [ -z "$(git -C "$root" status --porcelain -- '*.go' 2>/dev/null)" ] || commit="$commit and changes on top"
 fi
 echo "note: NIXL's progress thread sleeps 1 ms between polls here (pthrDelay, stock: 0, a core per idle engine)" >&2
 
 # In the background and waited for: a trap runs at once then, not afterwards.
 "$cache/venv/bin/python" "$here/e2e_vllm/main.py" --cache "$cache" --run-dir "$run" --router "$router" \
-  --only "$only" --clients "$clients" --report "$report" --command "$command" &
+  --only "$only" --clients "$clients" --report "$report" --command "$command" --commit "$commit" &
 child=$!
 wait "$child" && status=0 || status=$?
 child=

