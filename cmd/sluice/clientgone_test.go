@@ -1,0 +1,432 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// cutSlack is how late a cut may be seen on a loaded machine; the rule says
+// 100 ms, and the tests log what it took.
+const cutSlack = 500 * time.Millisecond
+
+// leaving is one request of a client that is going to leave.
+type leaving struct {
+	nc net.Conn
+	br *bufio.Reader
+}
+
+// send writes a request on a connection of its own and does not wait.
+func send(t *testing.T, r *testRouter, id, body string) *leaving {
+	t.Helper()
+	l := connect(t, r)
+	l.send(id, body)
+	return l
+}
+
+func connect(t *testing.T, r *testRouter) *leaving {
+	t.Helper()
+	nc, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nc.Close() })
+	return &leaving{nc: nc, br: bufio.NewReader(nc)}
+}
+
+func (l *leaving) send(id, body string) {
+	fmt.Fprintf(l.nc, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
+}
+
+// event waits for the response head and the first event of its stream.
+func (l *leaving) event(t *testing.T) {
+	t.Helper()
+	l.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for {
+		line, err := l.br.ReadString('\n')
+		if err != nil {
+			t.Fatalf("no event came: %v", err)
+		}
+		if strings.HasPrefix(line, "data: ") {
+			return
+		}
+	}
+}
+
+// leave closes the connection, every other time by a reset.
+func (l *leaving) leave() time.Time {
+	if rand.IntN(2) == 0 {
+		l.nc.(*net.TCPConn).SetLinger(0)
+	}
+	l.nc.Close()
+	return time.Now()
+}
+
+// hangs is an engine handler that waits until it is cut; it tells when a request
+// has come, and when it was cut.
+func hangs() (http.HandlerFunc, chan time.Time, chan time.Time) {
+	came, cut := make(chan time.Time, 100), make(chan time.Time, 100)
+	return func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) // only then net/http watches the connection
+		came <- time.Now()
+		<-r.Context().Done()
+		cut <- time.Now()
+	}, came, cut
+}
+
+func wait(t *testing.T, c chan time.Time, what string) time.Time {
+	t.Helper()
+	select {
+	case at := <-c:
+		return at
+	case <-time.After(10 * time.Second):
+		t.Fatalf("not within 10s: %s", what)
+	}
+	return time.Time{}
+}
+
+func wantSoon(t *testing.T, what string, took time.Duration) {
+	t.Helper()
+	t.Logf("%s %v after the client left", what, took.Round(100*time.Microsecond))
+	if took > cutSlack {
+		t.Errorf("%s only %v after the client left; want 100ms", what, took)
+	}
+}
+
+// wantGone waits for a request's record to say that its client left.
+func wantGone(t *testing.T, r *testRouter, id string) {
+	t.Helper()
+	if o := r.outcome(t, id).Outcome; o.Reason != "client_gone" {
+		t.Errorf("%s: outcome %+v, want client_gone", id, o)
+	}
+}
+
+const forever = `{"model":"sim","messages":[{"role":"user","content":"tell me all of it"}],"max_tokens":2000,"ignore_eos":true%s}`
+
+func TestClientLeavesWhileWaitingForAPool(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p.Crash()
+	eventually(t, 5*time.Second, "p0 is out", func() bool { return r.state("p0") == worker.Unhealthy })
+	l := send(t, r, "waits", chat(""))
+	eventually(t, 5*time.Second, "the request waits", func() bool { return r.metric("sluice_requests_accepted_total") == 1 })
+	time.Sleep(50 * time.Millisecond) // it may be on its way to the wait
+	left := l.leave()
+	o := r.outcome(t, "waits").Outcome
+	wantSoon(t, "the wait ended", time.Since(left))
+	if o.Reason != "client_gone" {
+		t.Errorf("outcome %+v", o)
+	}
+	if n := len(generating(d)); n != 0 {
+		t.Errorf("%d decodes", n)
+	}
+}
+
+func TestClientLeavesDuringTokenize(t *testing.T) {
+	e := startScripted(t, reply(200, "{}"))
+	var came, cut chan time.Time
+	e.tokenize, came, cut = hangs()
+	r := startRouter(t, func(c *config.Config) { c.Tokens.Timeout = time.Minute }, e.at(worker.Aggregated, "w0"))
+	l := send(t, r, "tok", chat(""))
+	wait(t, came, "tokenize was asked")
+	left := l.leave()
+	wantSoon(t, "tokenize was cut", wait(t, cut, "tokenize is cut").Sub(left))
+	wantGone(t, r, "tok")
+	if n := e.seen(); n != 0 {
+		t.Errorf("the engine was sent %d requests for a client that had left", n)
+	}
+}
+
+func TestClientLeavesDuringPrefill(t *testing.T) {
+	for _, stream := range []string{"", `,"stream":true`} {
+		infer, came, cut := hangs()
+		p, d := startScripted(t, infer), startSim(t, role("decode"))
+		r := startRouter(t, nil, p.at(worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+		l := send(t, r, "pre", chat(stream))
+		wait(t, came, "prefill runs")
+		left := l.leave()
+		wantSoon(t, "prefill was cut", wait(t, cut, "prefill is cut").Sub(left))
+		wantGone(t, r, "pre")
+		if n := len(generating(d)); n != 0 || p.seen() != 1 {
+			t.Errorf("%d prefills, %d decodes for a client that had left", p.seen(), n)
+		}
+		quiet(t, r, 5*time.Second, d)
+		if s := r.state("p0"); s != worker.Ready {
+			t.Errorf("p0 is %v: a cut of our own is no failure", s)
+		}
+	}
+}
+
+// Between the legs: the client leaves at the very moment prefill answers, a
+// little before or after. Whatever the router was doing, no block outlives its
+// lease by a second.
+func TestClientLeavesBetweenTheLegs(t *testing.T) {
+	const lease = 500 * time.Millisecond
+	p := startSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", lease })
+	d := startSim(t, func(o *sim.Options) { o.Role, o.Lease = "decode", lease })
+	var client atomic.Pointer[leaving]
+	var delay atomic.Int64
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		out, _ := http.NewRequestWithContext(req.Context(), req.Method, p.URL()+req.URL.Path, bytes.NewReader(body))
+		out.Header = req.Header.Clone()
+		resp, err := http.DefaultClient.Do(out)
+		if err != nil {
+			return // cut
+		}
+		defer resp.Body.Close()
+		answer, _ := io.ReadAll(resp.Body)
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", fmt.Sprint(len(answer)))
+		w.WriteHeader(resp.StatusCode)
+		l := client.Load()
+		if req.Method != "POST" || req.URL.Path == "/tokenize" || l == nil {
+			w.Write(answer)
+			return
+		}
+		if wait := time.Duration(delay.Load()); wait < 0 {
+			l.leave()
+			time.Sleep(-wait)
+			w.Write(answer)
+		} else {
+			w.Write(answer)
+			w.(http.Flusher).Flush()
+			time.Sleep(wait)
+			l.leave()
+		}
+	}))
+	defer front.Close()
+	defer front.CloseClientConnections()
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+	r := startRouter(t, func(c *config.Config) {
+		c.PD.Lease, c.PD.LeaseMargin, c.PD.CutAfter = time.Second, 600*time.Millisecond, 100*time.Millisecond
+	},
+		config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
+	for i := range 40 {
+		delay.Store(int64(rand.IntN(1500)-700) * int64(time.Microsecond))
+		id := fmt.Sprint("between-", i)
+		l := connect(t, r)
+		client.Store(l)
+		l.send(id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0)))
+		_, _ = io.ReadAll(l.br)
+		wantGone(t, r, id)
+	}
+	quiet(t, r, lease+time.Second, p, d)
+	if s := d.Stats().Sum(); s.GarbageReads != 0 || s.IncompleteHandles != 0 {
+		t.Errorf("decode: %d garbage reads, %d incomplete handles", s.GarbageReads, s.IncompleteHandles)
+	}
+	t.Logf("%v left between the legs, %d leases were let expire, %d given back", r.fellBack("abandoned_handle"), p.Stats().Sum().LeasesExpired, p.Stats().Sum().LeasesFreed)
+}
+
+// A streamed decode is not cut before its response head: until then the engine
+// may not know the request, and prefill's blocks would stay pinned.
+func TestStreamIsNotCutBeforeItsHead(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for i := range 5 {
+		d.Fault(sim.Fault{Kind: sim.Stall, Leg: "decode", Delay: 150 * time.Millisecond, N: 1})
+		id := fmt.Sprint("head-", i)
+		l := send(t, r, id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d,"stream":true`, i)))
+		eventually(t, 5*time.Second, "decode was sent", func() bool { return len(generating(d)) == i+1 })
+		l.leave()
+		wantGone(t, r, id)
+	}
+	quiet(t, r, 5*time.Second, p, d) // the lease is 30 s: only a release frees the blocks so soon
+	if s := d.Stats(); s.GoneEarly != 0 {
+		t.Errorf("%d decodes were cut before the engine knew them", s.GoneEarly)
+	}
+	if s := p.Stats().Sum(); s.LeasesExpired != 0 || s.LeasesFreed != 5 {
+		t.Errorf("%d leases expired, %d freed; want 0, 5", s.LeasesExpired, s.LeasesFreed)
+	}
+}
+
+// An engine that never sends the head of a stream holds the leg no longer than
+// the lease.
+func TestStreamWithoutHeadIsCutWithTheLease(t *testing.T) {
+	infer, came, cut := hangs()
+	p, d := startSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond }), startScripted(t, infer)
+	r := startRouter(t, func(c *config.Config) { c.PD.Lease, c.PD.LeaseMargin = time.Second, 300*time.Millisecond }, at(p, worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+	l := send(t, r, "nohead", chat(`,"stream":true`))
+	began := wait(t, came, "decode runs")
+	l.leave()
+	at := wait(t, cut, "decode is cut")
+	if after := at.Sub(began); after < 800*time.Millisecond || after > time.Second+cutSlack {
+		t.Errorf("decode was cut %v after it was sent, want with the lease of 1 s", after)
+	}
+	wantGone(t, r, "nohead")
+	quiet(t, r, 5*time.Second, p)
+}
+
+func TestClientLeavesAStream(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+	for i := range 5 {
+		id := fmt.Sprint("stream-", i)
+		l := send(t, r, id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d,"stream":true`, i)))
+		l.event(t)
+		left := l.leave()
+		eventually(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
+		wantSoon(t, "decode ended", time.Since(left))
+		wantGone(t, r, id)
+	}
+	quiet(t, r, 5*time.Second, p, d)
+	if n := d.Stats().Sum().Aborted; n != 5 {
+		t.Errorf("%d aborts on decode, want 5", n)
+	}
+	if n := r.metric(`sluice_streams_total{cause="client_gone"}`); n != 5 {
+		t.Errorf("%v streams counted as client_gone, want 5", n)
+	}
+}
+
+// A decode that is not streamed shows nothing until its end: it is cut only once
+// it has run for cut_after, by when it is admitted.
+func TestUnstreamedDecodeIsCutAfterAWhile(t *testing.T) {
+	const after = 400 * time.Millisecond
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.PD.CutAfter = after }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+	running := func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting > 0 }
+
+	l := send(t, r, "early", fmt.Sprintf(forever, ""))
+	eventually(t, 5*time.Second, "decode runs", running)
+	began := time.Now()
+	l.leave()
+	eventually(t, 5*time.Second, "decode is cut", func() bool { return !running() })
+	ran := time.Since(began)
+	t.Logf("a decode left at once was cut after %v (cut_after %v)", ran.Round(time.Millisecond), after)
+	if ran < after/2 || ran > after+cutSlack {
+		t.Errorf("cut after %v, want %v", ran, after)
+	}
+	wantGone(t, r, "early")
+
+	l = send(t, r, "late", fmt.Sprintf(forever, `,"seed":1`))
+	eventually(t, 5*time.Second, "decode runs", running)
+	time.Sleep(after + 50*time.Millisecond)
+	left := l.leave()
+	eventually(t, 5*time.Second, "decode is cut", func() bool { return !running() })
+	wantSoon(t, "decode ended", time.Since(left))
+	wantGone(t, r, "late")
+	quiet(t, r, 5*time.Second, p, d)
+	if n := p.Stats().Sum().LeasesExpired; n != 0 {
+		t.Errorf("%d leases expired", n)
+	}
+}
+
+// Without a handle nothing is pinned elsewhere: the leg is cut at once.
+func TestAggregatedLegIsCutAtOnce(t *testing.T) {
+	for _, stream := range []string{"", `,"stream":true`} {
+		infer, came, cut := hangs()
+		e := startScripted(t, infer)
+		r := startRouter(t, nil, e.at(worker.Aggregated, "w0"))
+		l := send(t, r, "agg", chat(stream))
+		wait(t, came, "the leg runs")
+		left := l.leave()
+		wantSoon(t, "the leg was cut", wait(t, cut, "the leg is cut").Sub(left))
+		wantGone(t, r, "agg")
+		eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+	}
+}
+
+// TestAbortStorm: clients that leave at any moment leave nothing behind.
+func TestAbortStorm(t *testing.T) {
+	n := 300
+	if os.Getenv("SLUICE_SOAK") != "" {
+		n = 10_000
+	}
+	const lease = 700 * time.Millisecond
+	cost := sim.Cost{Step: 2 * time.Millisecond, Handshake: 5 * time.Millisecond, Transfer: time.Millisecond}
+	engine := func(r string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Role, o.Lease, o.Speed, o.Cost, o.Records = r, lease, 1, cost, -1 })
+	}
+	p0, p1, d0, d1 := engine("prefill"), engine("prefill"), engine("decode"), engine("decode")
+	all := []*sim.Engine{p0, p1, d0, d1}
+	r := startRouter(t, func(c *config.Config) {
+		c.PD.Lease, c.PD.LeaseMargin, c.PD.CutAfter = time.Second, 500*time.Millisecond, 50*time.Millisecond
+	},
+		at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+	// One of each first, so that what stays for good is there.
+	for i := range 16 {
+		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0))), 200)
+	}
+	dropIdle()
+	quiet(t, r, 10*time.Second, all...)
+	time.Sleep(50 * time.Millisecond) // answered connections are being put away
+	before := ourGoroutines()
+
+	var wg sync.WaitGroup
+	var whole, aborted atomic.Int64
+	work := make(chan int)
+	for range 16 {
+		wg.Go(func() {
+			for i := range work {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.Int64N(int64(60*time.Millisecond))))
+				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":%d,"ignore_eos":true,"stream":%v}`, i%40, prompt, 1+rand.IntN(20), rand.IntN(2) == 0)
+				if a, err := tryPost(ctx, r.URL+"/v1/chat/completions", body); err == nil {
+					whole.Add(1)
+					if a.Status != 200 {
+						t.Errorf("status %d: %s", a.Status, a.Body)
+					}
+				} else {
+					aborted.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	for i := range n {
+		work <- i
+	}
+	close(work)
+	wg.Wait()
+	ended := time.Now()
+	t.Logf("%d requests: %d left, %d whole", n, aborted.Load(), whole.Load())
+	if aborted.Load() < int64(n)/10 || whole.Load() == 0 {
+		t.Errorf("%d left, %d whole: the test shows little", aborted.Load(), whole.Load())
+	}
+	quiet(t, r, lease+time.Second+cutSlack, all...)
+	t.Logf("all was quiet %v after the last", time.Since(ended).Round(time.Millisecond))
+	for i, e := range all {
+		s := e.Stats().Sum()
+		if s.GarbageReads != 0 || s.LateNotifications != 0 || s.IncompleteHandles != 0 || s.BlocksFree != s.BlocksTotal {
+			t.Errorf("engine %d: %+v", i, s)
+		}
+	}
+	for _, id := range []string{"p0", "p1", "d0", "d1"} {
+		if s := r.state(id); s != worker.Ready {
+			t.Errorf("%s is %v", id, s)
+		}
+	}
+	dropIdle()
+	eventually(t, 10*time.Second, "goroutines are back", func() bool { return ourGoroutines() <= before })
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
+}
+
+// ourGoroutines counts those that run code of the router; idle workers of
+// fasthttp and the simulated engines' connections come and go by themselves.
+func ourGoroutines() (n int) {
+	buf := make([]byte, 16<<20)
+	for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(g, "sluice/router/") || strings.Contains(g, "sluice/dataplane/") {
+			n++
+		}
+	}
+	return n
+}
