@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -287,6 +288,15 @@ func TestLogger(t *testing.T) {
 	for _, bad := range [][2]string{{"loud", "text"}, {"info", "xml"}} {
 		if _, err := NewLogger(&b, bad[0], bad[1]); err == nil || !strings.Contains(err.Error(), "want") {
 			t.Errorf("%v: %v", bad, err)
+		}
+	}
+}
+
+// TestFeedCountersHaveANameEach: a counter the feeds add must not end in "other".
+func TestFeedCountersHaveANameEach(t *testing.T) {
+	for _, name := range kvevents.Counters {
+		if !slices.Contains(feedKinds[:], name) {
+			t.Errorf("the feed counter %q has no series of its own", name)
 		}
 	}
 }
