@@ -43,16 +43,36 @@ type testRouter struct {
 	logs *syncBuffer
 }
 
-// startRouter starts a router over workers and waits until it is ready. mod may
+// startRouter starts a router over workers and waits until all of
+// them are ready. mod may
 // change the configuration first.
 func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
 	t.Helper()
 	r := launchRouter(t, mod, workers...)
 	eventually(t, 10*time.Second, "the router is ready", func() bool {
 		status, _ := r.pages.Ready()
+		for _, w := range r.fleet.View().Workers {
+			if s, _ := w.State(); s != worker.Ready {
+				return false
+			}
+		}
 		return status == 200
 	})
+	// Ready means one worker of each role; most tests mean all of them. Those
+	// that start with a dead one must not wait for it.
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && !allReady(r); {
+		time.Sleep(2 * time.Millisecond)
+	}
 	return r
+}
+
+func allReady(r *testRouter) bool {
+	for _, w := range r.fleet.View().Workers {
+		if s, _ := w.State(); s != worker.Ready {
+			return false
+		}
+	}
+	return true
 }
 
 // launchRouter is startRouter without the wait.

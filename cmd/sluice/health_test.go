@@ -1,0 +1,227 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// TestDeadWorkerLeavesTheChoice: killed or hanging, it is out within 2 s with
+// the default intervals, and comes back by itself.
+func TestDeadWorkerLeavesTheChoice(t *testing.T) {
+	const rule, slack = 2 * time.Second, time.Second // the slack is for a loaded machine
+	for _, k := range []struct {
+		name      string
+		die, back func(*sim.Engine)
+	}{
+		{"killed", (*sim.Engine).Crash, func(e *sim.Engine) { e.Restart() }},
+		{"refuses", func(e *sim.Engine) { e.Fault(sim.Fault{Kind: sim.Refuse}) }, (*sim.Engine).ClearFaults},
+		{"hangs", func(e *sim.Engine) { e.Fault(sim.Fault{Kind: sim.Stall, Path: "/"}) }, (*sim.Engine).ClearFaults},
+		{"answers 503", func(e *sim.Engine) { e.Fault(sim.Fault{Kind: sim.Status, Path: "/"}) }, (*sim.Engine).ClearFaults},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			a, b := startSim(t, nil), startSim(t, nil)
+			r := startRouter(t, func(c *config.Config) { c.Health = config.Default().Health }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+			k.die(a)
+			began := time.Now()
+			eventually(t, 10*time.Second, "a is out", func() bool { return r.state("a") == worker.Unhealthy })
+			took := time.Since(began)
+			t.Logf("out after %v", took.Round(time.Millisecond))
+			if took > rule+slack {
+				t.Errorf("out only after %v, want within %v", took, rule)
+			}
+			for range 5 {
+				if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" {
+					t.Errorf("status %d from %q", got.Status, got.Header.Get("X-Sluice-Worker"))
+				}
+			}
+			k.back(a)
+			began = time.Now()
+			eventually(t, 10*time.Second, "a is back", func() bool { return r.state("a") == worker.Ready })
+			t.Logf("back after %v", time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+// Traffic tells of a dead engine before any probe does.
+func TestTrafficTellsOfADeadWorker(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) {
+		c.Health.Interval = time.Minute
+		c.Schedule.Policy = "round_robin"
+	}, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	a.Crash()
+	for range 6 {
+		if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" {
+			t.Errorf("status %d from %q: a refused request runs elsewhere", got.Status, got.Header.Get("X-Sluice-Worker"))
+		}
+	}
+	if s := r.state("a"); s != worker.Unhealthy {
+		t.Errorf("a is %v after its traffic failed", s)
+	}
+}
+
+// TestRestartDropsOldBlocks: an engine killed and restarted on the same address
+// holds nothing, and the first choice after its return knows that.
+func TestRestartDropsOldBlocks(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	for life := range 3 {
+		warm(t, r, e)
+		if life == 1 {
+			// So fast that no probe sees it: the feed or the next scrape tells.
+			e.Restart()
+			eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.index.Len() == 0 })
+		} else {
+			e.Crash()
+			eventually(t, 5*time.Second, "w0 is out", func() bool { return r.state("w0") == worker.Unhealthy })
+			e.Restart()
+			eventually(t, 5*time.Second, "w0 is back", func() bool { return r.state("w0") == worker.Ready })
+		}
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Cached-Tokens") != "0" {
+			t.Errorf("life %d: status %d, %s cached tokens foretold; want 0: they died with the process", life, a.Status, a.Header.Get("X-Sluice-Cached-Tokens"))
+		}
+	}
+}
+
+// warm sends the same prompt until its blocks are known and foretold.
+func warm(t *testing.T, r *testRouter, engines ...*sim.Engine) {
+	t.Helper()
+	eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
+	})
+}
+
+func TestReadyzSaysWhatItWaitsFor(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	d.Crash()
+	r := launchRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	eventually(t, 5*time.Second, "p0 is ready", func() bool { return r.state("p0") == worker.Ready })
+	a := get(t, r.URL+"/readyz")
+	wantStatus(t, a, 503)
+	for _, want := range []string{"decode", "d0", "connection refused"} {
+		if !strings.Contains(string(a.Body), want) {
+			t.Errorf("/readyz does not say %q: %s", want, a.Body)
+		}
+	}
+	if strings.Contains(string(a.Body), "prefill worker") {
+		t.Errorf("/readyz waits for prefill, which is there: %s", a.Body)
+	}
+	wantStatus(t, get(t, r.URL+"/health"), 503)
+	wantStatus(t, get(t, r.URL+"/livez"), 200)
+	d.Restart()
+	eventually(t, 5*time.Second, "/readyz is 200", func() bool { return get(t, r.URL+"/readyz").Status == 200 })
+	wantStatus(t, get(t, r.URL+"/health"), 200)
+	var models struct{ Data []struct{ ID string } }
+	if a := get(t, r.URL+"/v1/models"); json.Unmarshal(a.Body, &models) != nil || len(models.Data) != 1 || models.Data[0].ID != "sim" {
+		t.Errorf("/v1/models: %s", a.Body)
+	}
+	for _, w := range []string{"p0", "d0"} {
+		if a := get(t, r.URL+"/metrics"); !strings.Contains(string(a.Body), `worker="`+w+`"`) {
+			t.Errorf("/metrics does not know %s", w)
+		}
+	}
+	if a := get(t, r.URL+"/version"); !strings.Contains(string(a.Body), "version") {
+		t.Errorf("/version: %s", a.Body)
+	}
+}
+
+// Requests that come before the first healthy worker wait for it.
+func TestRequestsWaitForTheFirstWorker(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	d.Crash()
+	r := launchRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = 20 * time.Second }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	var wg sync.WaitGroup
+	for i := range 10 {
+		wg.Go(func() {
+			a, err := tryPost(t.Context(), r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d`, i)))
+			if err != nil || a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Waited") == "" {
+				t.Errorf("%v %+v", err, a)
+			}
+		})
+	}
+	eventually(t, 5*time.Second, "all wait", func() bool { return r.metric("sluice_requests_accepted_total") == 10 })
+	d.Restart()
+	wg.Wait()
+}
+
+// A pool that stays empty is named, with the labels asked for.
+func TestEmptyPoolIsNamedWithItsLabels(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	wp, wd := at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0")
+	wd.Labels = []string{"slow"}
+	r := startRouter(t, func(c *config.Config) {
+		c.Timeouts.PoolWait = 100 * time.Millisecond
+		c.PD.DecodeLabel = []string{"fast", "gold"}
+	}, wp, wd)
+	began := time.Now()
+	a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "empty")
+	wantReason(t, a, 503, "no_decode_worker")
+	if time.Since(began) < 100*time.Millisecond || a.Header.Get("Retry-After") == "" {
+		t.Errorf("after %v, Retry-After %q; want pool_wait and a hint", time.Since(began), a.Header.Get("Retry-After"))
+	}
+	msg, _, _ := a.errorOf(t)
+	for _, want := range []string{"decode", `"sim"`, "fast", "gold"} {
+		if !strings.Contains(msg, want) {
+			t.Errorf("message does not say %s: %s", want, msg)
+		}
+	}
+	if o := r.outcome(t, "empty").Outcome; o.Reason != "no_decode_worker" {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+// Labels pick among workers of a role.
+func TestLabelsSelectThePool(t *testing.T) {
+	p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
+	w0, w1 := at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1")
+	w0.Labels, w1.Labels = []string{"slow"}, []string{"x", "fast"}
+	r := startRouter(t, func(c *config.Config) { c.PD.DecodeLabel = []string{"fast"} }, at(p, worker.Prefill, "p0"), w0, w1)
+	for i := range 6 {
+		a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d`, i)))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d1" {
+			t.Errorf("status %d on %q, want d1", a.Status, a.Header.Get("X-Sluice-Worker"))
+		}
+	}
+}
+
+// Models select the pool; one model may be disaggregated and another not.
+func TestModelSelectsThePool(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	other := startSim(t, func(o *sim.Options) { o.Model = "other" })
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(other, worker.Aggregated, "o0"))
+	a := post(t, r.URL+"/v1/chat/completions", strings.Replace(chat(""), `"sim"`, `"other"`, 1))
+	if a.Status != http.StatusOK || a.Header.Get("X-Sluice-Worker") != "o0" || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
+		t.Errorf("status %d, headers %v", a.Status, a.Header)
+	}
+	a = post(t, r.URL+"/v1/chat/completions", chat(""))
+	if a.Status != http.StatusOK || a.Header.Get("X-Sluice-Worker") != "d0" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+		t.Errorf("status %d, headers %v", a.Status, a.Header)
+	}
+}
+
+// A decode pool may be off for one model by config although it has prefill workers.
+func TestModelMaySwitchDisaggregationOff(t *testing.T) {
+	p, d, whole := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) {
+		off := c.PD
+		off.Family = "off"
+		c.Models = map[string]config.Model{"sim": {PD: &off}}
+	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(whole, worker.Aggregated, "w0"))
+	for range 4 {
+		if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "w0" {
+			t.Errorf("status %d on %q, want w0", a.Status, a.Header.Get("X-Sluice-Worker"))
+		}
+	}
+}
