@@ -191,7 +191,7 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 			// what was cached is what prefill found.
 			out.CachedTokens = q.prefillFound
 		} else if q.x.Endpoint.Disaggregable {
-			q.r.learn(choice.Rank, q.keys, q.prompt.Count, choice.CachedTokens, use.Cached)
+			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached)
 		}
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)

@@ -26,8 +26,7 @@ var (
 func (nixlPull) Name() string { return "nixl" }
 
 // PrefillEdits implements Family: one token, no stream (a streamed prefill
-// never carries the handle before vLLM 0.33), one choice, and no minimum that
-// would keep the engine from ending with the reason "length", the one end after
+// never carries the handle before vLLM 0.33), and no minimum that would keep the engine from ending with the reason "length", the one end after
 // which every release keeps the blocks.
 func (nixlPull) PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan.Doc) []jsonscan.Edit {
 	dst = append(dst,
@@ -42,7 +41,6 @@ func (nixlPull) PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan
 			jsonscan.Edit{Key: jsonscan.KeyMaxCompletionTokens, Op: jsonscan.Replace, Value: jsonOne},
 			jsonscan.Edit{Key: jsonscan.KeyMinTokens, Op: jsonscan.Remove},
 			jsonscan.Edit{Key: jsonscan.KeyMinCompletionTokens, Op: jsonscan.Remove},
-			jsonscan.Edit{Key: jsonscan.KeyN, Op: jsonscan.Replace, Value: jsonOne},
 		)
 	case front.ResponsesAPI:
 		dst = append(dst, jsonscan.Edit{Key: jsonscan.KeyMaxOutputTokens, Op: jsonscan.Set, Value: jsonOne})
@@ -55,7 +53,6 @@ func (nixlPull) PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan
 		dst = append(dst,
 			jsonscan.Edit{Key: jsonscan.KeySamplingMaxTokens, Op: jsonscan.Set, Value: jsonOne},
 			jsonscan.Edit{Key: jsonscan.KeySamplingMinTokens, Op: jsonscan.Remove},
-			jsonscan.Edit{Key: jsonscan.KeySamplingN, Op: jsonscan.Replace, Value: jsonOne},
 		)
 	}
 	return dst

@@ -1,6 +1,8 @@
 package disagg
 
 import (
+	"bytes"
+
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/config"
@@ -35,11 +37,26 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, pd *config
 		Prefill: labelled(pool.Prefill, pd.PrefillLabel),
 		Decode:  labelled(pool.Decode, pd.DecodeLabel),
 	}
-	if ep.Kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)) {
+	switch {
+	case ep.Kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)):
 		// One handle names the blocks of one prompt.
 		p.Whole, p.Family, p.Why = p.Decode, nil, "batch_prompt"
+	case several(doc.Raw(jsonscan.KeyN)) || several(doc.Raw(jsonscan.KeySamplingN)) || several(doc.Raw(jsonscan.KeyBestOf)):
+		// One handle is good for one read: vLLM 0.32 reads it once for each
+		// choice, and prefill takes its blocks back after the first.
+		p.Whole, p.Family, p.Why = p.Decode, nil, "many_choices"
+	case doc.Bool(jsonscan.KeyUseBeamSearch):
+		// vLLM 0.32 decodes beams without looking at the handle, whose blocks
+		// then stay pinned for the whole lease.
+		p.Whole, p.Family, p.Why = p.Decode, nil, "beam_search"
 	}
 	return p
+}
+
+// several says whether a value of n asks for anything but one choice; what is
+// no number is for the engine to refuse.
+func several(n []byte) bool {
+	return len(n) > 0 && !bytes.Equal(n, jsonOne) && string(n) != "null"
 }
 
 // disaggregated says whether the members of a pool ask for two legs. Members,

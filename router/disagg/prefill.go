@@ -83,7 +83,7 @@ func (q *request) prefill() prefillEnd {
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", took)
 	q.handleAt = time.Now()
 	q.prefillFound = relay.UsageOf(q.answer).Cached
-	q.r.learn(rank, q.keys, q.prompt.Count, choice.CachedTokens, q.prefillFound)
+	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.prefillFound)
 	q.handle, err = q.plan.Family.Handle(q.answer)
 	if err != nil {
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))

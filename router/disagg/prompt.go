@@ -162,11 +162,20 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		Attempt:           q.attempt,
 	}
 	c, ok := q.r.opt.Scheduler.Choose(&q.query)
-	if ok && guessed(c.Rank) && len(q.keys) > 0 {
-		// Engines without events: what they will hold is learned from here.
-		q.r.opt.Approx.Observe(c.Rank.Slot, q.keys)
+	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
+		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
 	}
 	return c, ok
+}
+
+// guessKeys are the blocks that the approximate index is told a rank will hold:
+// those of an engine without events, and all where no tokens were found, for
+// events speak of tokens only. Else nil: the engine's events tell.
+func (q *request) guessKeys(r *worker.Rank) []blockhash.Seq {
+	if r == nil || !guessed(r) && len(q.prompt.Tokens) > 0 {
+		return nil
+	}
+	return q.keys
 }
 
 // guessed says whether what a rank holds is known from the router's own choices
@@ -174,11 +183,11 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 func guessed(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedNone }
 
 // learn compares what an engine found in its cache with what was foretold, and
-// corrects the approximate index by it. cached is -1 when the engine said
-// nothing.
+// corrects the approximate index by it, where keys (guessKeys) says it counts.
+// cached is -1 when the engine said nothing.
 func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int) {
 	r.opt.Observer.Cached(rank.ID, tokens, predicted, cached)
-	if cached >= 0 && len(keys) > 0 && guessed(rank) {
+	if cached >= 0 && len(keys) > 0 {
 		r.opt.Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
 	}
 }

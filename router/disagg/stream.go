@@ -41,8 +41,8 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
 		prefilled: q.prefillRank != nil, found: q.prefillFound,
 	}
-	if !s.prefilled && guessed(choice.Rank) {
-		s.keys = slices.Clone(q.keys) // q.keys is scratch of the next request by then
+	if !s.prefilled {
+		s.keys = slices.Clone(q.guessKeys(choice.Rank)) // q.keys is scratch of the next request by then
 	}
 	q.x.Relay(resp, call, front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end})
 }
