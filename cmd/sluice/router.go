@@ -189,6 +189,9 @@ func (r *router) Close() {
 // joined starts the event feeds of a worker that has become ready.
 func (r *router) joined(w *worker.Worker) {
 	for _, rank := range w.Ranks {
+		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {
+			continue // joined before; another of the worker's servers came up
+		}
 		r.metrics.RankJoined(rank)
 		src, ok := r.fleet.Events(rank)
 		if !ok {

@@ -33,8 +33,9 @@ type Options struct {
 	ProbeInference bool
 	// OnJoin is called when a worker has answered and is about to be Ready for
 	// the first time, or again after its engine changed (restart: OnLeave, then
-	// OnJoin); the worker takes no request before OnJoin returned, so a feed
-	// started there misses nothing. OnLeave is called when it was removed or its
+	// OnJoin), or once more when another of its ranks' servers has answered for
+	// the first time. Those ranks take no request before OnJoin returned, so a
+	// feed started there misses nothing. OnLeave is called when it was removed or its
 	// engine is a new process. Both run on the fleet's own goroutines, one at a
 	// time per worker id, and must not call Close.
 	OnJoin  func(*worker.Worker)

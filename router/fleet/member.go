@@ -210,7 +210,7 @@ func (m *member) admit() (again bool) {
 		return false
 	}
 	good := asked[:0]
-	restart := ""
+	restart, newcomer := "", false
 	for _, h := range asked {
 		if h.err != nil {
 			again = true
@@ -225,6 +225,8 @@ func (m *member) admit() (again bool) {
 			if why := old.ended(&h.answer.life, h.s.refused.Load()); why != "" {
 				restart = why
 			}
+		} else {
+			newcomer = true
 		}
 		l := h.answer.life
 		h.s.life.Store(&l)
@@ -241,7 +243,7 @@ func (m *member) admit() (again bool) {
 			m.f.opt.OnLeave(m.w)
 		}
 	}
-	if !m.joined {
+	if !m.joined || newcomer {
 		m.joined = true
 		if m.f.opt.OnJoin != nil {
 			m.f.opt.OnJoin(m.w)
