@@ -1,0 +1,228 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// affinity sends first and second turns of several prompts and wants the second
+// where the first was. body makes a request of the conversation's words.
+func affinity(t *testing.T, r *testRouter, path string, body func(words string) string, settled func(*testing.T)) {
+	t.Helper()
+	for i := range 6 {
+		words := fmt.Sprintf("talk %d: %s", i, strings.Repeat(prompt, 2))
+		one := post(t, r.URL+path, body(words))
+		wantStatus(t, one, 200)
+		settled(t)
+		two := post(t, r.URL+path, body(words+" and then the sun came up over the river and the fox went home to its den"))
+		wantStatus(t, two, 200)
+		if a, b := one.Header.Get("X-Sluice-Worker"), two.Header.Get("X-Sluice-Worker"); a != b {
+			t.Errorf("talk %d went to %s, then to %s", i, a, b)
+		}
+		if n, _ := strconv.Atoi(two.Header.Get("X-Sluice-Cached-Tokens")); n < 32 {
+			t.Errorf("talk %d: %d cached tokens foretold", i, n)
+		}
+		settled(t)
+	}
+}
+
+func chatOf(words string) string {
+	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":4}`, words)
+}
+
+// TestEveryEventEncodingIsUnderstood: through ZMQ, decoder, index and choice.
+func TestEveryEventEncodingIsUnderstood(t *testing.T) {
+	for _, k := range []struct {
+		encoding, engine string
+		bytes            bool
+	}{
+		{"vllm-array", "vllm", false}, {"vllm-map", "vllm", false}, {"vllm-map", "vllm", true}, {"sglang-array", "sglang", false}, {"sglang-map", "sglang", false},
+	} {
+		t.Run(fmt.Sprint(k.encoding, " bytes=", k.bytes), func(t *testing.T) {
+			mod := func(o *sim.Options) { o.Encoding, o.Engine, o.BytesHashes = k.encoding, k.engine, k.bytes }
+			a, b := startSim(t, mod), startSim(t, mod)
+			r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+			affinity(t, r, "/v1/chat/completions", chatOf, func(t *testing.T) { known(t, r, a, b) })
+			for _, id := range []string{"a", "b"} {
+				for _, kind := range []string{"garbage", "gaps", "orphans"} {
+					if n := r.metric(`sluice_kv_feed_total{worker="` + id + `",rank="0",kind="` + kind + `"}`); n != 0 {
+						t.Errorf("%s: %v %s", id, n, kind)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestTokensComeFromWhereTheyCan(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	for _, k := range []struct{ mode, source string }{{"auto", "engine"}, {"engine", "engine"}, {"text", "text"}} {
+		t.Run(k.mode, func(t *testing.T) {
+			r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = k.mode }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+			settled := func(t *testing.T) { known(t, r, a, b) }
+			if k.mode == "text" {
+				settled = func(*testing.T) {}
+			}
+			affinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(k.mode + w) }, settled)
+			if n := r.metric(`sluice_prompts_total{source="` + k.source + `"}`); n == 0 {
+				t.Errorf("no prompt's tokens came from %s", k.source)
+			}
+		})
+	}
+	t.Run("ids", func(t *testing.T) {
+		r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = "ids" }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+		a.ForgetRequests()
+		b.ForgetRequests()
+		for _, path := range []string{"/v1/completions", "/inference/v1/generate"} {
+			affinity(t, r, path, func(w string) string {
+				ids := strings.ReplaceAll(strings.Trim(fmt.Sprint(sim.Tokenize(path+w)), "[]"), " ", ",")
+				if path == "/v1/completions" {
+					return `{"model":"sim","prompt":[` + ids + `],"max_tokens":4}`
+				}
+				return `{"token_ids":[` + ids + `],"sampling_params":{"max_tokens":4}}`
+			}, func(t *testing.T) { known(t, r, a, b) })
+		}
+		for _, rec := range append(a.Requests(), b.Requests()...) {
+			if rec.Path == "/tokenize" {
+				t.Error("an engine was asked to tokenize ids")
+			}
+		}
+	})
+}
+
+// Engines without events: what they hold is guessed from the router's choices.
+func TestAffinityWithoutEvents(t *testing.T) {
+	off := func(o *sim.Options) { o.KVEvents = "off" }
+	a, b := startSim(t, off), startSim(t, off)
+	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	affinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
+}
+
+// Two block sizes in one fleet: each rank is asked by its own.
+func TestTwoBlockSizes(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, func(o *sim.Options) { o.BlockSize = 32 })
+	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	where := map[string]int{}
+	affinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(w) }, func(t *testing.T) { known(t, r, a, b) })
+	for i := range 8 {
+		where[post(t, r.URL+"/v1/chat/completions", chatOf(fmt.Sprint("other ", i, prompt))).Header.Get("X-Sluice-Worker")]++
+	}
+	if where["a"] == 0 || where["b"] == 0 {
+		t.Errorf("8 prompts went %v", where)
+	}
+}
+
+// Another cache salt is another cache.
+func TestCacheSaltParts(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(`,"cache_salt":"one"`)), 200)
+	known(t, r, e)
+	for salt, cached := range map[string]bool{"one": true, "two": false} {
+		a := post(t, r.URL+"/v1/chat/completions", chat(`,"cache_salt":"`+salt+`"`))
+		if got := a.Header.Get("X-Sluice-Cached-Tokens") != "0"; got != cached {
+			t.Errorf("salt %s: %s cached tokens foretold", salt, a.Header.Get("X-Sluice-Cached-Tokens"))
+		}
+		if got := cachedTokens(t, a) > 0; got != cached {
+			t.Errorf("salt %s: the engine found %d", salt, cachedTokens(t, a))
+		}
+		known(t, r, e)
+	}
+}
+
+// Event batches that were lost on the way are replayed.
+func TestLostEventsAreReplayed(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf("first "+prompt)), 200)
+	known(t, r, e)
+	e.Fault(sim.Fault{Kind: sim.LoseEvents, N: 3})
+	for i := range 5 {
+		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(fmt.Sprint(i, prompt))), 200)
+	}
+	known(t, r, e)
+	if n := r.metric(`sluice_kv_feed_total{worker="w0",rank="0",kind="gaps"}`); n == 0 {
+		t.Error("no gap was seen: the test shows nothing")
+	}
+	a := post(t, r.URL+"/v1/chat/completions", chatOf("0"+prompt))
+	if got, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a); got != strconv.Itoa(found) || found == 0 {
+		t.Errorf("%s foretold, %d found", got, found)
+	}
+}
+
+// TestExplainShowsAllTerms: over the admin API, for each leg, every candidate
+// with the terms that its cost is the sum of.
+func TestExplainShowsAllTerms(t *testing.T) {
+	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
+	known(t, r, p0, p1, d)
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "why"), 200)
+	rec := r.explain(t, "why")
+	if rec.RequestID != "why" || len(rec.Decisions) != 2 || rec.Outcome == nil || rec.Outcome.Status != 200 || rec.Outcome.PromptTokens == 0 {
+		t.Fatalf("record %+v", rec)
+	}
+	for i, leg := range []string{"prefill", "decode"} {
+		dec := rec.Decisions[i]
+		if dec.Leg != leg || dec.Chosen == "" || len(dec.Shown) != 2-i || dec.PromptTokens == 0 {
+			t.Errorf("decision %+v", dec)
+		}
+		for _, c := range dec.Shown {
+			sum := c.Terms.Prefill + c.Terms.Transfer + c.Terms.Queue + c.Terms.Waiting + c.Terms.Decode + c.Terms.Pressure
+			if diff := sum - c.Cost; diff > 0.01 || diff < -0.01 {
+				t.Errorf("%s: cost %v is not the sum of %+v", c.Rank, c.Cost, c.Terms)
+			}
+			if c.Feed != "live" {
+				t.Errorf("%s: feed %s", c.Rank, c.Feed)
+			}
+		}
+	}
+	warmest := func(c schedule.Candidate) bool { return c.Cached > 0 }
+	chosen := rec.Decisions[0].Shown[0]
+	for _, c := range rec.Decisions[0].Shown {
+		if c.Chosen {
+			chosen = c
+		}
+	}
+	if !warmest(chosen) {
+		t.Errorf("prefill went to %+v, where nothing is cached", chosen)
+	}
+}
+
+// A burst of requests that hold nothing anywhere spreads over the workers.
+func TestBurstSpreads(t *testing.T) {
+	cost := sim.Cost{Step: 5 * time.Millisecond}
+	var workers []config.Worker
+	var engines []*sim.Engine
+	for i := range 4 {
+		e := startSim(t, func(o *sim.Options) { o.Speed, o.Cost = 1, cost })
+		engines = append(engines, e)
+		workers = append(workers, at(e, worker.Aggregated, fmt.Sprint("w", i)))
+	}
+	r := startRouter(t, nil, workers...)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			a, err := tryPost(t.Context(), r.URL+"/v1/chat/completions", chatOf(fmt.Sprint(i, " ", prompt)))
+			if err != nil || a.Status != 200 {
+				t.Errorf("%v %+v", err, a)
+			}
+		})
+	}
+	wg.Wait()
+	for i, e := range engines {
+		if n := e.Stats().Sum().Requests; n < 30 || n > 70 {
+			t.Errorf("w%d took %d of 200 requests, want about 50", i, n)
+		}
+	}
+	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// ranked makes a worker of two ranks, by header or by a URL each.
+func ranked(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
+	t.Helper()
+	e := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.RankPorts = r, 2, how == "urls" })
+	ro, err := worker.ParseRole(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := at(e, ro, r+"-w")
+	w.Ranks = []uint16{0, 1}
+	if how == "urls" {
+		w.RankURLs = e.RankURLs()
+	}
+	return e, w
+}
+
+// TestRanksAreAddressed: the rank chosen is the rank that serves, and the rank
+// the response names.
+func TestRanksAreAddressed(t *testing.T) {
+	for _, how := range []string{"header", "urls"} {
+		t.Run(how, func(t *testing.T) {
+			e, w := ranked(t, how, "aggregated")
+			r := startRouter(t, nil, w)
+			served := map[int]int{}
+			for i := range 12 {
+				e.ForgetRequests()
+				// A client's own wish is not heard: it would defeat the choice.
+				a := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":2}`, i, prompt), "X-data-parallel-rank", "1")
+				wantStatus(t, a, 200)
+				recs := generating(e)
+				if len(recs) != 1 || strconv.Itoa(recs[0].Rank) != a.Header.Get("X-Sluice-Rank") {
+					t.Fatalf("rank %d served, X-Sluice-Rank is %q", recs[0].Rank, a.Header.Get("X-Sluice-Rank"))
+				}
+				header := recs[0].Header("X-data-parallel-rank")
+				if how == "header" && header != a.Header.Get("X-Sluice-Rank") || how == "urls" && header != "" {
+					t.Errorf("X-data-parallel-rank %q on the engine's side", header)
+				}
+				served[recs[0].Rank]++
+			}
+			if served[0] < 2 || served[1] < 2 {
+				t.Errorf("12 prompts went %d and %d", served[0], served[1])
+			}
+		})
+	}
+}
+
+// TestChatStaysOnItsRank: later turns go to the rank that holds the chat, and
+// what was foretold is what the engine finds.
+func TestChatStaysOnItsRank(t *testing.T) {
+	for _, how := range []string{"header", "urls"} {
+		t.Run(how, func(t *testing.T) {
+			e, w := ranked(t, how, "aggregated")
+			r := startRouter(t, nil, w)
+			for c := range 4 {
+				msgs := fmt.Sprintf(`{"role":"user","content":"chat %d: %s"}`, c, prompt)
+				rank := ""
+				for turn := range 4 {
+					a := post(t, r.URL+"/v1/chat/completions", `{"model":"sim","messages":[`+msgs+`],"max_tokens":24,"ignore_eos":true}`)
+					wantStatus(t, a, 200)
+					foretold, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a)
+					if foretold != strconv.Itoa(found) {
+						t.Errorf("chat %d turn %d: %s cached tokens foretold, the engine found %d", c, turn, foretold, found)
+					}
+					if turn > 0 && (a.Header.Get("X-Sluice-Rank") != rank || found == 0) {
+						t.Errorf("chat %d turn %d: rank %s with %d cached, turn before was on %s", c, turn, a.Header.Get("X-Sluice-Rank"), found, rank)
+					}
+					rank = a.Header.Get("X-Sluice-Rank")
+					msgs += fmt.Sprintf(`,{"role":"assistant","content":%q},{"role":"user","content":"and then? %s"}`, a.text(t), prompt)
+					known(t, r, e)
+				}
+			}
+			if n := r.metric("sluice_cache_prediction_error_tokens_total"); n != 0 {
+				t.Errorf("predictions were off by %v tokens in sum", n)
+			}
+		})
+	}
+}
+
+// known waits until the router has taken in every batch of events that the
+// engines have sent.
+func known(t *testing.T, r *testRouter, engines ...*sim.Engine) {
+	t.Helper()
+	eventually(t, 5*time.Second, "the events have come", func() bool {
+		sent, taken := 0.0, 0.0
+		for _, e := range engines {
+			sent += float64(e.Stats().Sum().EventBatches)
+		}
+		for _, w := range r.fleet.View().Workers {
+			for _, k := range w.Ranks {
+				taken += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="batches"}`, k.ID.Worker, k.ID.Rank))
+			}
+		}
+		return taken >= sent
+	})
+}
+
+func cachedTokens(t *testing.T, a *answer) int {
+	t.Helper()
+	usage := member(t, a.Body, "usage")
+	details := member(t, []byte(usage), "prompt_tokens_details")
+	if details == "" || details == "null" {
+		return 0
+	}
+	n, _ := strconv.Atoi(member(t, []byte(details), "cached_tokens"))
+	return n
+}
+
+// Both legs' ranks are addressed, each on its own worker.
+func TestRanksOfBothLegs(t *testing.T) {
+	for _, how := range []string{"header", "urls"} {
+		t.Run(how, func(t *testing.T) {
+			p, wp := ranked(t, how, "prefill")
+			d, wd := ranked(t, how, "decode")
+			r := startRouter(t, nil, wp, wd)
+			for i := range 8 {
+				p.ForgetRequests()
+				d.ForgetRequests()
+				id := fmt.Sprint("both-", i)
+				a := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":4}`, i, prompt), "X-Request-Id", id)
+				wantStatus(t, a, 200)
+				pr, dr := generating(p), generating(d)
+				rec := r.explain(t, id)
+				if len(rec.Decisions) != 2 || rec.Decisions[0].Chosen != fmt.Sprintf("prefill-w/%d", pr[0].Rank) || rec.Decisions[1].Chosen != fmt.Sprintf("decode-w/%d", dr[0].Rank) {
+					t.Errorf("decisions %+v; prefill was served by rank %d, decode by %d", rec.Decisions, pr[0].Rank, dr[0].Rank)
+				}
+				if a.Header.Get("X-Sluice-Rank") != strconv.Itoa(dr[0].Rank) {
+					t.Errorf("X-Sluice-Rank %q, decode was on %d", a.Header.Get("X-Sluice-Rank"), dr[0].Rank)
+				}
+				if !strings.Contains(string(dr[0].Body), fmt.Sprintf("_dp%d", pr[0].Rank)) {
+					t.Errorf("the handle is not of prefill rank %d: %s", pr[0].Rank, dr[0].Body)
+				}
+			}
+			if s := d.Stats().Sum(); s.Transfers != 8 || s.TransfersFailed != 0 {
+				t.Errorf("%d transfers, %d failed", s.Transfers, s.TransfersFailed)
+			}
+			quiet(t, r, 10*time.Second, p, d)
+		})
+	}
+}
