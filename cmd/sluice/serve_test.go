@@ -62,7 +62,7 @@ func TestPrefillThenDecode(t *testing.T) {
 	p, d, alone := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
 	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
-		for _, stream := range []string{"", `,"stream":true`, `,"n":2`} {
+		for _, stream := range []string{"", `,"stream":true`, `,"n":1`} {
 			// Each prompt is new: decode would not pull what it holds already.
 			text := path + stream + prompt
 			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12%s}`, text, stream)
@@ -91,6 +91,34 @@ func TestPrefillThenDecode(t *testing.T) {
 		}
 	}
 	eventually(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+}
+
+// TestOneHandleOneRead: a handle is good for one read of one prompt, so what
+// would read it more often, or not at all, is decoded plainly.
+func TestOneHandleOneRead(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for i, body := range []string{
+		`{"model":"sim","messages":[{"role":"user","content":"%d"}],"max_tokens":4,"n":2}`,
+		`{"model":"sim","messages":[{"role":"user","content":"%d"}],"max_tokens":4,"use_beam_search":true}`,
+		`{"model":"sim","prompt":"%d","max_tokens":4,"best_of":3}`,
+		`{"model":"sim","prompt":["%d","b"],"max_tokens":4}`,
+		`{"model":"sim","token_ids":[300,301,%d],"sampling_params":{"max_tokens":4,"n":2}}`,
+	} {
+		path := "/v1/chat/completions"
+		if strings.Contains(body, "prompt") {
+			path = "/v1/completions"
+		} else if strings.Contains(body, "token_ids") {
+			path = "/inference/v1/generate"
+		}
+		got := post(t, r.URL+path, fmt.Sprintf(body, 400+i))
+		if got.Status != 200 || got.Header.Get("X-Sluice-Prefill-Worker") != "" || got.Header.Get("X-Sluice-Worker") != "d0" {
+			t.Errorf("%s: status %d, prefill %q, worker %q; want 200 by d0 alone", body, got.Status, got.Header.Get("X-Sluice-Prefill-Worker"), got.Header.Get("X-Sluice-Worker"))
+		}
+	}
+	if n := p.Stats().Sum().Requests; n != 0 {
+		t.Errorf("the prefill engine saw %d requests, want none", n)
+	}
 }
 
 // lastGenerating is the last request to an inference endpoint.

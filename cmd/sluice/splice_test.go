@@ -18,7 +18,7 @@ var spliced = []struct{ name, path, client, prefill string }{
 		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":6,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1}}`,
 		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":1,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1},"stream":false,` + prefillParams + `}`},
 	{"chat, everything rewritten", "/v1/chat/completions",
-		`{ "stream" : true, "stream_options":{"include_usage":true},"model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":20,"max_completion_tokens":6,"min_tokens":2,"n":2,"unknown":18446744073709551615 }`,
+		`{ "stream" : true, "stream_options":{"include_usage":true},"model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":20,"max_completion_tokens":6,"min_tokens":2,"n":1,"unknown":18446744073709551615 }`,
 		`{ "stream" : false, "model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":1,"max_completion_tokens":1,"n":1,"unknown":18446744073709551615,` + prefillParams + ` }`},
 	{"chat, min_tokens last", "/v1/chat/completions",
 		`{"model":"sim","messages":[{"role":"user","content":"short"}],"max_tokens":4,"min_tokens":1}`,

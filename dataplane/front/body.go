@@ -189,6 +189,7 @@ var forbidden = [...]struct {
 	{jsonscan.KeyBootstrapPort, "bootstrap_port"},
 	{jsonscan.KeyBootstrapRoom, "bootstrap_room"},
 	{jsonscan.KeyDisaggregatedParams, "disaggregated_params"},
+	{jsonscan.KeyECTransferParams, "ec_transfer_params"},
 }
 
 // scan fills Doc and deals with forbidden fields; a null one is harmless and

@@ -37,6 +37,9 @@ const (
 	KeyBootstrapPort
 	KeyBootstrapRoom
 	KeyDisaggregatedParams
+	KeyECTransferParams
+	KeyBestOf
+	KeyUseBeamSearch
 	KeySamplingMaxTokens // sampling_params.max_tokens
 	KeySamplingMinTokens // sampling_params.min_tokens
 	KeySamplingN         // sampling_params.n
@@ -152,6 +155,9 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyBootstrapPort, "bootstrap_port")
 	anyOf(KeyBootstrapRoom, "bootstrap_room")
 	anyOf(KeyDisaggregatedParams, "disaggregated_params")
+	anyOf(KeyECTransferParams, "ec_transfer_params")
+	count(KeyBestOf, "best_of")
+	flag(KeyUseBeamSearch, "use_beam_search")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -229,6 +235,12 @@ func topKey(name []byte) Key {
 		return KeyBootstrapRoom
 	case "disaggregated_params":
 		return KeyDisaggregatedParams
+	case "ec_transfer_params":
+		return KeyECTransferParams
+	case "best_of":
+		return KeyBestOf
+	case "use_beam_search":
+		return KeyUseBeamSearch
 	}
 	return noKey
 }

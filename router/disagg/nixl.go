@@ -26,8 +26,9 @@ var (
 func (nixlPull) Name() string { return "nixl" }
 
 // PrefillEdits implements Family: one token, no stream (a streamed prefill
-// never carries the handle before vLLM 0.33), and no minimum that would keep the engine from ending with the reason "length", the one end after
-// which every release keeps the blocks.
+// never carries the handle before vLLM 0.33), and no minimum that would keep
+// the engine from ending with the reason "length", the one end after which
+// every release keeps the blocks.
 func (nixlPull) PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan.Doc) []jsonscan.Edit {
 	dst = append(dst,
 		jsonscan.Edit{Key: jsonscan.KeyStream, Op: jsonscan.Set, Value: jsonFalse},
