@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
@@ -160,10 +161,34 @@ func (r *router) Run(ctx context.Context) error {
 	r.log.Info("draining", "deadline", r.cfg.Timeouts.Drain)
 	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
 	defer cancel()
+	r.announce(min(announceTime, r.cfg.Timeouts.Drain/4))
 	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return nil
+}
+
+// announceTime is how long /readyz says 503 before the listener closes, so that
+// whoever sends requests here learns of it by asking, not by a refusal.
+const announceTime = time.Second
+
+// announce waits for limit, or until no request is under way: there is then
+// nothing that anybody could miss, and an idle router ends at once.
+func (r *router) announce(limit time.Duration) {
+	for end := time.Now().Add(limit); r.busy() && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (r *router) busy() bool {
+	for _, w := range r.fleet.View().Workers {
+		for _, rank := range w.Ranks {
+			if rank.Requests.Load() > 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Close ends everything that newRouter started.
