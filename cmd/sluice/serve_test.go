@@ -143,9 +143,7 @@ func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
 			t.Fatalf("first turn: %d %s", one.Status, one.Body)
 		}
 		two := fmt.Sprintf(`{"model":"sim","messages":[%s,{"role":"assistant","content":"%s"},{"role":"user","content":"go on"}],"max_tokens":8}`, first, one.text(t))
-		eventually(t, 5*time.Second, "the events of the first turn have come", func() bool {
-			return r.index.Len() == a.Stats().Sum().BlocksCached+b.Stats().Sum().BlocksCached
-		})
+		known(t, r, a, b)
 		got := post(t, r.URL+"/v1/chat/completions", two)
 		if got.Header.Get("X-Sluice-Worker") != where {
 			t.Errorf("turn 2 went to %q, its prefix is on %q", got.Header.Get("X-Sluice-Worker"), where)
