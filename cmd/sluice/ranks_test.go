@@ -36,7 +36,7 @@ func TestRanksAreAddressed(t *testing.T) {
 			e, w := ranked(t, how, "aggregated")
 			r := startRouter(t, nil, w)
 			served := map[int]int{}
-			for i := range 12 {
+			for i := range 24 {
 				e.ForgetRequests()
 				// A client's own wish is not heard: it would defeat the choice.
 				a := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":2}`, i, prompt), "X-data-parallel-rank", "1")
@@ -52,7 +52,7 @@ func TestRanksAreAddressed(t *testing.T) {
 				served[recs[0].Rank]++
 			}
 			if served[0] < 2 || served[1] < 2 {
-				t.Errorf("12 prompts went %d and %d", served[0], served[1])
+				t.Errorf("24 prompts went %d and %d", served[0], served[1])
 			}
 		})
 	}
