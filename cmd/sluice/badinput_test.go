@@ -188,3 +188,34 @@ func TestEngineAnswersGarbage(t *testing.T) {
 		})
 	}
 }
+
+// TestForbiddenFieldsInside: vLLM looks for its own parameters among the extra
+// arguments too, so a client may not put them there either.
+func TestForbiddenFieldsInside(t *testing.T) {
+	e := startSim(t, nil)
+	for _, strip := range []bool{false, true} {
+		r := startRouter(t, func(c *config.Config) { c.StripForbidden = strip }, at(e, worker.Aggregated, "w0"))
+		for _, c := range []struct{ path, body, field string }{
+			{"/inference/v1/generate", `{"model":"sim","token_ids":[300],"sampling_params":{"max_tokens":1,"extra_args":{"a":1,"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"10.0.0.9"}}}}`, "sampling_params.extra_args.kv_transfer_params"},
+			{"/inference/v1/generate", `{"model":"sim","token_ids":[300],"sampling_params":{"extra_args":{"kv_transfer_params":null,"kv\u005ftransfer_params":{}}}}`, "sampling_params.extra_args.kv_transfer_params"},
+			{"/v1/chat/completions", `{"model":"sim","messages":[],"vllm_xargs":{"ec_transfer_params":{"remote_host":"10.0.0.9"}}}`, "vllm_xargs.ec_transfer_params"},
+		} {
+			before := len(e.Requests())
+			a := post(t, r.URL+c.path, c.body)
+			if a.Status != 400 {
+				t.Fatalf("strip %v: %s: status %d, want 400: %s", strip, c.body, a.Status, a.Body)
+			}
+			if _, _, param := a.errorOf(t); param != c.field || a.Header.Get("X-Sluice-Reason") != "forbidden_field" {
+				t.Errorf("strip %v: param %q, reason %q; want %q, forbidden_field", strip, param, a.Header.Get("X-Sluice-Reason"), c.field)
+			}
+			for _, rec := range e.Requests()[before:] {
+				if rec.Method == "POST" {
+					t.Errorf("the engine saw %s %s", rec.Path, rec.Body)
+				}
+			}
+		}
+		if a := post(t, r.URL+"/v1/chat/completions", chat(`,"vllm_xargs":{"kv_transfer_params":null,"own":1}`)); a.Status != 200 {
+			t.Errorf("harmless vllm_xargs: status %d: %s", a.Status, a.Body)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"sluice/router/config"
@@ -68,11 +69,11 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 // parse parses flags; done is true when the process should end with code. Help
 // that was asked for goes to standard output.
 func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
-	for _, a := range args {
-		if a == "-h" || a == "--help" || a == "-help" {
-			fs.SetOutput(stdout)
-			break
-		}
+	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" || a == "-help" }) {
+		fs.SetOutput(stdout)
+	} else {
+		// A mistake in one flag must not be buried under the help of all.
+		fs.Usage = func() { fmt.Fprintf(fs.Output(), "`%s --help` lists the flags\n", fs.Name()) }
 	}
 	err := fs.Parse(args)
 	switch {

@@ -121,6 +121,22 @@ func TestOneHandleOneRead(t *testing.T) {
 	}
 }
 
+// TestPoolsOfFewRoles: a decode engine can prefill for itself where nobody else
+// does, and aggregated workers take the decode leg where there is no decode worker.
+func TestPoolsOfFewRoles(t *testing.T) {
+	d := startSim(t, role("decode"))
+	alone := startRouter(t, nil, at(d, worker.Decode, "d0"))
+	if a := post(t, alone.URL+"/v1/chat/completions", chat("")); a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d0" {
+		t.Errorf("decode workers only: status %d, worker %q: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
+	}
+	p, g := startSim(t, role("prefill")), startSim(t, nil)
+	both := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(g, worker.Aggregated, "a0"))
+	a := post(t, both.URL+"/v1/chat/completions", chat(""))
+	if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Worker") != "a0" {
+		t.Errorf("prefill and aggregated: status %d, prefill %q, worker %q", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Header.Get("X-Sluice-Worker"))
+	}
+}
+
 // lastGenerating is the last request to an inference endpoint.
 func lastGenerating(e *sim.Engine) sim.Record {
 	all := e.Requests()

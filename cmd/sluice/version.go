@@ -13,6 +13,10 @@ import (
 )
 
 func runVersion(args []string, stdout, stderr io.Writer) int {
+	if len(args) == 1 && (args[0] == "-h" || args[0] == "--help" || args[0] == "-help") {
+		fmt.Fprint(stdout, "Usage: sluice version\n\nPrints the versions of sluice, Go, libzmq and the native library, and by what means\nKV transfers are observed.\n")
+		return 0
+	}
 	if len(args) > 0 {
 		fmt.Fprintf(stderr, "sluice version: unexpected argument %q; it takes none\n", args[0])
 		return 2

@@ -199,6 +199,9 @@ func (x *Exchange) scan() bool {
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
 		return x.badBody(err)
 	}
+	if x.smuggles(jsonscan.KeyVLLMXArgs) || x.smuggles(jsonscan.KeySamplingExtraArgs) {
+		return false
+	}
 	var edits [len(forbidden)]jsonscan.Edit
 	cut := 0
 	for i := range forbidden {
@@ -226,6 +229,26 @@ func (x *Exchange) scan() bool {
 		return x.badBody(err)
 	}
 	return true
+}
+
+// smuggles looks for forbidden fields in an object that vLLM merges into the
+// arguments among which it looks for its own kv_transfer_params. No honest
+// client writes them there, so they are refused even where top-level ones are
+// cut. When it finds one, it has answered.
+func (x *Exchange) smuggles(in jsonscan.Key) bool {
+	if !x.Doc.Has(in) {
+		return false
+	}
+	for it := jsonscan.Walk(x.Doc.Raw(in)); it.Next(); {
+		for i := range forbidden {
+			if it.Value.Kind > jsonscan.Null && it.IsKey(forbidden[i].name) {
+				field := in.Name() + "." + forbidden[i].name
+				x.Error(ForbiddenField, field, "field "+strconv.Quote(field)+" is set by the router and may not be sent by a client; leave it out", 0)
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (x *Exchange) badBody(err error) bool {

@@ -40,9 +40,11 @@ const (
 	KeyECTransferParams
 	KeyBestOf
 	KeyUseBeamSearch
+	KeyVLLMXArgs
 	KeySamplingMaxTokens // sampling_params.max_tokens
 	KeySamplingMinTokens // sampling_params.min_tokens
 	KeySamplingN         // sampling_params.n
+	KeySamplingExtraArgs // sampling_params.extra_args
 	NumKeys
 )
 
@@ -158,9 +160,11 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyECTransferParams, "ec_transfer_params")
 	count(KeyBestOf, "best_of")
 	flag(KeyUseBeamSearch, "use_beam_search")
+	def(KeyVLLMXArgs, "vllm_xargs", object|null, "an object or null")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
+	def(KeySamplingExtraArgs, "sampling_params.extra_args", object|null, "an object or null")
 	return m
 }
 
@@ -241,6 +245,8 @@ func topKey(name []byte) Key {
 		return KeyBestOf
 	case "use_beam_search":
 		return KeyUseBeamSearch
+	case "vllm_xargs":
+		return KeyVLLMXArgs
 	}
 	return noKey
 }
@@ -254,6 +260,8 @@ func samplingKey(name []byte) Key {
 		return KeySamplingMinTokens
 	case "n":
 		return KeySamplingN
+	case "extra_args":
+		return KeySamplingExtraArgs
 	}
 	return noKey
 }

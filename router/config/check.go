@@ -109,6 +109,10 @@ func (c *Config) check(f *faults) {
 	}
 }
 
+// minToken is the least length of the admin token; the admin server has the
+// same bound.
+const minToken = 16
+
 type report func(path, format string, args ...any)
 
 func (c *Config) checkListeners(bad report) {
@@ -118,6 +122,9 @@ func (c *Config) checkListeners(bad report) {
 	admin := c.Admin.Listen
 	if admin == "off" {
 		return
+	}
+	if t := c.Admin.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' })) {
+		bad("admin.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces, or none for a random one", len(t), minToken)
 	}
 	if err := checkAddr(admin); err != nil {
 		bad("admin.listen", `%s: %v; want HOST:PORT on a loopback address, as 127.0.0.1:9901, or "off"`, quoted(admin), err)

@@ -19,7 +19,7 @@ import (
 
 const whole = `
 listen: :9000
-admin: {listen: "[::1]:0", token: t0ken, runtime_file: /tmp/x}
+admin: {listen: "[::1]:0", token: t0ken-0123456789, runtime_file: /tmp/x}
 log: {level: warn, format: json}
 defaults: &d
 workers:
@@ -51,7 +51,7 @@ func mustParseText(t *testing.T, text string) *Config {
 
 func TestParseWhole(t *testing.T) {
 	c := mustParseText(t, strings.Replace(whole, "defaults: &d\n", "", 1))
-	if c.Listen != ":9000" || c.Admin.Token != "t0ken" || c.Log.Level != "warn" || !c.StripForbidden {
+	if c.Listen != ":9000" || c.Admin.Token != "t0ken-0123456789" || c.Log.Level != "warn" || !c.StripForbidden {
 		t.Errorf("%v", c)
 	}
 	if c.PD.Family != "nixl" || c.PD.Lease != 20*time.Second || c.PD.LeaseMargin != 3*time.Second {
@@ -153,7 +153,7 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 
 func TestPrecedence(t *testing.T) {
 	file := "listen: 127.0.0.1:1\nlog: {level: warn}\ntimeouts: {prefill: 1s, decode: 1s, drain: 1s}\nworkers:\n  - {id: a, url: 'http://h:1', labels: [file]}\n  - {id: b, url: 'http://h:2'}\n"
-	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok", "SLUICE_PD_DECODE_LABELS=x+y",
+	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok-0123456789ab", "SLUICE_PD_DECODE_LABELS=x+y",
 		"SLUICE_DECODE=http://h:3,id=b http://h:4", "SLUICE_LOG_FORMAT=", "HOME=/x",
 		"SLUICE_ADMIN_SERVICE_HOST=10.0.0.1", "SLUICE_ADMIN_PORT_80_TCP=x", "SLUICE_PORT=tcp://x", "SLUICE_BUILD=1"}
 	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.fail_after=7", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
@@ -161,7 +161,7 @@ func TestPrecedence(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Listen != "127.0.0.1:3" || c.Timeouts.Prefill != 2*time.Second || c.Timeouts.Decode != 3*time.Second || c.Timeouts.Drain != time.Second ||
-		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok" || c.Health.FailAfter != 7 || len(c.PD.DecodeLabel) != 2 {
+		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok-0123456789ab" || c.Health.FailAfter != 7 || len(c.PD.DecodeLabel) != 2 {
 		t.Errorf("%v", c)
 	}
 	var got []string
@@ -268,7 +268,7 @@ func TestWarnings(t *testing.T) {
 		"pd: {family: nixl}": "there is no worker",
 		"workers: [{url: 'http://h:1', role: prefill}]":                          "none that decodes",
 		"pd: {family: nixl}\nworkers: [{url: 'http://h:1'}]":                     "no prefill worker",
-		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has all of them",
+		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has one of them",
 		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "open to every network",
 	} {
 		if got := strings.Join(mustParseText(t, text).Warnings(), "\n"); !strings.Contains(got, want) {

@@ -101,7 +101,7 @@ func describeSpec(s worker.Spec) string {
 
 func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	if pd.Family == "off" {
-		line("  %s: one leg, on an aggregated or decode worker", what)
+		line("  %s: one leg, on an aggregated worker, or on a decode worker where there is none", what)
 		return
 	}
 	line("  %s: prefill, then decode with the handle prefill gave (%s), at most %d pairs, %d decode workers a handle", what, pd.Family, pd.MaxAttempts, pd.DecodeTries)
@@ -133,6 +133,8 @@ func (c *Config) Warnings() []string {
 		out = append(out, "there is no worker: every request waits and gets 503; name some with --engine, --prefill and --decode, or under workers")
 	case n[worker.Prefill] > 0 && n[worker.Decode]+n[worker.Aggregated] == 0:
 		out = append(out, "there are prefill workers but none that decodes: every request gets 503")
+	case n[worker.Prefill] > 0 && n[worker.Decode] > 0 && n[worker.Aggregated] > 0:
+		out = append(out, "there are prefill, decode and aggregated workers: of a model that all of them serve, the aggregated ones get no text to generate")
 	case n[worker.Prefill] == 0 && c.PD.Family != "off":
 		out = append(out, fmt.Sprintf("pd.family is %s, but there is no prefill worker: every request takes one leg", c.PD.Family))
 	}
@@ -154,12 +156,12 @@ func (c *Config) Warnings() []string {
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {
 	for _, w := range c.Workers {
-		if w.Role == role && !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(w.Labels, l) }) {
+		if w.Role == role && slices.ContainsFunc(labels, func(l string) bool { return slices.Contains(w.Labels, l) }) {
 			return nil
 		}
 	}
 	if len(labels) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s asks for %s, but no %s worker has all of them", path, strings.Join(labels, ", "), role)}
+	return []string{fmt.Sprintf("%s asks for %s, but no %s worker has one of them", path, strings.Join(labels, ", "), role)}
 }

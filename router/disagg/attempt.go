@@ -42,17 +42,26 @@ func (q *request) runDisaggregated() {
 			}
 			fallthrough
 		case prefillNone:
-			q.handle = nil
-			if !q.pd.PlainDecode {
-				q.refuse(front.UpstreamFailed, "prefill failed on every worker tried, and plain_decode is off", time.Second)
+			if !q.decodePlainly() {
 				return
 			}
-			q.fellBack("plain_decode", "decode does the whole request")
 		}
 		if !q.again(q.decode(schedule.DecodeLeg, q.plan.Decode)) {
 			return
 		}
 	}
+}
+
+// decodePlainly gives the whole request to decode, or answers and returns false
+// where the configuration forbids it.
+func (q *request) decodePlainly() bool {
+	q.handle = nil
+	if !q.pd.PlainDecode {
+		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use, after "+strconv.Itoa(q.attempt)+" tries, and pd.plain_decode is off", time.Second)
+		return false
+	}
+	q.fellBack("plain_decode", "decode does the whole request")
+	return true
 }
 
 // again says whether a leg's end calls for another attempt; when not, the

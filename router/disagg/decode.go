@@ -38,7 +38,9 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 			if q.attempt < q.pd.MaxAttempts {
 				return legAgain
 			}
-			q.handle = nil
+			if !q.decodePlainly() {
+				return legAnswered
+			}
 		}
 		choice, ok := q.choose(leg, candidates)
 		if !ok {

@@ -30,12 +30,12 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, pd *config
 		return Plan{Whole: anyRank(pool)}
 	}
 	if !disaggregated(pool, family) {
-		return Plan{Whole: pool.Aggregated}
+		return Plan{Whole: wholeRanks(pool)}
 	}
 	p := Plan{
 		Family:  family,
 		Prefill: labelled(pool.Prefill, pd.PrefillLabel),
-		Decode:  labelled(pool.Decode, pd.DecodeLabel),
+		Decode:  labelled(decodeRanks(pool), pd.DecodeLabel),
 	}
 	switch {
 	case ep.Kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)):
@@ -64,6 +64,25 @@ func several(n []byte) bool {
 // silently skipped.
 func disaggregated(pool *fleet.Pool, family Family) bool {
 	return family != nil && pool.Members[worker.Prefill] > 0
+}
+
+// wholeRanks are the candidates of a request that one rank runs from end to
+// end: aggregated workers, or, where a pool has none, its decode ones, which can
+// prefill for themselves.
+func wholeRanks(pool *fleet.Pool) []*worker.Rank {
+	if pool.Members[worker.Aggregated] > 0 {
+		return pool.Aggregated
+	}
+	return pool.Decode
+}
+
+// decodeRanks are the candidates of the decode leg: decode workers, or, where a
+// pool has none, its aggregated ones (kv_both, in vLLM's words).
+func decodeRanks(pool *fleet.Pool) []*worker.Rank {
+	if pool.Members[worker.Decode] > 0 {
+		return pool.Decode
+	}
+	return pool.Aggregated
 }
 
 // anyRank lists every ready rank, for endpoints without a KV cache behind them.

@@ -1,6 +1,8 @@
 package disagg
 
 import (
+	"context"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -81,6 +83,10 @@ func (s *streamEnd) end(res relay.Result) {
 	}
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
-		opt.Log.Warn("stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
+		level := slog.LevelWarn
+		if res.Cause == relay.ClientGone {
+			level = slog.LevelInfo // clients leave all day; engines should not
+		}
+		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
 	}
 }

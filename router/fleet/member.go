@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -102,7 +103,11 @@ func (m *member) transit(to worker.State, reason string) {
 		m.wasReady = true
 	}
 	m.events = append(m.events, transition{from, to, reason})
-	m.f.opt.Log.Info("worker "+to.String(), "worker", m.w.Spec.ID, "url", m.w.Spec.URL, "role", m.w.Spec.Role, "from", from.String(), "reason", reason)
+	level := slog.LevelInfo
+	if to == worker.Unhealthy {
+		level = slog.LevelWarn
+	}
+	m.f.opt.Log.Log(m.ctx, level, "worker "+to.String(), "worker", m.w.Spec.ID, "url", m.w.Spec.URL, "role", m.w.Spec.Role, "from", from.String(), "reason", reason)
 	m.poke()
 }
 
