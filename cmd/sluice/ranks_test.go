@@ -90,7 +90,8 @@ func TestChatStaysOnItsRank(t *testing.T) {
 	}
 }
 
-// known waits until the index holds what the engines hold. A block of which an
+// known waits until the feeds are past their start and the index holds what the
+// engines hold. A block of which an
 // engine has several copies is told, and counted as repeated, for each.
 func known(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	t.Helper()
@@ -101,6 +102,9 @@ func known(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 		}
 		for _, w := range r.fleet.View().Workers {
 			for _, k := range w.Ranks {
+				if worker.FeedState(k.Feed.Load()) == worker.FeedSyncing {
+					return false
+				}
 				taken += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="repeated"}`, k.ID.Worker, k.ID.Rank))
 			}
 		}
