@@ -147,7 +147,7 @@ func TestEvictionKeepsTheBound(t *testing.T) {
 	if partial > 3 {
 		t.Errorf("%d prompts lost a part; eviction should finish a branch before the next", partial)
 	}
-	if err := ix.(*locked).graph.check(); err != nil {
+	if err := ix.(*radix).check(); err != nil {
 		t.Error(err)
 	}
 }

@@ -116,28 +116,28 @@ func depths(o *Overlap) string {
 	return b.String()
 }
 
-// runHistory is run, but for the test of minimise.
-var runHistory = run
+// runHistory is play, but for the test of minimise.
+var runHistory = play
 
-// run plays a history on both and returns the first difference.
-func run(ops []op) error {
+// play plays a history on both and returns the first difference.
+func play(ops []op) error {
 	ix, model := New(Options{}), NewNaive()
 	for i, o := range ops {
 		got, want := apply(ix, o), apply(model, o)
 		if got != want {
 			return fmt.Errorf("step %d: %v:\n  got  %s\n  want %s", i, o, got, want)
 		}
-		if err := ix.(*locked).graph.check(); err != nil {
+		if err := ix.(*radix).check(); err != nil {
 			return fmt.Errorf("step %d: %v: %w", i, o, err)
 		}
 	}
 	for _, s := range testSlots {
 		ix.Clear(s)
 	}
-	if g := &ix.(*locked).graph; g.len != 0 || g.bytes() != 0 || len(g.copies) != 0 {
-		return fmt.Errorf("after clearing every rank: %d entries, %d bytes, %d copies", g.len, g.bytes(), len(g.copies))
+	if ix := ix.(*radix); ix.Len() != 0 || ix.Bytes() != 0 || len(ix.copies) != 0 {
+		return fmt.Errorf("after clearing every rank: %d entries, %d bytes, %d copies", ix.Len(), ix.Bytes(), len(ix.copies))
 	}
-	return nil
+	return ix.(*radix).check()
 }
 
 // minimise cuts a failing history down: first large pieces, then single steps.
@@ -167,7 +167,7 @@ func TestMetamorphic(t *testing.T) {
 	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 10), envInt("KVINDEX_OPS", 1500)
 	for seed := first; seed < first+seeds; seed++ {
 		ops := generate(rand.New(rand.NewPCG(uint64(seed), 0)), n)
-		err := run(ops)
+		err := play(ops)
 		if err == nil {
 			continue
 		}
@@ -176,13 +176,13 @@ func TestMetamorphic(t *testing.T) {
 		for i, o := range small {
 			fmt.Fprintf(&b, "%4d %v\n", i, o)
 		}
-		t.Fatalf("KVINDEX_SEED=%d: %v\nminimised to %d of %d steps: %v\n%s", seed, err, len(small), len(ops), run(small), b.String())
+		t.Fatalf("KVINDEX_SEED=%d: %v\nminimised to %d of %d steps: %v\n%s", seed, err, len(small), len(ops), play(small), b.String())
 	}
 }
 
 // The minimiser itself must work on the day it is needed.
 func TestMinimise(t *testing.T) {
-	defer func() { runHistory = run }()
+	defer func() { runHistory = play }()
 	culprits := func(ops []op) (n int) {
 		for _, o := range ops {
 			if o.kind == "clear" && o.slot == 999 {
@@ -203,63 +203,4 @@ func TestMinimise(t *testing.T) {
 	if got := minimise(ops); len(got) != 2 || culprits(got) != 2 {
 		t.Errorf("minimised to %v, want the two failing steps alone", got)
 	}
-}
-
-// check verifies what the graph believes of itself.
-func (g *graph) check() error {
-	kids, leaves, entries, held := map[uint32]uint32{}, 0, 0, 0
-	for _, c := range g.bySeq.cells {
-		if c.ref == 0 {
-			continue
-		}
-		n := g.nodes.at(c.ref)
-		if uint64(n.seq) != c.key || g.bySeq.get(c.key) != c.ref {
-			return fmt.Errorf("node %d is filed under %x, its hash is %x", c.ref, c.key, n.seq)
-		}
-		if n.parent != 0 {
-			kids[n.parent]++
-		}
-		if n.kids == 0 {
-			leaves++
-		}
-		if n.kids == 0 && n.entries == 0 {
-			return fmt.Errorf("node %d is kept by nothing", c.ref)
-		}
-		prev := uint32(0)
-		for e := n.entries; e != 0; e = g.entries.at(e).next {
-			x := g.entries.at(e)
-			if x.node != c.ref || x.prev != prev || g.entryOf(x.slot, x.tier, x.hash) != e || !n.holders.has(x.slot, x.tier) {
-				return fmt.Errorf("entry %d of node %d does not hang together: %+v", e, c.ref, *x)
-			}
-			prev = e
-			entries++
-		}
-	}
-	for ref, n := range kids {
-		if g.nodes.at(ref).kids != n {
-			return fmt.Errorf("node %d counts %d children, has %d", ref, g.nodes.at(ref).kids, n)
-		}
-	}
-	older := uint32(0)
-	for ref := g.oldest; ref != 0; ref = g.nodes.at(ref).newer {
-		if n := g.nodes.at(ref); n.older != older || n.kids != 0 {
-			return fmt.Errorf("leaf %d of the list: older %d (want %d), %d children", ref, n.older, older, n.kids)
-		}
-		older = ref
-		leaves--
-	}
-	for i := range g.ranks {
-		held += g.ranks[i].held
-	}
-	switch {
-	case leaves != 0 || older != g.newest:
-		return fmt.Errorf("the list of leaves misses %d, ends at %d (want %d)", leaves, older, g.newest)
-	case g.nodes.live() != g.bySeq.n:
-		return fmt.Errorf("%d nodes live, %d filed", g.nodes.live(), g.bySeq.n)
-	case entries != g.entries.live():
-		return fmt.Errorf("%d entries reachable, %d live", entries, g.entries.live())
-	case held != g.len:
-		return fmt.Errorf("ranks hold %d, the index counts %d", held, g.len)
-	}
-	return nil
 }

@@ -8,52 +8,161 @@ import (
 
 // Overlap is the result of a Find, owned and reused by one caller at a time;
 // the zero value is ready. After its first uses a Find into it allocates
-// nothing, and Reset costs as much as there were holders.
+// nothing.
+//
+// It is kept as runs: a depth and the set of the slots that stop there, of which
+// there are one or two in most answers, however many ranks hold the prompt. The
+// forms by slot are made from them when first asked for.
 type Overlap struct {
-	depth   []uint32 // by slot; all zero but for those in touched
-	touched []worker.Slot
-	max     int
+	runs []overlapRun
+	bits []uint64 // of all runs
+	max  int
+
+	dense   []uint32 // by slot, if isDense
+	isDense bool
+	slots   []worker.Slot // if isListed
+	listed  bool
+
+	// A Find's own: the slots not yet stopped, the holders of a fragment, and
+	// what it has passed.
+	alive, holds [worker.MaxSlots / 64]uint64
+	passed       []passed
+}
+
+type overlapRun struct{ depth, from, words uint32 }
+
+type passed struct {
+	frag  *fragment
+	state uint64
 }
 
 // Reset empties o for the next use.
 func (o *Overlap) Reset() {
-	for _, s := range o.touched {
-		o.depth[s] = 0
-	}
-	o.touched, o.max = o.touched[:0], 0
+	o.runs, o.bits, o.max = o.runs[:0], o.bits[:0], 0
+	o.isDense, o.listed = false, false
 }
 
 // Depth is how many leading blocks the rank in slot holds, in any tier.
 func (o *Overlap) Depth(slot worker.Slot) int {
-	if int(slot) >= len(o.depth) {
+	if !o.isDense {
+		if len(o.runs) > 4 {
+			o.Depths()
+		} else {
+			for i := range o.runs {
+				r := &o.runs[i]
+				if w := uint32(slot) / 64; w < r.words && o.bits[r.from+w]>>(slot%64)&1 != 0 {
+					return int(r.depth)
+				}
+			}
+			return 0
+		}
+	}
+	if int(slot) >= len(o.dense) {
 		return 0
 	}
-	return int(o.depth[slot])
+	return int(o.dense[slot])
 }
 
 // Max is the greatest depth of any rank.
 func (o *Overlap) Max() int { return o.max }
 
+// Runs is how many runs there are; Run gives the i-th: a depth above 0 and the
+// slots that hold so much and no more, bit s%64 of word s/64. The words are
+// borrowed until the next Find or Reset. A slot is in one run at most, a depth may
+// have several.
+func (o *Overlap) Runs() int { return len(o.runs) }
+
+// Run is described at Runs.
+func (o *Overlap) Run(i int) (depth int, slots []uint64) {
+	r := o.runs[i]
+	return int(r.depth), o.bits[r.from : r.from+r.words]
+}
+
+// Depths gives every slot's depth by its number, 0 for the slots beyond; borrowed
+// until the next Find or Reset.
+func (o *Overlap) Depths() []uint32 {
+	if o.isDense {
+		return o.dense
+	}
+	words := uint32(0)
+	for i := range o.runs {
+		words = max(words, o.runs[i].words)
+	}
+	if n := int(words) * 64; n > cap(o.dense) {
+		o.dense = make([]uint32, n)
+	} else {
+		o.dense = o.dense[:n]
+		clear(o.dense)
+	}
+	for i := range o.runs {
+		r := &o.runs[i]
+		for w, set := range o.bits[r.from : r.from+r.words] {
+			to := o.dense[w*64 : w*64+64]
+			if ^set == 0 {
+				for s := range to {
+					to[s] = r.depth
+				}
+				continue
+			}
+			for ; set != 0; set &= set - 1 {
+				to[bits.TrailingZeros64(set)&63] = r.depth
+			}
+		}
+	}
+	o.isDense = true
+	return o.dense
+}
+
 // Holders are the slots with a depth above 0, in no order; borrowed until the
 // next Find or Reset.
-func (o *Overlap) Holders() []worker.Slot { return o.touched }
+func (o *Overlap) Holders() []worker.Slot {
+	if o.listed {
+		return o.slots
+	}
+	o.slots = o.slots[:0]
+	for i := range o.runs {
+		r := &o.runs[i]
+		for w, set := range o.bits[r.from : r.from+r.words] {
+			for ; set != 0; set &= set - 1 {
+				o.slots = append(o.slots, worker.Slot(w*64+bits.TrailingZeros64(set)))
+			}
+		}
+	}
+	o.listed = true
+	return o.slots
+}
 
 // set notes a slot's depth, which is positive; each slot comes once.
 func (o *Overlap) set(slot worker.Slot, depth int) {
-	if int(slot) >= len(o.depth) {
-		grown := make([]uint32, (int(slot)/64+1)*64)
-		copy(grown, o.depth)
-		o.depth = grown
-	}
-	o.depth[slot] = uint32(depth)
-	o.touched = append(o.touched, slot)
-	o.max = max(o.max, depth)
+	o.setWord(int(slot)/64, 1<<(slot%64), depth)
 }
 
 // setWord notes the same depth for every slot of a 64-slot word.
 func (o *Overlap) setWord(word int, slots uint64, depth int) {
-	for slots != 0 {
-		o.set(worker.Slot(word*64+bits.TrailingZeros64(slots)), depth)
-		slots &= slots - 1
+	if slots == 0 {
+		return
 	}
+	if n := len(o.runs); n == 0 || o.runs[n-1].depth != uint32(depth) {
+		o.runs = append(o.runs, overlapRun{depth: uint32(depth), from: uint32(len(o.bits))})
+		o.max = max(o.max, depth)
+	}
+	r := &o.runs[len(o.runs)-1]
+	for int(r.words) <= word {
+		o.bits = append(o.bits, 0)
+		r.words++
+	}
+	o.bits[int(r.from)+word] |= slots
+}
+
+// stop notes the depth of the slots of a set with at least one.
+func (o *Overlap) stop(set []uint64, depth int) {
+	for len(set) > 0 && set[len(set)-1] == 0 {
+		set = set[:len(set)-1]
+	}
+	if len(set) == 0 {
+		return
+	}
+	o.runs = append(o.runs, overlapRun{uint32(depth), uint32(len(o.bits)), uint32(len(set))})
+	o.bits = append(o.bits, set...)
+	o.max = max(o.max, depth)
 }

@@ -1,0 +1,171 @@
+package kvindex
+
+import (
+	"runtime"
+	"sync/atomic"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+// patience is how many passes a reader makes before it raises its hand.
+const patience = 8
+
+func yield() { runtime.Gosched() }
+
+// Find implements Index. What it promises: there is a moment within the call at
+// which all that o says was true together, if an event is taken to happen one
+// stretch of blocks after another. It rests on three things. Every change becomes
+// visible at one moment (see fragment); there is one writer at a time; and a pass
+// is kept only if, after its last look, no fragment it went through had changed
+// since it was read. So all of them stood as read at the moment of that last look,
+// or just before the one change that the writer was in the middle of. Otherwise the
+// pass is made again. Each further pass is owed to changes made meanwhile to the
+// very fragments it went through; a reader overtaken too often asks the writers to
+// hold back for its short time, and does not wait for them either.
+func (ix *radix) Find(seqs []blockhash.Seq, o *Overlap) {
+	if len(seqs) == 0 {
+		o.Reset()
+		return
+	}
+	for range patience {
+		if ix.pass(seqs, o) {
+			return
+		}
+	}
+	ix.retire.hands.Add(1)
+	for !ix.pass(seqs, o) {
+	}
+	ix.retire.hands.Add(-1)
+}
+
+// pass walks the prompt once and says whether what it found holds together.
+func (ix *radix) pass(seqs []blockhash.Seq, o *Overlap) bool {
+	o.Reset()
+	o.passed = o.passed[:0]
+	depth, words := 0, 0
+	for depth < len(seqs) {
+		n, _, state := ix.table.lookup(uint64(seqs[depth]))
+		if n == nil {
+			break
+		}
+		m := ix.along(n, state, seqs[depth:])
+		held := 1
+		o.holds[0] = n.load(wLow)
+		if state&kindMask != 0 {
+			held = ix.gather(n, state, &o.holds)
+		}
+		if n.load(wState) != state {
+			continue // it changed under our eyes
+		}
+		o.passed = append(o.passed, passed{n, state})
+		if depth == 0 {
+			words = held
+			copy(o.alive[:words], o.holds[:held])
+		} else if words = narrow(o, words, held, depth); words == 0 {
+			break
+		}
+		depth += m
+	}
+	o.stop(o.alive[:words], depth)
+	for _, p := range o.passed {
+		if p.frag.load(wState) != p.state {
+			return false
+		}
+	}
+	return true
+}
+
+// along is how many blocks of a prompt that begins with a fragment's first block
+// lie in it, by the state it was in. Sequence hashes are equal up to a place and
+// different from there on.
+func (ix *radix) along(n *fragment, state uint64, seqs []blockhash.Seq) int {
+	length := int(state & lenMask)
+	if length <= len(seqs) && uint64(seqs[length-1]) == n.load(wLast) {
+		return length
+	}
+	at := n.load(wPlace)
+	p, first := ix.words.page(uint32(at >> 32))
+	first += uint32(at >> 16 & lenMask)
+	lo, hi := 1, min(length, len(seqs)) // equal below lo, different from hi on
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		// A place and a state that do not belong together lead anywhere.
+		if atomic.LoadUint64(&p[(first+uint32(mid))%wordPage]) == uint64(seqs[mid]) {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// gather unites a fragment's holders over the tiers and returns how many words of
+// to it has filled.
+func (ix *radix) gather(n *fragment, state uint64, to *[worker.MaxSlots / 64]uint64) int {
+	words := 1
+	grow := func(need int) {
+		if need > words {
+			clear(to[words:need])
+			words = need
+		}
+	}
+	if state&hasList != 0 {
+		for list := n.load(wList); list != 0; list >>= 16 {
+			w, bit := bitOf(worker.Slot(list) % worker.MaxSlots)
+			grow(int(w) + 1)
+			to[w] |= bit
+		}
+	}
+	sets := n.load(wSets)
+	if state&hasSet != 0 {
+		ref := uint32(sets >> 32)
+		width := setWidth(ref)
+		grow(int(width))
+		p, at := ix.words.page(ref >> 2)
+		for i := range width {
+			to[i&63] |= atomic.LoadUint64(&p[(at+i)%wordPage])
+		}
+	}
+	if state&hasLower != 0 {
+		ref := uint32(sets)
+		width := setWidth(ref)
+		grow(int(width))
+		p, at := ix.words.page(ref >> 2)
+		for i := range width {
+			to[i&63] |= atomic.LoadUint64(&p[(at+i)%wordPage]) | atomic.LoadUint64(&p[(at+width+i)%wordPage])
+		}
+	}
+	for words > 1 && to[words-1] == 0 {
+		words--
+	}
+	return words
+}
+
+// narrow keeps of the slots alive those that hold on, notes the depth of the
+// others, and returns how many words are still alive.
+func narrow(o *Overlap, words, held, depth int) int {
+	gone := uint64(0)
+	for w := range words {
+		in := uint64(0)
+		if w < held {
+			in = o.holds[w]
+		} else {
+			o.holds[w] = 0
+		}
+		gone |= o.alive[w] &^ in
+	}
+	if gone == 0 {
+		return words
+	}
+	left := 0
+	for w := range words {
+		stay := o.alive[w] & o.holds[w]
+		o.holds[w] = o.alive[w] &^ o.holds[w]
+		if o.alive[w] = stay; stay != 0 {
+			left = w + 1
+		}
+	}
+	o.stop(o.holds[:words], depth)
+	return left
+}

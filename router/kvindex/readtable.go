@@ -1,0 +1,153 @@
+package kvindex
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// readTable leads from the sequence hash of a node's first block to the node: open
+// addressing in 256 parts, each of which grows by itself, so that growth never
+// holds a writer up for long. A slot is one atomic word, tag<<32 | node; 0 is
+// empty, a word without a node is one that was deleted.
+//
+// Readers probe without a lock. A part that grows is copied and published by one
+// pointer; a reader still in the old copy sees the table as it was when it came,
+// and the collector frees the copy when the last such reader has left. Deleting
+// leaves a mark instead of shifting slots, which would hide others from readers.
+type readTable struct {
+	nodes  nodeSlab
+	parts  [256]atomic.Pointer[part]
+	factor uint64 // odd, random: which slots meet cannot be chosen from outside
+	slots  int64  // in all parts
+}
+
+type part struct {
+	mask uint64
+	used uint64 // not empty; the writer's
+	live uint64 // not deleted; the writer's
+	slot []uint64
+}
+
+const minPart = 4
+
+func (t *readTable) init(factor uint64) {
+	t.factor = factor | 1
+	for i := range t.parts {
+		t.parts[i].Store(&part{mask: minPart - 1, slot: make([]uint64, minPart)})
+	}
+	t.slots = int64(len(t.parts)) * minPart
+}
+
+// where gives a hash's part, tag and first slot (to be masked).
+func (t *readTable) where(seq uint64) (p *atomic.Pointer[part], tag uint64, home uint64) {
+	x := seq * t.factor
+	return &t.parts[x>>56], x << 32, x >> 24
+}
+
+// insert publishes a node. Its hash is not there yet.
+func (t *readTable) insert(seq uint64, id uint32) {
+	at, tag, home := t.where(seq)
+	p := at.Load()
+	if 4*(p.used+1) > 3*(p.mask+1) {
+		p = t.rebuild(at, p)
+	}
+	p.put(home, tag|uint64(id))
+}
+
+func (p *part) put(home, word uint64) {
+	for i := home & p.mask; ; i = (i + 1) & p.mask {
+		if old := p.slot[i]; uint32(old) == 0 {
+			if old == 0 {
+				p.used++
+			}
+			p.live++
+			atomic.StoreUint64(&p.slot[i], word)
+			return
+		}
+	}
+}
+
+// rebuild makes a part of the size that its live slots need.
+func (t *readTable) rebuild(at *atomic.Pointer[part], p *part) *part {
+	size := uint64(1) << bits.Len64(max(minPart, 2*(p.live+1))-1)
+	q := &part{mask: size - 1, slot: make([]uint64, size)}
+	for _, word := range p.slot {
+		if uint32(word) != 0 {
+			q.put(t.nodes.at(uint32(word))[wFirst]*t.factor>>24, word)
+		}
+	}
+	at.Store(q)
+	t.slots += int64(size) - int64(len(p.slot))
+	return q
+}
+
+const deleted = 1 << 32 // a slot that was used and leads nowhere
+
+// remove takes a node out.
+func (t *readTable) remove(seq uint64, id uint32) {
+	at, tag, home := t.where(seq)
+	p := at.Load()
+	for i := home & p.mask; ; i = (i + 1) & p.mask {
+		switch p.slot[i] {
+		case tag | uint64(id):
+			p.live--
+			// Before an empty slot nobody has to be led on.
+			if p.slot[(i+1)&p.mask] != 0 {
+				atomic.StoreUint64(&p.slot[i], deleted)
+				return
+			}
+			for ; ; i = (i - 1) & p.mask {
+				atomic.StoreUint64(&p.slot[i], 0)
+				p.used--
+				if p.slot[(i-1)&p.mask] != deleted {
+					return
+				}
+			}
+		case 0:
+			return
+		}
+	}
+}
+
+// find is the writer's lookup: the node that begins with seq, or 0.
+func (t *readTable) find(seq uint64) uint32 {
+	at, tag, home := t.where(seq)
+	p := at.Load()
+	for i := home & p.mask; ; i = (i + 1) & p.mask {
+		word := p.slot[i]
+		if word == 0 {
+			return 0
+		}
+		if word&genMask == tag && uint32(word) != 0 && t.nodes.at(uint32(word))[wFirst] == seq {
+			return uint32(word)
+		}
+	}
+}
+
+// lookup is the readers': the node that begins with seq and the state it was in,
+// or 0. It starts over only if a node was taken out while it looked.
+func (t *readTable) lookup(seq uint64) (*fragment, uint32, uint64) {
+again:
+	at, tag, home := t.where(seq)
+	p := at.Load()
+	for i := home & p.mask; ; i = (i + 1) & p.mask {
+		word := atomic.LoadUint64(&p.slot[i])
+		if word == 0 {
+			return nil, 0, 0
+		}
+		if word&genMask != tag || uint32(word) == 0 {
+			continue
+		}
+		n := t.nodes.at(uint32(word))
+		state := n.load(wState)
+		if state&dead != 0 {
+			goto again
+		}
+		if n.load(wFirst) == seq {
+			return n, uint32(word), state
+		}
+		if atomic.LoadUint64(&p.slot[i]) != word {
+			goto again
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package kvindex
+
+import (
+	"math/bits"
+)
+
+// sideTable is one rank's map from (tier, engine hash) to the place of the block:
+// open addressing with linear probing and back-shift, seen by the writer only.
+// The home of a key is its hash scaled to the size, so any size will do and cells
+// keep their order when the table is moved to another size: it is moved a few
+// clusters at a time, from the front, by the operations that use it.
+type sideTable struct {
+	cells []sideCell
+	n     int // cells in use, in both arrays
+	stale int // of those, how many name blocks that were evicted; about
+
+	old   []sideCell // what is being moved, from at on
+	at    int
+	left  int // cells of old still in use
+	floor int // cells never to go below
+}
+
+// sideCell names a block: run<<32 | position<<16 | tier<<14 | generation. A place
+// of 0 is an empty cell.
+type sideCell struct {
+	hash  uint64
+	place uint64
+}
+
+const (
+	sideMin  = 16      // cells
+	sideStep = 1 << 12 // cells up to which a table is moved at once
+)
+
+func placeOf(run uint32, pos int, tier Tier, gen uint16) uint64 {
+	return uint64(run)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
+}
+
+func placeRun(p uint64) uint32 { return uint32(p >> 32) }
+func placePos(p uint64) int    { return int(p >> 16 & lenMask) }
+func placeTier(p uint64) Tier  { return Tier(p >> genBits & 3) }
+func placeGen(p uint64) uint16 { return uint16(p & lastGen) }
+
+func homeIn(cells []sideCell, hash uint64, tier Tier, factor uint64) int {
+	hi, _ := bits.Mul64((hash+uint64(tier))*factor, uint64(len(cells)))
+	return int(hi)
+}
+
+// probe finds a key's cell, or the empty one where it would go.
+func probe(cells []sideCell, hash uint64, tier Tier, factor uint64) (int, bool) {
+	i := homeIn(cells, hash, tier, factor)
+	for {
+		c := &cells[i]
+		if c.place == 0 {
+			return i, false
+		}
+		if c.hash == hash && placeTier(c.place) == tier {
+			return i, true
+		}
+		if i++; i == len(cells) {
+			i = 0
+		}
+	}
+}
+
+// get finds a key's cell; nil when there is none.
+func (t *sideTable) get(hash uint64, tier Tier, factor uint64) *sideCell {
+	if t.n == 0 {
+		return nil
+	}
+	if i, ok := probe(t.cells, hash, tier, factor); ok {
+		return &t.cells[i]
+	}
+	if t.old != nil {
+		if i, ok := probe(t.old, hash, tier, factor); ok {
+			return &t.old[i]
+		}
+	}
+	return nil
+}
+
+// put finds a key's cell or takes an empty one for it, for which make has made
+// room; the caller fills the place in.
+func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, found bool) {
+	i, ok := probe(t.cells, hash, tier, factor)
+	if ok {
+		return &t.cells[i], true
+	}
+	if t.old != nil {
+		if j, ok := probe(t.old, hash, tier, factor); ok {
+			return &t.old[j], true
+		}
+	}
+	t.n++
+	t.cells[i].hash = hash
+	return &t.cells[i], false
+}
+
+// remove empties a cell that get has found.
+func (t *sideTable) remove(hash uint64, tier Tier, factor uint64) {
+	t.n--
+	if i, ok := probe(t.cells, hash, tier, factor); ok {
+		closeGap(t.cells, i, factor)
+		return
+	}
+	i, _ := probe(t.old, hash, tier, factor)
+	t.left--
+	closeGap(t.old, i, factor)
+}
+
+// closeGap moves later cells of the cluster forward over an emptied one.
+func closeGap(cells []sideCell, gap int, factor uint64) {
+	size := len(cells)
+	for i := gap; ; {
+		if i++; i == size {
+			i = 0
+		}
+		c := cells[i]
+		if c.place == 0 {
+			break
+		}
+		// c moves if its home is not between the gap and itself.
+		fromHome, fromGap := i-homeIn(cells, c.hash, placeTier(c.place), factor), i-gap
+		if fromHome < 0 {
+			fromHome += size
+		}
+		if fromGap < 0 {
+			fromGap += size
+		}
+		if fromHome >= fromGap {
+			cells[gap] = c
+			gap = i
+		}
+	}
+	cells[gap] = sideCell{}
+}
+
+// sizeFor is how many cells n keys are given: four fifths of them will be full.
+func sizeFor(n int) int { return n + n/4 + 2 }
+
+// reserve makes room for n keys in all, and keeps it.
+func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
+	t.floor = max(t.floor, sizeFor(n))
+	if len(t.cells) < t.floor {
+		t.move(t.floor, factor, valid)
+	}
+}
+
+// room makes room for more keys, and does a share of a move that is under way.
+func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
+	if t.old != nil {
+		t.step(8*more+64, factor, valid)
+	}
+	full := 5*(t.n+more) > 4*len(t.cells)
+	if !full && t.stale <= t.n/4+64 {
+		return
+	}
+	for t.old != nil {
+		t.step(len(t.old), factor, valid)
+	}
+	size := len(t.cells)
+	if live := max(0, t.n-t.stale); 10*(live+more) > 7*size {
+		size = max(size+size/2, sizeFor(live+2*more), sideMin)
+	}
+	t.move(size, factor, valid)
+	if 5*(t.n+more) > 4*len(t.cells) { // stale was an estimate
+		t.room(more, factor, valid)
+	}
+}
+
+// shrink gives memory back when few cells are left in use.
+func (t *sideTable) shrink(factor uint64, valid func(uint64) bool) {
+	if t.old != nil {
+		t.step(64, factor, valid)
+		return
+	}
+	if t.n == 0 && t.floor == 0 {
+		*t = sideTable{}
+	} else if size := max(t.floor, 2*t.n, sideMin); 3*size < len(t.cells) {
+		t.move(size, factor, valid)
+	}
+}
+
+// move begins to move the table to another size, and ends it if it is small.
+func (t *sideTable) move(size int, factor uint64, valid func(uint64) bool) {
+	for t.old != nil {
+		t.step(len(t.old), factor, valid)
+	}
+	t.stale = 0
+	t.old, t.left, t.at = t.cells, t.n, 0
+	t.cells = make([]sideCell, size)
+	// Begin behind an empty cell, so that whole clusters are moved.
+	for t.at < len(t.old) && t.old[t.at].place != 0 {
+		t.at++
+	}
+	if t.left == 0 {
+		t.old = nil
+	} else if len(t.old) <= sideStep {
+		t.step(len(t.old), factor, valid)
+	}
+}
+
+// step moves at least the given number of cells on, to the end of a cluster.
+func (t *sideTable) step(cells int, factor uint64, valid func(uint64) bool) {
+	for ; t.left > 0; cells-- {
+		c := t.old[t.at]
+		if c.place == 0 && cells <= 0 {
+			return
+		}
+		if c.place != 0 {
+			t.old[t.at] = sideCell{}
+			t.left--
+			if valid(c.place) {
+				i, _ := probe(t.cells, c.hash, placeTier(c.place), factor)
+				t.cells[i] = c
+			} else {
+				t.n--
+			}
+		}
+		if t.at++; t.at == len(t.old) {
+			t.at = 0
+		}
+	}
+	t.old = nil
+}
