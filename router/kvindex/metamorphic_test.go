@@ -13,8 +13,9 @@ import (
 	"sluice/router/worker"
 )
 
-// The slots exercise the inline word, its last bit, and chunks near and far.
-var testSlots = []worker.Slot{0, 3, 63, 64, 200, worker.MaxSlots - 1}
+// The slots exercise the inline word, its last bit, lists and sets of those above,
+// near and far.
+var testSlots = []worker.Slot{0, 3, 63, 64, 65, 200, 600, 1030, 2000, worker.MaxSlots - 1}
 
 var testSalts = []blockhash.Salt{1, 2, 3}
 

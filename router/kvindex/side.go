@@ -27,10 +27,10 @@ type sideCell struct {
 	place uint64
 }
 
-const (
-	sideMin  = 16      // cells
-	sideStep = 1 << 12 // cells up to which a table is moved at once
-)
+const sideMin = 16 // cells
+
+// sideStep is the most cells of a table that is moved at once; tests make it less.
+var sideStep = 1 << 12
 
 func placeOf(run uint32, pos int, tier Tier, gen uint16) uint64 {
 	return uint64(run)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
