@@ -53,10 +53,11 @@ type StoreResult struct {
 	Orphan   bool // the parent is unknown to this rank: nothing was stored
 }
 
-// Index is the KV index. Find may be called from any goroutine at any time and
-// takes no lock in the implementation to come; the writing methods may be
-// called from any goroutine and are applied in an order consistent with each
-// caller's own.
+// Index is the KV index. Find may be called from any goroutine at any time; New's
+// takes no lock, waits for no writer and allocates nothing. The writing methods may
+// be called from any goroutine and are applied in an order consistent with each
+// caller's own. What Find says of a rank was true at some moment of the call, with
+// an event taken to happen one stretch of its blocks after another.
 //
 // Blocks are kept as sets: storing an engine hash twice and removing it once
 // leaves it gone, though an engine may still hold a second copy. That forgets a
@@ -89,6 +90,14 @@ type Evictor interface {
 	// Evicted is how many (rank, tier, block) entries have been dropped to
 	// stay under Options.MaxBytes since the start.
 	Evicted() uint64
+}
+
+// Reserver is implemented by an index that can make room ahead.
+type Reserver interface {
+	// Reserve makes room for so many blocks of a rank, such as its engine's
+	// announced capacity, so that storing them moves no table. It is a hint:
+	// less may be made where Options.MaxBytes asks for it.
+	Reserve(slot worker.Slot, blocks int)
 }
 
 // Options of an Index; zero values mean the default.

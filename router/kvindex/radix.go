@@ -159,9 +159,8 @@ func (ix *radix) nodeOf(r *run, pos int) uint32 {
 	return 0
 }
 
-// Reserve makes room in a rank's side table for so many blocks, such as its
-// engine's announced capacity, so that storing them moves no table. What is
-// reserved for all ranks together is bounded by half of Options.MaxBytes.
+// Reserve implements Reserver. What is reserved for all ranks together is bounded
+// by half of Options.MaxBytes.
 func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	if slot >= worker.MaxSlots || blocks <= 0 {
 		return
