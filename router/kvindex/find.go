@@ -121,11 +121,13 @@ func (ix *radix) gather(n *fragment, state uint64, to *[worker.MaxSlots / 64]uin
 	if state&hasSet != 0 {
 		ref := uint32(sets >> 32)
 		width := setWidth(ref)
-		grow(int(width))
 		p, at := ix.words.page(ref >> 2)
-		for i := range width {
-			to[i&63] |= atomic.LoadUint64(&p[(at+i)%wordPage])
+		low := to[0]
+		from, into := p[at:][:width], to[:width] // sets lie on lines, within a page
+		for i := range into {
+			into[i] = atomic.LoadUint64(&from[i])
 		}
+		to[0], words = low, int(width)
 	}
 	if state&hasLower != 0 {
 		ref := uint32(sets)
@@ -145,27 +147,21 @@ func (ix *radix) gather(n *fragment, state uint64, to *[worker.MaxSlots / 64]uin
 // narrow keeps of the slots alive those that hold on, notes the depth of the
 // others, and returns how many words are still alive.
 func narrow(o *Overlap, words, held, depth int) int {
-	gone := uint64(0)
-	for w := range words {
-		in := uint64(0)
-		if w < held {
-			in = o.holds[w]
-		} else {
-			o.holds[w] = 0
-		}
-		gone |= o.alive[w] &^ in
+	if held < words {
+		clear(o.holds[held:words])
 	}
-	if gone == 0 {
-		return words
-	}
-	left := 0
-	for w := range words {
-		stay := o.alive[w] & o.holds[w]
-		o.holds[w] = o.alive[w] &^ o.holds[w]
-		if o.alive[w] = stay; stay != 0 {
+	alive, holds := o.alive[:words], o.holds[:words]
+	left, gone := 0, uint64(0)
+	for w, was := range alive {
+		stay := was & holds[w]
+		alive[w], holds[w] = stay, was^stay
+		gone |= was ^ stay
+		if stay != 0 {
 			left = w + 1
 		}
 	}
-	o.stop(o.holds[:words], depth)
+	if gone != 0 {
+		o.stop(holds, depth)
+	}
 	return left
 }

@@ -130,7 +130,11 @@ func (ix *radix) publish(run uint32, from, to int, slot worker.Slot, tier Tier) 
 // many are to come, with this one.
 func (ix *radix) append(run uint32, r *run, seq uint64, more int) {
 	if r.len == classes[r.class] {
-		ix.grow(r, min(int(r.len)+more, maxRun))
+		ahead := int(r.len) // moved seldom while small, little unused when large
+		if ahead >= 256 {
+			ahead /= 2
+		}
+		ix.grow(r, min(int(r.len)+max(more, ahead), maxRun))
 	}
 	p, at := ix.words.page(r.line)
 	atomic.StoreUint64(&p[at+uint32(r.len)], seq)

@@ -20,6 +20,7 @@ type Overlap struct {
 
 	dense   []uint32 // by slot, if isDense
 	isDense bool
+	fill    [64]uint32
 	slots   []worker.Slot // if isListed
 	listed  bool
 
@@ -94,16 +95,34 @@ func (o *Overlap) Depths() []uint32 {
 		o.dense = o.dense[:n]
 		clear(o.dense)
 	}
+	// A word most of whose slots stop at one depth is filled with it first.
+	for i := range o.runs {
+		r := &o.runs[i]
+		filled := false
+		for w, set := range o.bits[r.from : r.from+r.words] {
+			if bits.OnesCount64(set) <= 32 {
+				continue
+			}
+			if !filled {
+				for k := range o.fill {
+					o.fill[k] = r.depth
+				}
+				filled = true
+			}
+			to := o.dense[w*64 : w*64+64]
+			copy(to, o.fill[:])
+			for not := ^set; not != 0; not &= not - 1 {
+				to[bits.TrailingZeros64(not)&63] = 0
+			}
+		}
+	}
 	for i := range o.runs {
 		r := &o.runs[i]
 		for w, set := range o.bits[r.from : r.from+r.words] {
-			to := o.dense[w*64 : w*64+64]
-			if ^set == 0 {
-				for s := range to {
-					to[s] = r.depth
-				}
+			if set == 0 || bits.OnesCount64(set) > 32 {
 				continue
 			}
+			to := o.dense[w*64 : w*64+64]
 			for ; set != 0; set &= set - 1 {
 				to[bits.TrailingZeros64(set)&63] = r.depth
 			}

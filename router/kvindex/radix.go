@@ -50,6 +50,7 @@ type radix struct {
 	max        int64
 	entries    int    // cells of all side tables that name a block held
 	clears     uint32 // numbers the Clears
+	sink       uint64 // what sideTable.touch loads, so that it does
 	// The list of runs that end in a leaf, by last use.
 	oldest, newest uint32
 
@@ -219,15 +220,16 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 			in = 0
 		}
 	}
+	ix.sink += rank.side.touch(engine, tier, ix.factor)
 	for _, hash := range engine {
-		c := rank.side.get(uint64(hash), tier, ix.factor)
-		if c == nil {
+		cells, at := rank.side.get(uint64(hash), tier, ix.factor)
+		if at < 0 {
 			unknown++
 			continue
 		}
-		p := c.place
+		p := cells[at].place
 		ok := ix.valid(p)
-		rank.side.remove(uint64(hash), tier, ix.factor)
+		rank.side.remove(cells, at, ix.factor)
 		if !ok {
 			rank.side.stale = max(0, rank.side.stale-1)
 			unknown++

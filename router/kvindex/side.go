@@ -63,20 +63,32 @@ func probe(cells []sideCell, hash uint64, tier Tier, factor uint64) (int, bool) 
 	}
 }
 
-// get finds a key's cell; nil when there is none.
-func (t *sideTable) get(hash uint64, tier Tier, factor uint64) *sideCell {
+// get finds a key's cell, by its array and its index there; -1 when there is none.
+func (t *sideTable) get(hash uint64, tier Tier, factor uint64) (cells []sideCell, i int) {
 	if t.n == 0 {
-		return nil
+		return nil, -1
 	}
 	if i, ok := probe(t.cells, hash, tier, factor); ok {
-		return &t.cells[i]
+		return t.cells, i
 	}
 	if t.old != nil {
 		if i, ok := probe(t.old, hash, tier, factor); ok {
-			return &t.old[i]
+			return t.old, i
 		}
 	}
-	return nil
+	return nil, -1
+}
+
+// touch looks at the cells of keys before they are needed one after another: loads
+// that do not wait for each other take the time of one.
+func (t *sideTable) touch(hashes []EngineHash, tier Tier, factor uint64) (sink uint64) {
+	if len(t.cells) == 0 {
+		return 0
+	}
+	for _, hash := range hashes {
+		sink += t.cells[homeIn(t.cells, uint64(hash), tier, factor)].place
+	}
+	return sink
 }
 
 // put finds a key's cell or takes an empty one for it, for which make has made
@@ -97,15 +109,12 @@ func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, fou
 }
 
 // remove empties a cell that get has found.
-func (t *sideTable) remove(hash uint64, tier Tier, factor uint64) {
+func (t *sideTable) remove(cells []sideCell, i int, factor uint64) {
 	t.n--
-	if i, ok := probe(t.cells, hash, tier, factor); ok {
-		closeGap(t.cells, i, factor)
-		return
+	if t.old != nil && &cells[0] == &t.old[0] {
+		t.left--
 	}
-	i, _ := probe(t.old, hash, tier, factor)
-	t.left--
-	closeGap(t.old, i, factor)
+	closeGap(cells, i, factor)
 }
 
 // closeGap moves later cells of the cluster forward over an emptied one.

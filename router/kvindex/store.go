@@ -36,11 +36,12 @@ func (s *storing) findParent() bool {
 }
 
 func (s *storing) parentIn(tier Tier) bool {
-	c := s.side.get(uint64(s.ev.Parent), tier, s.ix.factor)
-	if c == nil || !s.ix.valid(c.place) {
+	cells, at := s.side.get(uint64(s.ev.Parent), tier, s.ix.factor)
+	if at < 0 || !s.ix.valid(cells[at].place) {
 		return false
 	}
-	s.run, s.pos = placeRun(c.place), placePos(c.place)
+	p := cells[at].place
+	s.run, s.pos = placeRun(p), placePos(p)
 	r := s.ix.runs.at(s.run)
 	s.node, s.seq = s.ix.nodeOf(r, s.pos), s.ix.word(r, s.pos)
 	return true
@@ -48,6 +49,7 @@ func (s *storing) parentIn(tier Tier) bool {
 
 func (s *storing) store() {
 	s.side.room(len(s.ev.Engine), s.ix.factor, s.ix.validPlace)
+	s.ix.sink += s.side.touch(s.ev.Engine, s.ev.Tier, s.ix.factor)
 	for i, hash := range s.ev.Engine {
 		s.seq = seqAfter(s.ev, s.seq, i)
 		if id := s.find(); id != 0 {

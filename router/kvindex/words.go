@@ -13,10 +13,12 @@ const (
 )
 
 // classes are the sizes of storage, in words.
-var classes = [...]uint16{8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096}
+var classes = [...]uint16{8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024}
 
-// maxRun is the most blocks a run has; a longer prompt goes on in another run.
-const maxRun = 4096
+// maxRun is the most blocks a run has; a longer prompt goes on in another run, which
+// costs a reader a look, and spares storage that long runs would leave behind as
+// they grow.
+const maxRun = 1024
 
 // classFor is the smallest class of at least n words.
 func classFor(n int) int {
