@@ -69,6 +69,10 @@ bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy
 	@scripts/bootstrap.sh --bench
 	@scripts/bench.sh
 
+.PHONY: bench-index
+bench-index: ## the KV index's figures beside their targets
+	@scripts/bench_index.py
+
 .PHONY: e2e-vllm
 e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 15 minutes)
 	scripts/e2e-vllm.sh

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 echo '## Pieces (go test -bench)'
 go test -run '^$' -bench 'Scan|Splice|TokenIDs|HashTokens|Index|Select|Events|Do|StreamChunk|ServeShort' -benchtime 0.2s -benchmem \
-  ./dataplane/... ./router/blockhash/ ./router/kvindex/ ./router/kvevents/ ./router/schedule/ | grep -E '^(Benchmark|ok|FAIL|---)'
+  ./dataplane/... ./router/blockhash/ ./bench/index/ ./router/kvevents/ ./router/schedule/ | grep -E '^(Benchmark|ok|FAIL|---)'
 echo
 echo '## Whole processes'
 exec python3 scripts/bench_proxies.py "$@"

@@ -17,6 +17,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 	rank.side = sideTable{floor: side.floor}
 	ix.clears++
 	mark := ix.clears
+	ix.clearing++
 	for _, cells := range [][]sideCell{side.cells, side.old} {
 		for len(cells) > 0 {
 			step := cells[:min(len(cells), clearStep)]
@@ -33,6 +34,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 		}
 	}
 	rank.side.stale = 0
+	ix.clearing--
 	ix.unlock(rank)
 	return lost
 }

@@ -8,8 +8,9 @@ import (
 	"sluice/router/worker"
 )
 
-// patience is how many passes a reader makes before it raises its hand.
-const patience = 8
+// patience is how many passes a reader makes before it raises its hand; tests make
+// it less.
+var patience = 8
 
 func yield() { runtime.Gosched() }
 

@@ -244,3 +244,73 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("%d entries at the end, want slot 0's %d", got, want)
 	}
 }
+
+// What a rank was given room for moves no table when it comes.
+func TestReserve(t *testing.T) {
+	ix := New(Options{}).(*radix)
+	ix.Reserve(3, 5000)
+	ix.Reserve(worker.MaxSlots, 5000)
+	ix.Reserve(3, -1)
+	cells := &ix.ranks[3].side.cells[0]
+	for sid := range 50 {
+		ev, seqs := chain(3, sid, 100)
+		ix.Store(&ev)
+		if got := depthOf(ix, 3, seqs); got != 100 {
+			t.Fatalf("prompt %d: depth %d", sid, got)
+		}
+	}
+	if &ix.ranks[3].side.cells[0] != cells {
+		t.Error("the table moved")
+	}
+	ix.Clear(3)
+	ev, seqs := chain(3, 1, 100)
+	ix.Store(&ev)
+	if got := depthOf(ix, 3, seqs); got != 100 {
+		t.Errorf("depth %d after Clear and Store", got)
+	}
+	small := New(Options{MaxBytes: 100_000}).(*radix)
+	small.Reserve(1, 1<<40)
+	if got := len(small.ranks[1].side.cells); got > 100_000/16 {
+		t.Errorf("%d cells reserved against the bound", got)
+	}
+	if err := ix.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A large table is moved a little at a time: nothing is lost on the way, whatever
+// is stored, removed and looked for meanwhile.
+func TestGrowthInSteps(t *testing.T) {
+	ix, model := New(Options{}).(*radix), map[int]bool{}
+	moving := 0
+	for sid := range 1200 {
+		ev, _ := chain(9, sid, 16)
+		ix.Store(&ev)
+		model[sid] = true
+		if sid%3 == 0 {
+			old, _ := chain(9, sid/2, 16)
+			if removed, _ := ix.Remove(9, Device, old.Engine); removed != 0 != model[sid/2] {
+				t.Fatalf("prompt %d: removed %d, held %v", sid/2, removed, model[sid/2])
+			}
+			delete(model, sid/2)
+		}
+		if ix.ranks[9].side.old != nil {
+			moving++
+		}
+	}
+	if moving == 0 {
+		t.Error("no table was seen on the move: the test is too small")
+	}
+	for sid := range 1200 {
+		_, seqs := chain(9, sid, 16)
+		if got := depthOf(ix, 9, seqs); got != 0 != model[sid] || got != 0 && got != 16 {
+			t.Fatalf("prompt %d: depth %d, held %v", sid, got, model[sid])
+		}
+	}
+	if err := ix.check(); err != nil {
+		t.Error(err)
+	}
+	if got := ix.Clear(9); got != 16*len(model) || ix.Len() != 0 {
+		t.Errorf("Clear gave %d of %d", got, 16*len(model))
+	}
+}

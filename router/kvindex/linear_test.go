@@ -14,6 +14,13 @@ import (
 // depth moves through values known to the test, which brackets each Find by what
 // was done before it began and what had begun before it ended.
 
+// Readers that raise their hand at once are promised the same.
+func TestDepthWithHandsRaised(t *testing.T) {
+	defer func(p int) { patience = p }(patience)
+	patience = 0
+	TestDepthOfOneWhileWriting(t)
+}
+
 // A rank that only stores, and then only removes: depths rise and fall, and never
 // leave the bracket.
 func TestDepthOfOneWhileWriting(t *testing.T) {

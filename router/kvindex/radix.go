@@ -50,6 +50,8 @@ type radix struct {
 	max        int64
 	entries    int    // cells of all side tables that name a block held
 	clears     uint32 // numbers the Clears
+	clearing   int    // how many are under way
+	ops        uint64 // counted for checkSome
 	sink       uint64 // what sideTable.touch loads, so that it does
 	// The list of runs that end in a leaf, by last use.
 	oldest, newest uint32
@@ -130,6 +132,9 @@ func (ix *radix) lock(slot worker.Slot) *rankState {
 
 func (ix *radix) unlock(r *rankState) {
 	ix.account()
+	if invariants {
+		ix.checkSome()
+	}
 	ix.mu.Unlock()
 	r.mu.Unlock()
 }
