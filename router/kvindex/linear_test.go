@@ -41,7 +41,7 @@ func TestDepthOfOneWhileWriting(t *testing.T) {
 		}
 		return ev
 	}
-	for range 15 {
+	for range 5 {
 		// before and after: depths that had been reached, and that were begun.
 		var before, after [ranks]atomic.Int64
 		var writers, readers sync.WaitGroup

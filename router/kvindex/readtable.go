@@ -6,7 +6,7 @@ import (
 )
 
 // readTable leads from the sequence hash of a node's first block to the node: open
-// addressing in 256 parts, each of which grows by itself, so that growth never
+// addressing in 64 parts, each of which grows by itself, so that growth never
 // holds a writer up for long. A slot is one atomic word, tag<<32 | node; 0 is
 // empty, a word without a node is one that was deleted.
 //
@@ -16,7 +16,7 @@ import (
 // leaves a mark instead of shifting slots, which would hide others from readers.
 type readTable struct {
 	nodes  nodeSlab
-	parts  [256]atomic.Pointer[part]
+	parts  [partCount]atomic.Pointer[part]
 	factor uint64 // odd, random: which slots meet cannot be chosen from outside
 	slots  int64  // in all parts
 }
@@ -28,7 +28,11 @@ type part struct {
 	slot []uint64
 }
 
-const minPart = 4
+const (
+	partCount = 64
+	partShift = 64 - 6
+	minPart   = 16
+)
 
 func (t *readTable) init(factor uint64) {
 	t.factor = factor | 1
@@ -38,24 +42,25 @@ func (t *readTable) init(factor uint64) {
 	t.slots = int64(len(t.parts)) * minPart
 }
 
-// where gives a hash's part, tag and first slot (to be masked).
-func (t *readTable) where(seq uint64) (p *atomic.Pointer[part], tag uint64, home uint64) {
+// where gives a hash's part and its tag, as it stands in a slot. The tag's low bits
+// say which slot is the first to try, so a part is rebuilt without the nodes.
+func (t *readTable) where(seq uint64) (p *atomic.Pointer[part], tag uint64) {
 	x := seq * t.factor
-	return &t.parts[x>>56], x << 32, x >> 24
+	return &t.parts[x>>partShift], (x ^ x>>32) << 32
 }
 
 // insert publishes a node. Its hash is not there yet.
 func (t *readTable) insert(seq uint64, id uint32) {
-	at, tag, home := t.where(seq)
+	at, tag := t.where(seq)
 	p := at.Load()
 	if 4*(p.used+1) > 3*(p.mask+1) {
 		p = t.rebuild(at, p)
 	}
-	p.put(home, tag|uint64(id))
+	p.put(tag | uint64(id))
 }
 
-func (p *part) put(home, word uint64) {
-	for i := home & p.mask; ; i = (i + 1) & p.mask {
+func (p *part) put(word uint64) {
+	for i := word >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		if old := p.slot[i]; uint32(old) == 0 {
 			if old == 0 {
 				p.used++
@@ -73,7 +78,7 @@ func (t *readTable) rebuild(at *atomic.Pointer[part], p *part) *part {
 	q := &part{mask: size - 1, slot: make([]uint64, size)}
 	for _, word := range p.slot {
 		if uint32(word) != 0 {
-			q.put(t.nodes.at(uint32(word))[wFirst]*t.factor>>24, word)
+			q.put(word)
 		}
 	}
 	at.Store(q)
@@ -85,9 +90,9 @@ const deleted = 1 << 32 // a slot that was used and leads nowhere
 
 // remove takes a node out.
 func (t *readTable) remove(seq uint64, id uint32) {
-	at, tag, home := t.where(seq)
+	at, tag := t.where(seq)
 	p := at.Load()
-	for i := home & p.mask; ; i = (i + 1) & p.mask {
+	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		switch p.slot[i] {
 		case tag | uint64(id):
 			p.live--
@@ -111,9 +116,9 @@ func (t *readTable) remove(seq uint64, id uint32) {
 
 // find is the writer's lookup: the node that begins with seq, or 0.
 func (t *readTable) find(seq uint64) uint32 {
-	at, tag, home := t.where(seq)
+	at, tag := t.where(seq)
 	p := at.Load()
-	for i := home & p.mask; ; i = (i + 1) & p.mask {
+	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		word := p.slot[i]
 		if word == 0 {
 			return 0
@@ -128,9 +133,9 @@ func (t *readTable) find(seq uint64) uint32 {
 // or 0. It starts over only if a node was taken out while it looked.
 func (t *readTable) lookup(seq uint64) (*fragment, uint32, uint64) {
 again:
-	at, tag, home := t.where(seq)
+	at, tag := t.where(seq)
 	p := at.Load()
-	for i := home & p.mask; ; i = (i + 1) & p.mask {
+	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		word := atomic.LoadUint64(&p.slot[i])
 		if word == 0 {
 			return nil, 0, 0
