@@ -1,297 +1,138 @@
 package kvindex
 
-import (
-	"sync/atomic"
+import "sync/atomic"
 
-	"sluice/router/worker"
+// fragment is one node of the index of a run: blocks that lie together in a run's storage and
+// are held by the same ranks in the same tiers. It fills one cache line, so that
+// a reader who passes a whole node loads two lines: the slot of the reader table
+// and this.
+//
+// Memory order. One writer at a time (the index's mutex) changes nodes, readers
+// never lock. Every word that a reader looks at is stored and loaded atomically,
+// and every change becomes visible by the store of one word:
+//
+//   - the length and the kind of the holders live in wState beside a generation
+//     that grows with each change; other words that belong to a new length or kind
+//     are stored before it and mean nothing under the old one;
+//   - words that change alone (one holder's bit, the storage's place) are stored
+//     first, then the generation grows.
+//
+// A reader loads wState, the rest, and wState again: equal states mean that what it
+// read was the node as it stood. There is no state "being written", so a reader
+// never waits for a writer that was preempted; it repeats only what a writer has
+// finished changing. A node that goes is taken out of the reader table first and
+// marked dead second; its line is used again only as a node, with a generation of
+// its own, so that a late reader sees the change, never somebody else's memory.
+// The generation has 32 bits: a reader would have to sleep through exactly 2^32
+// changes of one node, within one pass, to be deceived.
+type fragment [8]uint64
+
+// The words of a node.
+const (
+	wState = iota // generation<<32 | flags | length in blocks
+	wFirst        // sequence hash of the first block
+	wLast         // and of the last one
+	wLow          // device: holders among slots 0…63, as bits
+	wPlace        // line of the run's storage<<32 | offset of the first block<<16
+	wList         // device: up to four holders from slot 64 on, sorted, 16 bits each
+	wSets         // set of device holders from slot 64 on<<32 | set of the lower tiers
+	wRun          // run<<32 | child runs that branch off at the end; the writer's
 )
 
-// Changes of fragments. Each is a sequence of steps that are whole for readers:
-// what splits and joins show on the way says the same of every block.
+// The flags and the length in wState.
+const (
+	lenMask  = 1<<16 - 1
+	hasList  = 1 << 16 // wList counts
+	hasSet   = 1 << 17 // the upper half of wSets counts
+	hasLower = 1 << 18 // the lower half of wSets counts
+	kindMask = hasList | hasSet | hasLower
+	dead     = 1 << 31
+	genOne   = 1 << 32
+	genMask  = ^uint64(1<<32 - 1)
+)
 
-// split cuts a fragment before position at, which lies inside it, and returns the
-// right part, a new node. The right part is published before the left one ends.
-func (ix *radix) split(id uint32, at int) uint32 {
-	nodes := &ix.table.nodes
-	n := nodes.at(id)
-	r := ix.runs.at(n.run())
-	kind, last, kids := n.kind(), n[wLast], n.kids()
-	right := nodes.alloc()
-	m := nodes.at(right)
-	m.store(wFirst, ix.word(r, at))
-	m.store(wLast, last)
-	m.store(wLow, n[wLow])
-	m.store(wList, n[wList])
-	m.store(wPlace, n[wPlace]&genMask|uint64(at)<<16)
-	var sets uint64
-	if kind&hasSet != 0 {
-		sets = uint64(ix.words.copySet(uint32(n[wSets]>>32), 0, 1)) << 32
-	}
-	if kind&hasLower != 0 {
-		sets |= uint64(ix.words.copySet(uint32(n[wSets]), 0, 2))
-	}
-	m.store(wSets, sets)
-	m[wRun] = uint64(n.run())<<32 | uint64(kids)
-	m.commit(n.end()-at, kind)
-	ix.table.insert(m[wFirst], right)
+func (n *fragment) load(w int) uint64     { return atomic.LoadUint64(&n[w]) }
+func (n *fragment) store(w int, v uint64) { atomic.StoreUint64(&n[w], v) }
 
-	n.store(wLast, ix.word(r, at-1))
-	n.commit(at-n.off(), kind)
-	n.setKids(0)
-	l := nodes.links(id)
-	*nodes.links(right) = link{prev: id, next: l.next}
-	if l.next != 0 {
-		nodes.links(l.next).prev = right
-	} else {
-		r.tail = right
-	}
-	l.next = right
-	return right
+// What follows is the writer's: it may read its own words plainly.
+
+func (n *fragment) len() int     { return int(n[wState] & lenMask) }
+func (n *fragment) off() int     { return int(n[wPlace] >> 16 & lenMask) }
+func (n *fragment) end() int     { return n.off() + n.len() }
+func (n *fragment) run() uint32  { return uint32(n[wRun] >> 32) }
+func (n *fragment) kids() uint32 { return uint32(n[wRun]) }
+func (n *fragment) kind() uint64 { return n[wState] & kindMask }
+
+func (n *fragment) setKids(k uint32) { n[wRun] = n[wRun]&genMask | uint64(k) }
+
+// commit makes a new length and kind of holders visible.
+func (n *fragment) commit(length int, kind uint64) {
+	n.store(wState, n[wState]&genMask+genOne|kind|uint64(length))
 }
 
-// join makes one fragment of two neighbours if nothing keeps them apart, and says
-// whether it did. The left one remains: it takes the blocks over before the right
-// one goes.
-func (ix *radix) join(left, right uint32) bool {
-	if left == 0 || right == 0 {
-		return false
-	}
-	nodes := &ix.table.nodes
-	n, m := nodes.at(left), nodes.at(right)
-	if n.kids() != 0 || n.end() != m.off() || !ix.sameHolders(n, m) {
-		return false
-	}
-	n.store(wLast, m[wLast])
-	n.commit(n.len()+m.len(), n.kind())
-	n.setKids(m.kids())
-	ix.remove(right)
-	return true
+// changed tells readers that a word which counts has been replaced.
+func (n *fragment) changed() { n.store(wState, n[wState]+genOne) }
+
+// retire marks the node dead.
+func (n *fragment) retire() { n.store(wState, n[wState]&genMask+genOne|dead) }
+
+// link joins the fragments of a run, in order. Only the writer looks at it.
+type link struct{ prev, next uint32 }
+
+const nodePage = 1 << 10
+
+type nodes struct {
+	nodes [nodePage]fragment
+	links [nodePage]link
 }
 
-// remove takes a fragment away. Its run's length is left to the caller.
-func (ix *radix) remove(id uint32) {
-	nodes := &ix.table.nodes
-	n := nodes.at(id)
-	ix.table.remove(n[wFirst], id)
-	kind := n.kind()
-	n.retire()
-	if kind&hasSet != 0 {
-		ix.words.freeSet(uint32(n[wSets]>>32), 1)
-	}
-	if kind&hasLower != 0 {
-		ix.words.freeSet(uint32(n[wSets]), 2)
-	}
-	l := *nodes.links(id)
-	if l.prev != 0 {
-		nodes.links(l.prev).next = l.next
-	}
-	if l.next != 0 {
-		nodes.links(l.next).prev = l.prev
-	} else {
-		ix.runs.at(n.run()).tail = l.prev
-	}
-	nodes.free(id)
+// nodeSlab hands out nodes by number from pages that never move and are never
+// given back. Number 0 is nobody. Readers find a page through dir, which is
+// replaced when it grows: a number is published after its page, so whoever has
+// read the number sees the page.
+type nodeSlab struct {
+	dir   atomic.Pointer[[]*nodes]
+	freed []uint32
+	used  uint32 // numbers ever given out, with 0
 }
 
-// publish makes new blocks of a run visible, which one rank holds: as more of the
-// last fragment if that is the same rank's alone and nothing branches off there.
-func (ix *radix) publish(run uint32, from, to int, slot worker.Slot, tier Tier) {
-	nodes := &ix.table.nodes
-	r := ix.runs.at(run)
-	if r.tail != 0 {
-		if n := nodes.at(r.tail); n.end() == from && n.kids() == 0 && ix.sole(n, slot, tier) {
-			n.store(wLast, ix.word(r, to-1))
-			n.commit(n.len()+to-from, n.kind())
-			ix.touch(run)
-			return
-		}
-	}
-	id := nodes.alloc()
-	n := nodes.at(id)
-	n.store(wFirst, ix.word(r, from))
-	n.store(wLast, ix.word(r, to-1))
-	n.store(wPlace, uint64(r.line)<<32|uint64(from)<<16)
-	n.store(wLow, 0)
-	n.store(wList, 0)
-	n.store(wSets, 0)
-	n[wRun] = uint64(run) << 32
-	n.commit(to-from, 0)
-	ix.addHolder(n, slot, tier)
-	*nodes.links(id) = link{prev: r.tail}
-	if r.tail != 0 {
-		nodes.links(r.tail).next = id
-	}
-	r.tail = id
-	ix.table.insert(n[wFirst], id)
-	ix.touch(run)
+func (s *nodeSlab) at(id uint32) *fragment {
+	return &(*s.dir.Load())[id/nodePage].nodes[id%nodePage]
 }
 
-// append puts a block behind the run's end, where no reader looks yet. more is how
-// many are to come, with this one.
-func (ix *radix) append(run uint32, r *run, seq uint64, more int) {
-	if r.len == classes[r.class] {
-		ahead := int(r.len) // moved seldom while small, little unused when large
-		if ahead >= 256 {
-			ahead /= 2
-		}
-		ix.grow(r, min(int(r.len)+max(more, ahead), maxRun))
-	}
-	p, at := ix.words.page(r.line)
-	atomic.StoreUint64(&p[at+uint32(r.len)], seq)
-	r.len++
+func (s *nodeSlab) links(id uint32) *link {
+	return &(*s.dir.Load())[id/nodePage].links[id%nodePage]
 }
 
-// grow moves a run's storage to a larger place. Readers who are still led to the
-// old one find the fragment changed.
-func (ix *radix) grow(r *run, blocks int) {
-	class := classFor(blocks)
-	line := ix.words.alloc(class)
-	p, at := ix.words.page(r.line)
-	q, into := ix.words.page(line)
-	for i := range uint32(r.len) {
-		atomic.StoreUint64(&q[into+i], p[at+i])
+func (s *nodeSlab) alloc() uint32 {
+	if n := len(s.freed); n > 0 {
+		id := s.freed[n-1]
+		s.freed = s.freed[:n-1]
+		return id
 	}
-	for id := r.tail; id != 0; id = ix.table.nodes.links(id).prev {
-		n := ix.table.nodes.at(id)
-		n.store(wPlace, n[wPlace]&^genMask|uint64(line)<<32)
-		n.changed()
+	s.used = max(s.used, 1)
+	if s.used%nodePage == 0 || s.used == 1 {
+		addPage(&s.dir, new(nodes))
 	}
-	ix.words.free(r.line, int(r.class))
-	r.line, r.class = line, uint8(class)
+	s.used++
+	return s.used - 1
 }
 
-// hold adds a rank to blocks from…to of a fragment, none of which it holds there.
-func (ix *radix) hold(id uint32, from, to int, slot worker.Slot, tier Tier) {
-	nodes := &ix.table.nodes
-	if from > nodes.at(id).off() {
-		id = ix.split(id, from)
-	}
-	if to < nodes.at(id).end() {
-		ix.split(id, to)
-	}
-	ix.addHolder(nodes.at(id), slot, tier)
-	ix.joinAround(id)
+func (s *nodeSlab) free(id uint32) {
+	*s.links(id) = link{}
+	s.freed = append(s.freed, id)
 }
 
-// joinAround joins a fragment with its neighbours where it can.
-func (ix *radix) joinAround(id uint32) {
-	l := *ix.table.nodes.links(id)
-	ix.join(id, l.next)
-	ix.join(l.prev, id)
-}
+func (s *nodeSlab) live() int { return int(max(s.used, 1)) - 1 - len(s.freed) }
 
-// unhold takes blocks from…to of a run from a rank, which holds all of them.
-func (ix *radix) unhold(run uint32, from, to int, slot worker.Slot, tier Tier) {
-	ix.counts(slot, from-to)
-	r := ix.runs.at(run)
-	for id := ix.nodeOf(r, to-1); ; {
-		n := ix.table.nodes.at(id)
-		prev := ix.table.nodes.links(id).prev
-		lo := max(from, n.off())
-		ix.unholdIn(id, lo, to, slot, tier)
-		if lo == from {
-			break
-		}
-		to, id = lo, prev
+// addPage appends to a directory that readers index. Elements are written before
+// anything that leads to them is published; only a move of the array needs a new
+// pointer, but storing one always costs nothing that counts.
+func addPage[T any](dir *atomic.Pointer[[]*T], page *T) {
+	var pages []*T
+	if old := dir.Load(); old != nil {
+		pages = *old
 	}
-	ix.settle(run)
-}
-
-// unholdIn is unhold within one fragment. The run's length is the caller's.
-func (ix *radix) unholdIn(id uint32, from, to int, slot worker.Slot, tier Tier) {
-	nodes := &ix.table.nodes
-	n := nodes.at(id)
-	if from > n.off() && to == n.end() && ix.sole(n, slot, tier) {
-		ix.cut(id, from)
-		return
-	}
-	if to < n.end() {
-		ix.split(id, to)
-	}
-	if from > n.off() {
-		id = ix.split(id, from)
-		n = nodes.at(id)
-	}
-	if ix.sole(n, slot, tier) {
-		ix.remove(id)
-		return
-	}
-	ix.delHolder(n, slot, tier)
-	ix.joinAround(id)
-}
-
-// cut shortens a fragment. What branched off at its end hangs loose.
-func (ix *radix) cut(id uint32, end int) {
-	n := ix.table.nodes.at(id)
-	n.store(wLast, ix.word(ix.runs.at(n.run()), end-1))
-	n.commit(end-n.off(), n.kind())
-	n.setKids(0)
-}
-
-// settle brings a run in line with its last fragment, or frees it.
-func (ix *radix) settle(run uint32) {
-	r := ix.runs.at(run)
-	if r.tail == 0 {
-		ix.freeRun(run)
-		return
-	}
-	n := ix.table.nodes.at(r.tail)
-	r.len = uint16(n.end())
-	if n.kids() != 0 {
-		ix.unlist(run)
-	} else if !r.listed {
-		ix.listOldest(run)
-	}
-}
-
-// attach makes r a child of the block at a position of another run, whose fragment
-// then ends there: so a fragment with children is known not to be a leaf.
-func (ix *radix) attach(r *run, parent uint32, pos int) {
-	p := ix.runs.at(parent)
-	id := ix.nodeOf(p, pos)
-	if id == 0 {
-		return
-	}
-	r.parent, r.parentGen, r.parentPos = parent, p.gen, uint16(pos)
-	n := ix.table.nodes.at(id)
-	if pos+1 < n.end() {
-		ix.split(id, pos+1)
-	}
-	n.setKids(n.kids() + 1)
-	if id == p.tail {
-		ix.unlist(parent)
-	}
-}
-
-// freeRun gives a run without fragments back. A parent that becomes a leaf by that
-// is next to be evicted, so that a branch is finished before another is begun.
-func (ix *radix) freeRun(run uint32) {
-	r := *ix.runs.at(run)
-	ix.unlist(run)
-	ix.words.free(r.line, int(r.class))
-	ix.runs.free(run)
-	if r.parent == 0 {
-		return
-	}
-	p := ix.runs.at(r.parent)
-	if p.gen != r.parentGen || r.parentPos >= p.len {
-		return
-	}
-	id := ix.nodeOf(p, int(r.parentPos))
-	if id == 0 {
-		return
-	}
-	n := ix.table.nodes.at(id)
-	if n.kids() == 0 || n.end() != int(r.parentPos)+1 {
-		return
-	}
-	n.setKids(n.kids() - 1)
-	if n.kids() > 0 {
-		return
-	}
-	if id == p.tail {
-		ix.listOldest(r.parent)
-	} else {
-		ix.join(id, ix.table.nodes.links(id).next)
-	}
+	pages = append(pages, page)
+	dir.Store(&pages)
 }

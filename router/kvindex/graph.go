@@ -7,11 +7,10 @@ import (
 	"sluice/router/worker"
 )
 
-// graph is the state under the indexes' locks: a node per block with who holds
-// it and which block it follows, and an entry per (slot, tier, engine hash).
-// A node lives while it has an entry or a child, so parents never dangle when an
-// engine drops a block from the middle of a chain; a node without children is a
-// leaf and stands in the list that eviction eats from the old end.
+// graph is the state under Approx's lock: a node per block with who holds it and
+// which block it follows, and an entry per (slot, tier, engine hash). A node lives
+// while it has an entry or a child, so parents never dangle when a block is dropped
+// from the middle of a chain.
 type graph struct {
 	bySeq   table // blockhash.Seq -> node
 	nodes   slab[node]
@@ -22,19 +21,17 @@ type graph struct {
 	// hash, those beyond the first.
 	copies map[copyKey]int
 
-	oldest, newest uint32 // the list of leaves
-	chunkBytes     int64  // memory of all holders.more
-	len            int
+	chunkBytes int64 // memory of all holders.more
+	len        int
 }
 
 type node struct {
-	seq          blockhash.Seq
-	parent       uint32 // 0 at the start of a prompt
-	kids         uint32
-	entries      uint32 // the list of its entries
-	older, newer uint32 // neighbours in the list of leaves
-	child        uint32 // the latest child, a guess: it may be gone or another's
-	holders      holders
+	seq     blockhash.Seq
+	parent  uint32 // 0 at the start of a prompt
+	kids    uint32
+	entries uint32 // the list of its entries
+	child   uint32 // the latest child, a guess: it may be gone or another's
+	holders holders
 }
 
 type entry struct {
@@ -108,14 +105,10 @@ func (g *graph) nodeFor(seq blockhash.Seq, parent uint32) uint32 {
 	n.seq, n.parent = seq, parent
 	if parent != 0 {
 		p := g.nodes.at(parent)
-		if p.kids == 0 {
-			g.unlinkLeaf(parent)
-		}
 		p.kids++
 		p.child = ref
 	}
 	g.bySeq.put(uint64(seq), ref)
-	g.linkNewest(ref)
 	return ref
 }
 
@@ -174,9 +167,8 @@ func (g *graph) drop(e uint32) {
 	g.release(old.node)
 }
 
-// release frees a node that nothing keeps, then its parent if that was all
-// that kept it. A parent that becomes a leaf goes to the old end of the list,
-// so that eviction eats a branch from its tip on before it starts another.
+// release frees a node that nothing keeps, then its parent if that was all that
+// kept it.
 func (g *graph) release(ref uint32) {
 	for ref != 0 {
 		n := g.nodes.at(ref)
@@ -184,14 +176,10 @@ func (g *graph) release(ref uint32) {
 			return
 		}
 		parent := n.parent
-		g.unlinkLeaf(ref)
 		g.bySeq.remove(uint64(n.seq))
 		g.nodes.free(ref)
 		if parent != 0 {
-			p := g.nodes.at(parent)
-			if p.kids--; p.kids == 0 {
-				g.linkOldest(parent)
-			}
+			g.nodes.at(parent).kids--
 		}
 		ref = parent
 	}
@@ -214,21 +202,6 @@ func (g *graph) clear(slot worker.Slot) int {
 		}
 	}
 	return held
-}
-
-// evictLeaf drops the oldest leaf with all its entries; it returns how many
-// blocks the ranks lost, 0 when there is no leaf.
-func (g *graph) evictLeaf() int {
-	if g.oldest == 0 {
-		return 0
-	}
-	before := g.len
-	for e := g.nodes.at(g.oldest).entries; e != 0; {
-		next := g.entries.at(e).next
-		g.drop(e)
-		e = next
-	}
-	return before - g.len
 }
 
 // find is Index.Find without the lock.
@@ -258,49 +231,4 @@ func (g *graph) holdersChanged(n *node, change func()) {
 	before := cap(n.holders.more)
 	change()
 	g.chunkBytes += int64(cap(n.holders.more)-before) * int64(unsafe.Sizeof(chunk{}))
-}
-
-func (g *graph) linkNewest(ref uint32) {
-	n := g.nodes.at(ref)
-	n.older, n.newer = g.newest, 0
-	if g.newest != 0 {
-		g.nodes.at(g.newest).newer = ref
-	} else {
-		g.oldest = ref
-	}
-	g.newest = ref
-}
-
-func (g *graph) linkOldest(ref uint32) {
-	n := g.nodes.at(ref)
-	n.older, n.newer = 0, g.oldest
-	if g.oldest != 0 {
-		g.nodes.at(g.oldest).older = ref
-	} else {
-		g.newest = ref
-	}
-	g.oldest = ref
-}
-
-func (g *graph) unlinkLeaf(ref uint32) {
-	n := g.nodes.at(ref)
-	if n.older != 0 {
-		g.nodes.at(n.older).newer = n.newer
-	} else {
-		g.oldest = n.newer
-	}
-	if n.newer != 0 {
-		g.nodes.at(n.newer).older = n.older
-	} else {
-		g.newest = n.older
-	}
-	n.older, n.newer = 0, 0
-}
-
-// touch makes a leaf the newest.
-func (g *graph) touch(ref uint32) {
-	if n := g.nodes.at(ref); n.kids == 0 && g.newest != ref {
-		g.unlinkLeaf(ref)
-		g.linkNewest(ref)
-	}
 }

@@ -4,7 +4,7 @@ import "fmt"
 
 // check verifies what the graph believes of itself.
 func (g *graph) check() error {
-	kids, leaves, entries, held := map[uint32]uint32{}, 0, 0, 0
+	kids, entries, held := map[uint32]uint32{}, 0, 0
 	for _, c := range g.bySeq.cells {
 		if c.ref == 0 {
 			continue
@@ -15,9 +15,6 @@ func (g *graph) check() error {
 		}
 		if n.parent != 0 {
 			kids[n.parent]++
-		}
-		if n.kids == 0 {
-			leaves++
 		}
 		if n.kids == 0 && n.entries == 0 {
 			return fmt.Errorf("node %d is kept by nothing", c.ref)
@@ -37,20 +34,10 @@ func (g *graph) check() error {
 			return fmt.Errorf("node %d counts %d children, has %d", ref, g.nodes.at(ref).kids, n)
 		}
 	}
-	older := uint32(0)
-	for ref := g.oldest; ref != 0; ref = g.nodes.at(ref).newer {
-		if n := g.nodes.at(ref); n.older != older || n.kids != 0 {
-			return fmt.Errorf("leaf %d of the list: older %d (want %d), %d children", ref, n.older, older, n.kids)
-		}
-		older = ref
-		leaves--
-	}
 	for i := range g.ranks {
 		held += g.ranks[i].held
 	}
 	switch {
-	case leaves != 0 || older != g.newest:
-		return fmt.Errorf("the list of leaves misses %d, ends at %d (want %d)", leaves, older, g.newest)
 	case g.nodes.live() != g.bySeq.n:
 		return fmt.Errorf("%d nodes live, %d filed", g.nodes.live(), g.bySeq.n)
 	case entries != g.entries.live():
