@@ -30,7 +30,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 			ix.account()
 			ix.mu.Unlock()
 			ix.mu.Lock()
-			ix.retire.goFirst()
+			ix.hands.goFirst()
 		}
 	}
 	rank.side.stale = 0

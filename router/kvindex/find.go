@@ -34,10 +34,10 @@ func (ix *radix) Find(seqs []blockhash.Seq, o *Overlap) {
 			return
 		}
 	}
-	ix.retire.hands.Add(1)
+	ix.hands.Add(1)
 	for !ix.pass(seqs, o) {
 	}
-	ix.retire.hands.Add(-1)
+	ix.hands.Add(-1)
 }
 
 // pass walks the prompt once and says whether what it found holds together.

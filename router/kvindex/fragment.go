@@ -92,6 +92,7 @@ type nodes struct {
 // read the number sees the page.
 type nodeSlab struct {
 	dir   atomic.Pointer[[]*nodes]
+	_     [cacheLine]byte // what follows is the writer's
 	freed []uint32
 	used  uint32 // numbers ever given out, with 0
 }

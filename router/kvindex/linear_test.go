@@ -126,7 +126,7 @@ func TestDepthOfOneWhileWriting(t *testing.T) {
 // holds both: a reader that put a moment of the one to a moment of the other would
 // see the whole. Others come and go meanwhile, which splits and joins what is read.
 func TestDepthIsOfOneMoment(t *testing.T) {
-	const blocks, rounds = 60, 4000
+	const blocks, rounds = 60, 2000
 	ix := New(Options{})
 	first, seqs := chain(1, 1, blocks)
 	other, _ := chain(100, 1, blocks)

@@ -155,7 +155,11 @@ func minimise(ops []op) []op {
 	return ops
 }
 
+// envInt is a number from the environment; soaks are given ten times the usual.
 func envInt(name string, or int) int {
+	if os.Getenv("SLUICE_SOAK") != "" && name != "KVINDEX_SEED" {
+		or *= 10
+	}
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
 	}

@@ -37,9 +37,11 @@ func New(opt Options) Index {
 // it. Nothing here but the directories of the slabs holds pointers, so the garbage
 // collector passes by.
 type radix struct {
-	table  readTable
-	words  wordSlab
-	retire readers
+	table readTable
+	words wordSlab
+	hands raised
+
+	_ [cacheLine]byte
 
 	mu         sync.Mutex
 	runs       runSlab
@@ -76,17 +78,18 @@ type copyOf struct {
 	tier Tier
 }
 
-// readers lets a reader that writers keep overtaking ask them to hold back.
-type readers struct{ hands atomic.Int32 }
+// raised counts the readers that writers keep overtaking and that ask them to hold
+// back.
+type raised struct{ atomic.Int32 }
 
 // holdBack is how long a writer lets readers with a raised hand go first.
 const holdBack = 200 * time.Microsecond
 
-func (r *readers) goFirst() {
-	if r.hands.Load() == 0 {
+func (r *raised) goFirst() {
+	if r.Load() == 0 {
 		return
 	}
-	for start := time.Now(); r.hands.Load() > 0 && time.Since(start) < holdBack; {
+	for start := time.Now(); r.Load() > 0 && time.Since(start) < holdBack; {
 		yield()
 	}
 }
@@ -126,7 +129,7 @@ func (ix *radix) lock(slot worker.Slot) *rankState {
 		r.mu.Lock()
 		ix.mu.Lock()
 	}
-	ix.retire.goFirst()
+	ix.hands.goFirst()
 	return r
 }
 

@@ -14,19 +14,26 @@ import (
 // pointer; a reader still in the old copy sees the table as it was when it came,
 // and the collector frees the copy when the last such reader has left. Deleting
 // leaves a mark instead of shifting slots, which would hide others from readers.
+//
+// What readers load for every block of a prompt that begins a node (factor, parts)
+// lies apart from what the writer stores for every node (counts, the slabs' ends).
 type readTable struct {
-	nodes  nodeSlab
-	parts  [partCount]atomic.Pointer[part]
 	factor uint64 // odd, random: which slots meet cannot be chosen from outside
-	slots  int64  // in all parts
+	parts  [partCount]atomic.Pointer[part]
+	_      [cacheLine]byte
+	counts [partCount]counts
+	nodes  nodeSlab
 }
 
 type part struct {
 	mask uint64
-	used uint64 // not empty; the writer's
-	live uint64 // not deleted; the writer's
 	slot []uint64
 }
+
+// counts of a part's slots: those not empty, and of these those not deleted.
+type counts struct{ used, live uint64 }
+
+const cacheLine = 64
 
 const (
 	partCount = 64
@@ -39,33 +46,32 @@ func (t *readTable) init(factor uint64) {
 	for i := range t.parts {
 		t.parts[i].Store(&part{mask: minPart - 1, slot: make([]uint64, minPart)})
 	}
-	t.slots = int64(len(t.parts)) * minPart
 }
 
 // where gives a hash's part and its tag, as it stands in a slot. The tag's low bits
 // say which slot is the first to try, so a part is rebuilt without the nodes.
-func (t *readTable) where(seq uint64) (p *atomic.Pointer[part], tag uint64) {
+func (t *readTable) where(seq uint64) (at, tag uint64) {
 	x := seq * t.factor
-	return &t.parts[x>>partShift], (x ^ x>>32) << 32
+	return x >> partShift, (x ^ x>>32) << 32
 }
 
 // insert publishes a node. Its hash is not there yet.
 func (t *readTable) insert(seq uint64, id uint32) {
 	at, tag := t.where(seq)
-	p := at.Load()
-	if 4*(p.used+1) > 3*(p.mask+1) {
-		p = t.rebuild(at, p)
+	p := t.parts[at].Load()
+	if 4*(t.counts[at].used+1) > 3*(p.mask+1) {
+		p = t.rebuild(at)
 	}
-	p.put(tag | uint64(id))
+	t.put(at, p, tag|uint64(id))
 }
 
-func (p *part) put(word uint64) {
+func (t *readTable) put(at uint64, p *part, word uint64) {
 	for i := word >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		if old := p.slot[i]; uint32(old) == 0 {
 			if old == 0 {
-				p.used++
+				t.counts[at].used++
 			}
-			p.live++
+			t.counts[at].live++
 			atomic.StoreUint64(&p.slot[i], word)
 			return
 		}
@@ -73,17 +79,18 @@ func (p *part) put(word uint64) {
 }
 
 // rebuild makes a part of the size that its live slots need.
-func (t *readTable) rebuild(at *atomic.Pointer[part], p *part) *part {
-	size := uint64(1) << bits.Len64(max(minPart, 2*(p.live+1))-1)
-	q := &part{mask: size - 1, slot: make([]uint64, size)}
-	for _, word := range p.slot {
+func (t *readTable) rebuild(at uint64) *part {
+	old := t.parts[at].Load().slot
+	size := uint64(1) << bits.Len64(max(minPart, 2*(t.counts[at].live+1))-1)
+	p := &part{mask: size - 1, slot: make([]uint64, size)}
+	t.counts[at] = counts{}
+	for _, word := range old {
 		if uint32(word) != 0 {
-			q.put(word)
+			t.put(at, p, word)
 		}
 	}
-	at.Store(q)
-	t.slots += int64(size) - int64(len(p.slot))
-	return q
+	t.parts[at].Store(p)
+	return p
 }
 
 const deleted = 1 << 32 // a slot that was used and leads nowhere
@@ -91,11 +98,11 @@ const deleted = 1 << 32 // a slot that was used and leads nowhere
 // remove takes a node out.
 func (t *readTable) remove(seq uint64, id uint32) {
 	at, tag := t.where(seq)
-	p := at.Load()
+	p := t.parts[at].Load()
 	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		switch p.slot[i] {
 		case tag | uint64(id):
-			p.live--
+			t.counts[at].live--
 			// Before an empty slot nobody has to be led on.
 			if p.slot[(i+1)&p.mask] != 0 {
 				atomic.StoreUint64(&p.slot[i], deleted)
@@ -103,7 +110,7 @@ func (t *readTable) remove(seq uint64, id uint32) {
 			}
 			for ; ; i = (i - 1) & p.mask {
 				atomic.StoreUint64(&p.slot[i], 0)
-				p.used--
+				t.counts[at].used--
 				if p.slot[(i-1)&p.mask] != deleted {
 					return
 				}
@@ -117,7 +124,7 @@ func (t *readTable) remove(seq uint64, id uint32) {
 // find is the writer's lookup: the node that begins with seq, or 0.
 func (t *readTable) find(seq uint64) uint32 {
 	at, tag := t.where(seq)
-	p := at.Load()
+	p := t.parts[at].Load()
 	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		word := p.slot[i]
 		if word == 0 {
@@ -134,7 +141,7 @@ func (t *readTable) find(seq uint64) uint32 {
 func (t *readTable) lookup(seq uint64) (*fragment, uint32, uint64) {
 again:
 	at, tag := t.where(seq)
-	p := at.Load()
+	p := t.parts[at].Load()
 	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		word := atomic.LoadUint64(&p.slot[i])
 		if word == 0 {

@@ -38,6 +38,7 @@ type words [wordPage]uint64
 // atomically, and finds the generation of the node that led it there changed.
 type wordSlab struct {
 	dir   atomic.Pointer[[]*words]
+	_     [cacheLine]byte // what follows is the writer's
 	freed [len(classes)][]uint32
 	next  uint32 // the first line never given out
 	inUse int64  // words
