@@ -4,7 +4,7 @@
 // its old life held before anything new is applied.
 //
 // Feeds is its main type: cmd starts and stops one feed per rank as the fleet
-// changes, with endpoints from Resolve, ParseSources or ParseServerInfo.
+// changes, with endpoints that the fleet has found (fleet.Events).
 // Decoder turns one message into Events. Nothing here is on the path of a
 // request, and nothing an engine sends can make it panic or take memory beyond
 // Options.MaxFrame.
