@@ -82,11 +82,11 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 				return n, nil, protocolError(chunkNoDigits, b)
 			}
 		case chunkPad:
+			// No extension behind white space: the bytes go to clients as they
+			// are, and not all of them read that the same way.
 			switch {
 			case b == '\r':
 				c.state = chunkSizeLF
-			case b == ';':
-				c.state = chunkExt
 			case b != ' ' && b != '\t':
 				return n, nil, protocolError(chunkNoDigits, b)
 			}
