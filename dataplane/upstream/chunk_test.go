@@ -32,7 +32,7 @@ func TestChunksSplitAnywhere(t *testing.T) {
 		{"5\r\nhello\r\n0\r\n\r\n", "hello", ""},
 		{"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\nnext", "hello world", "next"},
 		{"00005;a=b;c=\"d\"\r\nhello\r\n000\r\n\r\n", "hello", ""},
-		{"5 \t;x\r\nhello\r\n0\r\n\r\n", "hello", ""},
+		{"5 \t\r\nhello\r\n0\r\n\r\n", "hello", ""},
 		{"A\r\n0123456789\r\n0;last\r\nX-Sum: 1\r\nY: \r\n\r\nZ", "0123456789", "Z"},
 		{"2\r\n\r\n\r\n0\r\n\r\n", "\r\n", ""},
 	} {
@@ -66,7 +66,7 @@ func TestChunksRefuse(t *testing.T) {
 		"5;a\nb\r\nhello\r\n", "5;\x00\r\n", "5;" + strings.Repeat("x", maxChunkLine) + "\r\n",
 		"10000000000000000\r\n", "ffffffffffffffff\r\n", "7fffffffffffffff\r\n", "00000000000000005\r\n",
 		"0\r\n\n", "0\r\nX: 1\n\r\n", "0\r\n X: folded\r\n\r\n", "0\r\n: x\r\n\r\n", "0\r\nX: \x01\r\n\r\n",
-		"0\r\n" + strings.Repeat("X: "+strings.Repeat("y", 1000)+"\r\n", 9) + "\r\n", "5_0\r\n", "5 5\r\nhello\r\n", "5 \x0b\r\n",
+		"0\r\n" + strings.Repeat("X: "+strings.Repeat("y", 1000)+"\r\n", 9) + "\r\n", "5_0\r\n", "5 5\r\nhello\r\n", "5 ;x\r\nhello\r\n", "5 \x0b\r\n",
 		"5" + strings.Repeat(" ", maxChunkLine+1) + "\r\n",
 	} {
 		_, used, _, err := dechunk([]byte(bad))
