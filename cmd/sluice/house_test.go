@@ -32,8 +32,8 @@ var directDependencies = []string{
 	"github.com/VictoriaMetrics/metrics",      // /metrics
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/goccy/go-yaml",                // strict config with line and column
-	"github.com/pebbe/zmq4",                   // KV events
-	"github.com/tinylib/msgp",                 // msgpack of KV events
+	"github.com/pebbe/zmq4",                   // KV events, LMCache's notifications
+	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing
 	"golang.org/x/sys",                        // epoll for the client-gone watch

@@ -1,0 +1,199 @@
+package notify
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+)
+
+// Options of a Board. Zero values take the defaults.
+type Options struct {
+	// Endpoint to bind, tcp://HOST:PORT; port * takes a free one. Required.
+	Endpoint string
+	TTL      time.Duration // an arrival nobody asks for is kept this long [300s]
+	Sweep    time.Duration // between two looks for such [60s]
+	Capacity int           // ids kept that nobody has asked for; further ones are dropped [65536]
+	Log      *slog.Logger  // [none]
+}
+
+// Stats are a board's counters since it was opened.
+type Stats struct {
+	Received  int64 // notifications taken in
+	Early     int64 // of these, for an id nobody waited for at that time
+	Unclaimed int64 // ids held now that nobody waits for
+	Expired   int64 // ids dropped after TTL
+	Dropped   int64 // notifications dropped for lack of room
+	Foreign   int64 // messages that are no notification
+	Malformed int64 // frames that could not be read
+}
+
+// Errors that callers tell apart.
+var (
+	ErrClosed    = errors.New("the notification board is closed")
+	ErrDuplicate = errors.New("the request id is already waited for")
+)
+
+const (
+	// maxFrame is ample for a notification, 27 bytes and the id. ZMQ cuts the
+	// connection of a peer that sends more.
+	maxFrame = 4 << 10
+	shards   = 16
+)
+
+// Board receives notifications. All methods may be called from any goroutine.
+type Board struct {
+	opt      Options
+	endpoint string
+	ctx      *zmq.Context
+	pull     *zmq.Socket // used by run alone
+	wake     *zmq.Socket // run's end of kick
+	kick     *zmq.Socket
+	seed     maphash.Seed
+	table    [shards]shard
+	ended    chan struct{} // run has returned
+	closed   chan struct{} // Close has begun
+	closing  sync.Once
+
+	received, early, unclaimed, expired, dropped, foreign, malformed atomic.Int64
+}
+
+// shard is a part of the table with a lock of its own: requests come from many
+// goroutines, and each holds it for one map operation.
+type shard struct {
+	mu      sync.Mutex
+	entries map[string]*entry
+	_       [48]byte // one cache line each
+}
+
+// Listen binds the socket and begins to receive.
+func Listen(opt Options) (*Board, error) {
+	if opt.TTL <= 0 {
+		opt.TTL = 300 * time.Second
+	}
+	if opt.Sweep <= 0 {
+		opt.Sweep = 60 * time.Second
+	}
+	if opt.Capacity <= 0 {
+		opt.Capacity = 65536
+	}
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	b := &Board{opt: opt, seed: maphash.MakeSeed(), ended: make(chan struct{}), closed: make(chan struct{})}
+	for i := range b.table {
+		b.table[i].entries = make(map[string]*entry)
+	}
+	if err := b.bind(); err != nil {
+		b.release()
+		return nil, fmt.Errorf("notify: cannot listen on %q: %w", opt.Endpoint, err)
+	}
+	go b.run()
+	return b, nil
+}
+
+func (b *Board) bind() (err error) {
+	if b.ctx, err = zmq.NewContext(); err != nil {
+		return err
+	}
+	socket := func(kind zmq.Type) *zmq.Socket {
+		if err != nil {
+			return nil
+		}
+		var s *zmq.Socket
+		if s, err = b.ctx.NewSocket(kind); err == nil {
+			err = s.SetLinger(0)
+		}
+		return s
+	}
+	b.pull, b.wake, b.kick = socket(zmq.PULL), socket(zmq.PAIR), socket(zmq.PAIR)
+	if err != nil {
+		return err
+	}
+	const inside = "inproc://notify-wake"
+	if err = errors.Join(b.wake.Bind(inside), b.kick.Connect(inside)); err != nil {
+		return err
+	}
+	if err = errors.Join(b.pull.SetMaxmsgsize(maxFrame), b.pull.SetHeartbeatIvl(10*time.Second), b.pull.SetHeartbeatTimeout(30*time.Second)); err != nil {
+		return err
+	}
+	if err = b.pull.Bind(b.opt.Endpoint); err != nil {
+		return err
+	}
+	b.endpoint, err = b.pull.GetLastEndpoint()
+	return err
+}
+
+// Endpoint is where the board is bound, with the port it was given.
+func (b *Board) Endpoint() string { return b.endpoint }
+
+// Expect registers the wait for n notifications of one request; those that have
+// come already count. It fails with ErrDuplicate while another ticket of the id
+// is open, and with ErrClosed. Close the ticket.
+func (b *Board) Expect(id string, n int) (*Ticket, error) {
+	select {
+	case <-b.closed:
+		return nil, fmt.Errorf("notify: cannot wait for request %q: %w", id, ErrClosed)
+	default:
+	}
+	if n < 1 {
+		return nil, fmt.Errorf("notify: cannot wait for %d notifications of request %q; want 1 or more", n, id)
+	}
+	t := &Ticket{board: b, id: id, need: n, done: make(chan struct{}), open: true}
+	s := b.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[id]
+	switch {
+	case e == nil:
+		e = new(entry)
+		s.entries[id] = e
+	case e.ticket != nil:
+		return nil, fmt.Errorf("notify: cannot wait for request %q: %w", id, ErrDuplicate)
+	default:
+		b.unclaimed.Add(-1)
+	}
+	e.ticket = t
+	if e.came >= n {
+		close(t.done)
+	}
+	return t, nil
+}
+
+// Stats gives the counters.
+func (b *Board) Stats() Stats {
+	return Stats{
+		Received: b.received.Load(), Early: b.early.Load(), Unclaimed: b.unclaimed.Load(), Expired: b.expired.Load(),
+		Dropped: b.dropped.Load(), Foreign: b.foreign.Load(), Malformed: b.malformed.Load(),
+	}
+}
+
+// Close ends the board and every wait. It may be called more than once.
+func (b *Board) Close() {
+	b.closing.Do(func() {
+		close(b.closed)
+		b.kick.SendBytes(nil, 0)
+		<-b.ended
+		b.release()
+	})
+}
+
+func (b *Board) release() {
+	for _, s := range []*zmq.Socket{b.pull, b.wake, b.kick} {
+		if s != nil {
+			s.Close()
+		}
+	}
+	if b.ctx != nil {
+		b.ctx.Term()
+	}
+}
+
+func (b *Board) shard(id string) *shard {
+	return &b.table[maphash.String(b.seed, id)%shards]
+}
