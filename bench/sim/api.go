@@ -14,8 +14,8 @@ const maxSequences = 1 << 14 // of one request
 
 func hashString(s string) uint64 { return xxh3.HashString(s) }
 
-// endpoints that generate, and how they answer.
-var generating = map[string]func(*job) format{
+// vLLM's endpoints that generate, and how they answer.
+var vllmGenerating = map[string]func(*job) format{
 	"/v1/chat/completions":   newChatFormat,
 	"/v1/completions":        newCompletionFormat,
 	"/v1/responses":          newResponsesFormat,
@@ -39,10 +39,10 @@ type format interface {
 func serveAPI(c *conn, r *httpRequest) *job {
 	l := c.life
 	if l.ending() {
-		c.respond(r, 500, "application/json", errorBody(500, deadMessage, ""))
+		c.respond(r, 500, "application/json", l.e.face.failure(500, deadMessage, ""))
 		return nil
 	}
-	formatOf, generates := generating[r.path]
+	formatOf, generates := l.e.face.generating[r.path]
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
 		if f := l.e.faults.match(r.path, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
@@ -59,19 +59,28 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	j.format = formatOf(j)
 	b, err := readBody(r.body)
 	var h *handle
-	if err == nil {
+	var pd pdLeg
+	if read := pdFamilies[l.e.o.PD]; err == nil && read != nil {
+		pd, err = read(l, b, r)
+	} else if err == nil {
 		h, err = readTransferParams(b.KVTransfer)
 		if err != nil && !isRefusal(err) {
 			err = refuse(400, "body.kv_transfer_params", "%s", err)
 		}
+		if l.e.o.PD == "none" {
+			h = nil // vLLM without a connector warns and ignores it
+		}
 	}
 	leg := "plain"
-	if h != nil && h.wire.RemotePrefill {
+	switch {
+	case pd != nil:
+		leg = pd.side()
+	case h != nil && h.wire.RemotePrefill:
 		leg = "decode"
-	} else if h != nil && h.wire.RemoteDecode {
+	case h != nil && h.wire.RemoteDecode:
 		leg = "prefill"
 	}
-	rank, rerr := l.chooseRank(c, r, b)
+	rank, rerr := l.chooseRank(c, r, pd)
 	if err == nil {
 		err = rerr
 	}
@@ -81,7 +90,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	if err == nil {
-		err = l.build(j, b, h, r)
+		err = l.build(j, b, h, pd, r)
 	}
 	if err == nil {
 		j.rank = l.ranks[rank]
@@ -94,11 +103,14 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		if leg == "decode" && h.usable() && !h.incomplete() {
 			l.pull.release(h) // vLLM 0.21+: a decode refused by the HTTP layer frees the prefill's blocks
 		}
+		if pd != nil {
+			pd.refused(l)
+		}
 		ref := &refusal{400, err.Error(), ""}
 		errors.As(err, &ref)
 		body := j.format.failure(ref.status, ref.msg)
 		if ref.param != "" && r.path != "/v1/messages" {
-			body = errorBody(ref.status, ref.msg, ref.param)
+			body = l.e.face.failure(ref.status, ref.msg, ref.param)
 		}
 		c.respond(r, ref.status, "application/json", body)
 		return nil
@@ -136,7 +148,7 @@ func isRefusal(err error) bool {
 // faultBefore makes a fault that strikes before the head; true when the request
 // is dealt with. The rest strike in the rank.
 func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
-	failure := func(status int, msg string) []byte { return errorBody(status, msg, "") }
+	failure := func(status int, msg string) []byte { return c.life.e.face.failure(status, msg, "") }
 	if fm != nil {
 		failure = fm.failure
 	}
@@ -176,19 +188,24 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 }
 
 // chooseRank is the rank of the port, of the header, or the least loaded.
-func (l *life) chooseRank(c *conn, r *httpRequest, b *body) (int, error) {
+func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
 	n := len(l.ranks)
 	if c.rank >= 0 {
 		return c.rank, nil
+	}
+	if pd != nil {
+		if k := pd.rank(n); k >= 0 {
+			if k >= n {
+				return -1, refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", k, n)
+			}
+			return k, nil
+		}
 	}
 	want, named := 0, false
 	if v, ok := r.get("X-data-parallel-rank"); ok {
 		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores what is no integer
 			want, named = i, true
 		}
-	}
-	if l.e.o.Engine == "sglang" && b.DPRank != nil {
-		want, named = *b.DPRank, true
 	}
 	if named {
 		if want < 0 || want >= n {
@@ -207,7 +224,7 @@ func (l *life) chooseRank(c *conn, r *httpRequest, b *body) (int, error) {
 }
 
 // build validates a request and fills its job.
-func (l *life) build(j *job, b *body, h *handle, r *httpRequest) error {
+func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error {
 	o := &l.e.o
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
 		return refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
@@ -317,6 +334,10 @@ func (l *life) build(j *job, b *body, h *handle, r *httpRequest) error {
 		}
 	}
 	j.left = len(j.seqs)
+	if pd != nil {
+		p.pd = pd
+		return pd.begin(j)
+	}
 	return nil
 }
 

@@ -2,7 +2,7 @@ package sim
 
 import "strconv"
 
-// openAIFailure is shared by the OpenAI-shaped endpoints.
+// openAIFailure is shared by the OpenAI-shaped endpoints of vLLM.
 type openAIFailure struct{}
 
 func (openAIFailure) needsText() bool { return false }

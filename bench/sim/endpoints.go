@@ -12,8 +12,8 @@ import (
 
 // serveAux answers every call that does not generate.
 func serveAux(c *conn, r *httpRequest) {
-	get, known := auxGet[r.path]
-	post, known2 := auxPost[r.path]
+	get, known := c.life.e.face.get[r.path]
+	post, known2 := c.life.e.face.post[r.path]
 	switch {
 	case get != nil && (r.method == "GET" || r.method == "HEAD"):
 		get(c, r)
@@ -26,7 +26,7 @@ func serveAux(c *conn, r *httpRequest) {
 	}
 }
 
-var auxGet = map[string]func(*conn, *httpRequest){
+var vllmGet = map[string]func(*conn, *httpRequest){
 	"/health":           func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
 	"/ping":             func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
 	"/version":          func(c *conn, r *httpRequest) { c.json(r, map[string]string{"version": c.life.e.o.Version}) },
@@ -39,7 +39,7 @@ var auxGet = map[string]func(*conn, *httpRequest){
 	"/is_sleeping":      func(c *conn, r *httpRequest) { c.json(r, map[string]bool{"is_sleeping": false}) },
 }
 
-var auxPost = map[string]func(*conn, *httpRequest){
+var vllmPost = map[string]func(*conn, *httpRequest){
 	"/ping":                        func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
 	"/tokenize":                    serveTokenize,
 	"/detokenize":                  serveDetokenize,
@@ -53,7 +53,7 @@ var auxPost = map[string]func(*conn, *httpRequest){
 func (c *conn) json(r *httpRequest, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		c.respond(r, 500, "application/json", errorBody(500, err.Error(), ""))
+		c.respond(r, 500, "application/json", c.life.e.face.failure(500, err.Error(), ""))
 		return
 	}
 	c.respond(r, 200, "application/json", b)
@@ -65,7 +65,7 @@ func (c *conn) refuse(r *httpRequest, err error) {
 		ref = &refusal{400, err.Error(), ""}
 	}
 	c.life.rejected.Add(1)
-	c.respond(r, ref.status, "application/json", errorBody(ref.status, ref.msg, ref.param))
+	c.respond(r, ref.status, "application/json", c.life.e.face.failure(ref.status, ref.msg, ref.param))
 }
 
 // auxBody decodes and checks the model.
@@ -262,7 +262,7 @@ func serveReset(c *conn, r *httpRequest) {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
-		c.respond(r, 500, "application/json", errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
+		c.respond(r, 500, "application/json", c.life.e.face.failure(500, "Failed to reset prefix cache: blocks are in use.", ""))
 		return
 	}
 	c.respond(r, 200, "", nil)

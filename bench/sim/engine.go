@@ -13,6 +13,7 @@ import (
 // methods may be called from any goroutine.
 type Engine struct {
 	o      Options
+	face   *face
 	addrs  []string // listening addresses: the main one, then one a rank with RankPorts
 	holds  []*placeholder
 	faults *faultSet
@@ -44,7 +45,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
+	e := &Engine{o: o, face: faces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
 	for _, f := range o.Faults {
 		e.faults.add(f)
 	}

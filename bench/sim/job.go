@@ -46,6 +46,7 @@ type params struct {
 	session      string
 	prefillLeg   bool    // do_remote_decode: keep the blocks, answer a handle
 	handle       *handle // do_remote_prefill
+	pd           pdLeg   // another family's part, see pdFamilies; nil when plain or nixl
 	toolName     string  // the answer is a call of this function
 }
 
@@ -74,6 +75,8 @@ type seq struct {
 	pulling  bool
 	heldTo   time.Time // faults: no token before
 	owed     bool      // faults: computed, but its token was held
+	held     bool      // its last token waits for a leg's settle
+	heldText string
 }
 
 func (s *seq) total() int { return len(s.prompt) + len(s.out) }

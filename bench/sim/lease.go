@@ -133,6 +133,9 @@ func serveSide(c *conn, r *httpRequest) *job {
 // handleJSON appends the handle of a finished prefill, with the keys and the
 // order of vLLM 0.32.
 func (j *job) handleJSON(b []byte) []byte {
+	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != NoHandle) {
+		return pd.params(b, j)
+	}
 	if !j.params.prefillLeg || j.fault != nil && j.fault.Kind == NoHandle {
 		return append(b, "null"...)
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -21,6 +22,7 @@ type Options struct {
 	RankPorts bool
 	Role      string // "prefill", "decode" or "aggregated" (""); it only labels: vLLM serves every request on any role
 	Engine    string // "vllm" ("") or "sglang"
+	PD        string // hand-over family, see PDFamilies; "" is the engine's own: "nixl" of vllm, "sglang" of sglang
 	Version   string // what /version says; "" means "0.32.0"
 	Model     string // "" means "sim"
 	Ranks     int    // data-parallel ranks, 0 means 1
@@ -72,6 +74,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.RankPorts, "rank-ports", false, "one more port for each data-parallel rank")
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
 	fs.StringVar(&o.Engine, "engine", "vllm", "vllm or sglang")
+	fs.StringVar(&o.PD, "pd", "", "prefill/decode hand-over: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
 	fs.StringVar(&o.Version, "engine-version", "0.32.0", "what /version says")
 	fs.StringVar(&o.Model, "model", "sim", "model `name`")
 	fs.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
@@ -123,6 +126,9 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	})
 }
 
+// enginePD is the hand-over of an engine that is not told another.
+var enginePD = map[string]string{"vllm": "nixl", "sglang": "sglang"}
+
 // withDefaults fills what is not said and refuses what cannot be.
 func (o Options) withDefaults() (Options, error) {
 	str := func(p *string, d string) {
@@ -143,6 +149,7 @@ func (o Options) withDefaults() (Options, error) {
 	str(&o.Listen, "127.0.0.1:0")
 	str(&o.Role, "aggregated")
 	str(&o.Engine, "vllm")
+	str(&o.PD, enginePD[o.Engine])
 	str(&o.Version, "0.32.0")
 	str(&o.Model, "sim")
 	str(&o.Encoding, o.Engine+"-map")
@@ -172,7 +179,8 @@ func (o Options) withDefaults() (Options, error) {
 		ok        []string
 	}{
 		{"role", o.Role, []string{"prefill", "decode", "aggregated"}},
-		{"engine", o.Engine, []string{"vllm", "sglang"}},
+		{"engine", o.Engine, slices.Sorted(maps.Keys(faces))},
+		{"pd", o.PD, PDFamilies()},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
 		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
 		{"kv-encoding", o.Encoding, Encodings()},

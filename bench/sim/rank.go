@@ -30,6 +30,7 @@ type rank struct {
 	ready   []*seq // their pull is done, before all that wait
 	running []*seq
 	pulls   map[*seq]struct{} // their blocks wait for a transfer
+	holds   map[*seq]struct{} // their last token waits for a leg's settle
 	batch   []*seq            // scratch of emit
 	leases  leases
 	events  []event
@@ -46,7 +47,7 @@ func newRank(l *life, index int) *rank {
 		r.n.evicted++
 		r.event(event{kind: removed, hashes: []blockHash{*h}})
 	})
-	r.pulls = make(map[*seq]struct{})
+	r.pulls, r.holds = make(map[*seq]struct{}), make(map[*seq]struct{})
 	r.leases.init()
 	r.scratch.coalesce = r.o.Coalesce
 	return r
@@ -161,6 +162,9 @@ func (r *rank) finish() {
 	for s := range r.pulls {
 		r.fail(s.j, 500, deadMessage)
 	}
+	for s := range r.holds {
+		r.fail(s.j, 500, deadMessage)
+	}
 	close(r.ended)
 }
 
@@ -169,6 +173,10 @@ const deadMessage = "EngineCore encountered an issue. See stack trace (above) fo
 // submit takes a job into the queue.
 func (r *rank) submit(j *job) {
 	r.n.requests++
+	if pd := j.params.pd; pd != nil {
+		pd.submit(r, j)
+		return
+	}
 	h := j.params.handle
 	if h != nil && h.incomplete() {
 		r.n.incomplete++
@@ -212,8 +220,12 @@ func (r *rank) drop(j *job) {
 	r.running = slices.DeleteFunc(r.running, mine)
 	r.waiting = slices.DeleteFunc(r.waiting, mine)
 	r.ready = slices.DeleteFunc(r.ready, mine)
+	if j.params.pd != nil {
+		j.params.pd.drop(r, j)
+	}
 	for _, s := range j.seqs {
-		if !s.pulling { // a pull under way frees them when it ends
+		delete(r.holds, s)
+		if !s.pulling { // a transfer under way frees them when it ends
 			r.pool.release(s.blocks)
 			s.blocks = nil
 		}
@@ -279,17 +291,34 @@ func (r *rank) resetCache() bool {
 	return true
 }
 
+// jobs are those taken and not answered, each once.
+func (r *rank) jobs() []*job {
+	seen := make(map[*job]bool)
+	var list []*job
+	add := func(s *seq) {
+		if !s.j.over && !seen[s.j] {
+			seen[s.j] = true
+			list = append(list, s.j)
+		}
+	}
+	for _, s := range slices.Concat(r.running, r.ready, r.waiting) {
+		add(s)
+	}
+	for s := range r.pulls {
+		add(s)
+	}
+	for s := range r.holds {
+		add(s)
+	}
+	return list
+}
+
 // abortID ends requests by id as the abort endpoints do: they finish with reason
 // "abort" and what they have.
 func (r *rank) abortID(id string) {
-	for _, s := range slices.Concat(r.running, r.ready, r.waiting) {
-		if s.j.id == id && !s.j.over {
-			r.finishAborted(s.j)
-		}
-	}
-	for s := range r.pulls {
-		if s.j.id == id && !s.j.over {
-			r.finishAborted(s.j)
+	for _, j := range r.jobs() {
+		if j.id == id {
+			r.finishAborted(j)
 		}
 	}
 }

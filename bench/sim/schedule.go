@@ -138,6 +138,9 @@ func (r *rank) admit() *seq {
 			if h := s.j.params.handle; h != nil && !s.pulled && r.pullNow(s, h) {
 				continue
 			}
+			if pd := s.j.params.pd; pd != nil && !s.pulled && pd.admitted(r, s) {
+				continue
+			}
 			r.n.localHit += int64(s.computed)
 			r.n.localCompute += int64(total - s.computed)
 			r.n.prompt += int64(total)

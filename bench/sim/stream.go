@@ -85,18 +85,14 @@ func (r *rank) emit() {
 		text := s.addText(id)
 		last = last || s.reason != ""
 		r.n.generated++
-		if j.params.stream {
-			r.scratch.open(j)
-			if !s.started {
-				s.started = true
-				j.format.first(&r.scratch, s)
-			}
-			j.format.delta(&r.scratch, s, id, text)
-			if r.o.Coalesce {
-				r.dirty = append(r.dirty, j)
-			}
-		} else {
-			j.events++
+		if pd := j.params.pd; pd != nil && last && pd.hold(r, s) {
+			s.held, s.heldText = true, text
+			r.holds[s] = struct{}{}
+			continue
+		}
+		r.tell(s, id, text)
+		if j.params.stream && r.o.Coalesce {
+			r.dirty = append(r.dirty, j)
 		}
 		if last {
 			r.retire(s)
@@ -121,13 +117,28 @@ func (r *rank) emit() {
 	r.dirty = r.dirty[:0]
 }
 
+// tell sends a token to the client of a stream.
+func (r *rank) tell(s *seq, id uint32, text string) {
+	j := s.j
+	if !j.params.stream {
+		j.events++
+		return
+	}
+	r.scratch.open(j)
+	if !s.started {
+		s.started = true
+		j.format.first(&r.scratch, s)
+	}
+	j.format.delta(&r.scratch, s, id, text)
+}
+
 // retire ends a sequence, and with the last one of its job the answer.
 func (r *rank) retire(s *seq) {
 	j := s.j
 	r.n.finish(s.reason)
 	if j.params.prefillLeg && s == j.seqs[0] {
 		r.lease(s)
-	} else {
+	} else if pd := j.params.pd; pd == nil || !pd.keep(r, s) {
 		r.pool.release(s.blocks)
 		s.blocks = nil
 	}

@@ -1,0 +1,136 @@
+package sim
+
+import (
+	"maps"
+	"slices"
+)
+
+// face is one engine's HTTP surface: what it generates, what else it answers,
+// and the shape of its errors.
+type face struct {
+	generating map[string]func(*job) format // endpoints that generate, all POST
+	get, post  map[string]func(*conn, *httpRequest)
+	failure    func(status int, msg, param string) []byte
+}
+
+// faces by Options.Engine.
+var faces = map[string]*face{
+	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody},
+	"sglang": {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody},
+}
+
+// legReader makes of a request's P/D members the leg it asks for; nil is a plain
+// request. An error is a refusal. It runs on the connection's goroutine.
+type legReader func(l *life, b *body, r *httpRequest) (pdLeg, error)
+
+// pdFamilies are the hand-overs an engine can speak, by Options.PD; nil reads
+// nothing. "nixl" is vLLM's default and lives in lease.go and pull.go.
+var pdFamilies = map[string]legReader{
+	"nixl":   nil,
+	"none":   nil,
+	"sglang": nil,
+}
+
+// PDFamilies are the names Options.PD takes.
+func PDFamilies() []string { return slices.Sorted(maps.Keys(pdFamilies)) }
+
+// pdLeg is what a family does for one request beside generating. All its methods
+// but side and begin run on the rank's goroutine. Embed plainLeg and override.
+type pdLeg interface {
+	// side is what faults select by: "prefill" or "decode".
+	side() string
+	// rank is the data-parallel rank the request must run on; -1 leaves it to
+	// headers and load.
+	rank(ranks int) int
+	// begin checks and completes the job once its sequences are made.
+	begin(j *job) error
+	// submit queues the job's sequences: at once, or when the other side is there.
+	submit(r *rank, j *job)
+	// admitted: s has blocks for its whole prompt, nothing computed. True when a
+	// transfer fills them, at whose end (or failure) the leg calls r.arrived.
+	admitted(r *rank, s *seq) bool
+	// hold: s has made its last token, which is not told yet. True keeps answer
+	// and blocks until the leg calls r.settle.
+	hold(r *rank, s *seq) bool
+	// keep: the answer of s goes out and its blocks are free to go; true keeps
+	// them, the leg releases them.
+	keep(r *rank, s *seq) bool
+	// params appends the answer's kv_transfer_params.
+	params(b []byte, j *job) []byte
+	// drop: the job ends before its time, its blocks go unless a transfer has them.
+	drop(r *rank, j *job)
+	// refused: the request was answered 4xx before the engine knew it.
+	refused(l *life)
+}
+
+// plainLeg does what a request without P/D does.
+type plainLeg struct{}
+
+func (plainLeg) side() string                   { return "plain" }
+func (plainLeg) rank(int) int                   { return -1 }
+func (plainLeg) begin(*job) error               { return nil }
+func (plainLeg) submit(r *rank, j *job)         { r.waiting = append(r.waiting, j.seqs...) }
+func (plainLeg) admitted(*rank, *seq) bool      { return false }
+func (plainLeg) hold(*rank, *seq) bool          { return false }
+func (plainLeg) keep(*rank, *seq) bool          { return false }
+func (plainLeg) params(b []byte, _ *job) []byte { return append(b, "null"...) }
+func (plainLeg) drop(*rank, *job)               {}
+func (plainLeg) refused(*life)                  {}
+
+// transfer marks s as waiting for KV from elsewhere; its blocks stay with it until
+// arrived. The caller starts what ends in arrived.
+func (r *rank) transfer(s *seq) {
+	s.pulling = true
+	r.pulls[s] = struct{}{}
+}
+
+// arrived ends a transfer of s on the rank's goroutine: tokens of its prompt are in
+// its blocks, cached of them said to be from a cache. A job that is over gets its
+// blocks freed; a failed transfer is the caller's to answer (r.fail) after this,
+// with tokens 0. False when the job is over.
+func (r *rank) arrived(s *seq, tokens, cached int) bool {
+	s.pulling = false
+	delete(r.pulls, s)
+	if s.j.over {
+		r.pool.release(s.blocks)
+		s.blocks = nil
+		return false
+	}
+	s.pulled = true
+	if tokens == 0 {
+		return true
+	}
+	tokens = min(tokens, len(s.prompt)-1)
+	moved := max(tokens-s.local, 0)
+	r.n.transfers++
+	r.n.transferBytes += int64(moved) * int64(r.o.Cost.BytesToken)
+	r.n.descriptors += int64((moved + r.o.BlockSize - 1) / r.o.BlockSize)
+	r.n.transferTime += r.o.Cost.transfer(moved)
+	r.n.localHit += int64(s.local)
+	r.n.external += int64(len(s.prompt) - s.local)
+	r.n.prompt += int64(len(s.prompt))
+	s.computed, s.cached = max(tokens, s.local), cached
+	r.store(s, s.local)
+	r.ready = append(r.ready, s)
+	return true
+}
+
+// settle ends what hold began: the token held is told, the answer goes out.
+func (r *rank) settle(s *seq) {
+	if s.j.over {
+		return
+	}
+	s.held = false
+	delete(r.holds, s)
+	r.tell(s, s.out[len(s.out)-1], s.heldText)
+	r.retire(s)
+	r.flushHeld(s.j)
+}
+
+// flushHeld sends what Coalesce kept of j outside a step.
+func (r *rank) flushHeld(j *job) {
+	if r.o.Coalesce && !j.over {
+		r.scratch.open(j)
+		r.scratch.flush()
+	}
+}
