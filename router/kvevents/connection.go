@@ -103,7 +103,7 @@ func (f *feed) reconnected() {
 	}
 	f.distrust("resets")
 	f.position = position{}
-	f.blockSize = 0
+	f.forget()
 }
 
 // redial begins a connection that ZMQ may have given up.

@@ -297,6 +297,8 @@ func (d *Decoder) field(key []byte, ev *Event, seen *uint8) error {
 		return d.extraKeys()
 	case "group_idx":
 		return d.group(ev)
+	case "kv_cache_spec_kind":
+		return d.word(&ev.SpecKind)
 	case "locality":
 		return d.locality(ev)
 	}

@@ -379,8 +379,8 @@ func BenchmarkApply(b *testing.B) {
 		payloads = append(payloads, wireBatch(0, stored.asMap()), wireBatch(0, removed.asMap()))
 	}
 	rank := worker.New(worker.Spec{ID: "w"}).Ranks[0]
-	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: kvindex.New(kvindex.Options{}), MaxFrame: 1 << 20},
-		dec: NewDecoder("vllm"), counts: map[string]int{}, log: slog.New(slog.DiscardHandler)}
+	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{MaxFrame: 1 << 20},
+		Applier: NewApplier(kvindex.New(kvindex.Options{}), rank, "m", "vllm"), log: slog.New(slog.DiscardHandler)}
 	b.ReportAllocs()
 	seq := uint64(0)
 	for b.Loop() {

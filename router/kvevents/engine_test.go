@@ -349,8 +349,8 @@ func (r *rig) await(counter string, n int) {
 func (r *rig) oracle(payloads ...[]byte) *kvindex.Naive {
 	model := kvindex.NewNaive()
 	rank := &worker.Rank{ID: r.rank.ID, Slot: r.rank.Slot}
-	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{Index: model, MaxFrame: 1 << 30},
-		dec: NewDecoder(""), counts: map[string]int{}, log: slog.New(slog.DiscardHandler)}
+	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{MaxFrame: 1 << 30},
+		Applier: NewApplier(model, rank, "m", ""), log: slog.New(slog.DiscardHandler)}
 	for i, p := range payloads {
 		f.apply(uint64(i), p)
 	}

@@ -18,12 +18,13 @@ type Event struct {
 	Medium    string // as sent; "" when nil
 	LoRA      string // the adapter's name, "lora_id:N" where only a number was sent
 	CacheSalt string
-	Group     int  // KV cache group; 0 is the one with full attention
-	Remote    bool // not kept by the publisher itself
-	Extra     bool // blocks carry extra keys beyond LoRA and salt (multimodal)
+	Group     int    // KV cache group
+	SpecKind  string // what the group's layers are, "full_attention" and others; "" before vLLM 0.22
+	Remote    bool   // not kept by the publisher itself
+	Extra     bool   // blocks carry extra keys beyond LoRA and salt (multimodal)
 	// Locals has one hash per block when the event can be placed block by
-	// block, else it is empty: another group, no tokens, skipped blocks, or
-	// tokens that are not block size times blocks.
+	// block, else it is empty: no tokens, skipped blocks, or tokens that are
+	// not block size times blocks.
 	Locals []blockhash.Local
 }
 

@@ -12,7 +12,6 @@ import (
 	zmq "github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
 
-	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
 
@@ -36,19 +35,19 @@ type feed struct {
 	done               chan struct{}
 
 	log        *slog.Logger
-	dec        *Decoder
-	ev         Event
-	stored     kvindex.Stored
-	counts     map[string]int
-	unreadable uint64 // messages and events, ever
-	blockSize  int    // tokens, of this life
+	unreadable uint64 // messages, ever
 
+	*Applier
 	position
 	connected bool
 	suspect   bool      // the connection was lost: the engine may have a new life
 	retryAt   time.Time // of a replay that failed; zero: none is due
 	backoff   time.Duration
 	redialAt  time.Time // when a lost connection is made anew by hand; zero: not
+	checkAt   time.Time // when the engine is asked whether a quiet end was the end
+	checking  bool      // it is being asked
+	resuming  resumption
+	shown     published
 }
 
 type position struct {
@@ -71,8 +70,9 @@ var feedNumber atomic.Uint64 // makes inproc names unique in the process
 
 func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}),
-		log: opt.Log.With("rank", src.Rank.ID.String()), dec: NewDecoder(src.Engine),
-		counts: make(map[string]int), poll: zmq.NewPoller()}
+		log: opt.Log.With("rank", src.Rank.ID.String()), poll: zmq.NewPoller(),
+		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
+	f.Tap = opt.Tap
 	defer func() {
 		if err != nil {
 			f.close()
@@ -119,6 +119,9 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	for _, s := range []*zmq.Socket{f.wake, f.monitor, f.sub} {
 		f.poll.Add(s, zmq.POLLIN)
 	}
+	if src.Resume != nil {
+		f.resume(src.Resume)
+	}
 	f.setState(worker.FeedSyncing)
 	return f, err
 }
@@ -129,7 +132,7 @@ func (f *feed) stop() {
 	f.kick.SendBytes(nil, zmq.DONTWAIT)
 	<-f.done
 	f.kick.Close()
-	f.opt.Index.Clear(f.src.Rank.Slot)
+	f.clear()
 	f.src.Rank.Held.Store(0)
 	f.setState(worker.FeedNone)
 }
@@ -153,6 +156,12 @@ func (f *feed) run() {
 		if due(f.redialAt) {
 			f.redial()
 		}
+		if due(f.checkAt) {
+			f.checkTail()
+		}
+		if due(f.resuming.by) {
+			f.unresumed()
+		}
 		f.flush()
 	}
 }
@@ -162,7 +171,7 @@ func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 // wait is how long there is nothing to do unless a socket says so; -1: for ever.
 func (f *feed) wait() time.Duration {
 	wait := time.Duration(-1)
-	for _, at := range []time.Time{f.retryAt, f.redialAt} {
+	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by} {
 		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
 			wait = left
 		}
@@ -173,15 +182,26 @@ func (f *feed) wait() time.Duration {
 // begin takes up a new position: from the replay's start where there is one,
 // else with the next live message.
 func (f *feed) begin() {
+	resume := f.resuming.pending
 	if f.src.Replay == "" {
+		if resume {
+			f.unresumed()
+		}
 		f.known = true
 		f.setState(worker.FeedLive)
 		return
 	}
-	f.catchUp(false, false)
+	f.resuming = resumption{}
+	f.catchUp(resume, resume)
 }
 
 func (f *feed) drain() {
+	heard := false
+	defer func() {
+		if heard && f.src.Replay != "" {
+			f.checkAt = time.Now().Add(f.opt.TailCheck)
+		}
+	}()
 	for range maxBurst {
 		if f.stopping.Load() {
 			return
@@ -196,6 +216,7 @@ func (f *feed) drain() {
 		// A message may be the first of a new connection: hear of that before.
 		if !f.watchConnection() {
 			f.live(frames)
+			heard = true
 		}
 	}
 }
@@ -282,13 +303,7 @@ func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
 func (f *feed) newLife() {
 	f.distrust("restarts")
 	f.position = position{}
-	f.blockSize = 0
-}
-
-// distrust drops all the index holds for the rank, and counts why.
-func (f *feed) distrust(why string) {
-	f.counts[why]++
-	f.opt.Index.Clear(f.src.Rank.Slot)
+	f.forget()
 }
 
 func (f *feed) state() worker.FeedState { return worker.FeedState(f.src.Rank.Feed.Load()) }
@@ -297,6 +312,7 @@ func (f *feed) setState(s worker.FeedState) { f.src.Rank.Feed.Store(uint32(s)) }
 
 // flush publishes what has been counted since the last time.
 func (f *feed) flush() {
+	f.publish()
 	f.src.Rank.Held.Store(int64(f.opt.Index.Held(f.src.Rank.Slot)))
 	for name, n := range f.counts {
 		if n != 0 {

@@ -21,6 +21,10 @@ type Source struct {
 	Bind     bool   // the engine connects: the feed binds Endpoint
 	Replay   string // ROUTER; "" when the engine has none
 	Topic    string
+	// Resume is where an earlier router left off; the rank's blocks of then are in
+	// the index already. They are dropped when the engine cannot prove by replay
+	// that it is the same, or no longer keeps what came since.
+	Resume *Position
 }
 
 // Options of a Feeds; zero values mean the default.
@@ -28,12 +32,14 @@ type Options struct {
 	Index         kvindex.Index
 	Log           *slog.Logger
 	Observer      Observer
+	Tap           Tap           // sees what is applied; nil: nobody
 	HWM           int           // ZMQ receive high-water mark [100_000]
 	MaxFrame      int           // bytes of one message; larger ones are dropped and counted [64 MiB]
 	Linger        time.Duration // [0]
 	ReplayTimeout time.Duration // the longest wait for one message of a replay [5s]
 	RetryMin      time.Duration // first wait after a failed replay; doubles to RetryMax [1s]
 	RetryMax      time.Duration // [30s]
+	TailCheck     time.Duration // quiet after which the engine is asked whether that was all [5s]
 }
 
 // Observer counts; methods must be safe for concurrent use.
@@ -53,7 +59,8 @@ var Counters = []string{
 	"cleared",          // the engine cleared its cache
 	"ignored",          // events not indexed: other group or medium, no tokens, skipped blocks, unknown kind
 	"gaps",             // live sequence numbers missed
-	"replays",          // replays asked for
+	"tail_checks",      // questions after a burst whether it was all
+	"replays",          // replays asked for, tail checks included
 	"replayed_batches", // batches that came by replay
 	"replay_failures",  // replays that did not come, or not to an end
 	"restarts",         // new lives of the engine seen; what the old one held was dropped
@@ -92,6 +99,7 @@ func NewFeeds(opt Options) *Feeds {
 	opt.ReplayTimeout = orDefault(opt.ReplayTimeout, 5*time.Second)
 	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
 	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
+	opt.TailCheck = orDefault(opt.TailCheck, 5*time.Second)
 	f := &Feeds{opt: opt, feeds: make(map[worker.ID]*feed)}
 	if f.ctx, f.err = zmq.NewContext(); f.err == nil {
 		f.err = f.ctx.SetMaxSockets(socketsPerFeed * worker.MaxSlots)

@@ -217,7 +217,7 @@ func (d *Decoder) finish(ev *Event) error {
 	if ev.Pairs {
 		positions, perBlock = positions/2, 2*perBlock
 	}
-	placed := ev.Group == 0 && ev.BlockSize > 0 && len(ev.Hashes) > 0 && positions/ev.BlockSize == len(ev.Hashes) && positions%ev.BlockSize == 0
+	placed := ev.BlockSize > 0 && len(ev.Hashes) > 0 && positions/ev.BlockSize == len(ev.Hashes) && positions%ev.BlockSize == 0
 	if placed {
 		ev.Locals = blockhash.Locals(ev.Locals[:0], ev.Tokens, perBlock)
 		if ev.Pairs {

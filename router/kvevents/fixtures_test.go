@@ -235,7 +235,6 @@ func TestLocalsTellBlocksApart(t *testing.T) {
 		t.Errorf("extra keys for one block of two: %x, want nothing placed", got)
 	}
 	for name, change := range map[string]func(*wireEvent){
-		"group":   func(e *wireEvent) { e.more = map[string]any{"group_idx": 1} },
 		"tokens":  func(e *wireEvent) { e.tokens = e.tokens[:3] },
 		"offload": func(e *wireEvent) { e.tokens, e.blockSize = nil, 0 },
 		"skipped": func(e *wireEvent) { e.hashes = e.hashes[:1] },

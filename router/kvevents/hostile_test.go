@@ -155,10 +155,10 @@ func TestRanks(t *testing.T) {
 		t.Errorf("counted %v", r.n)
 	}
 	one := worker.New(worker.Spec{ID: "one"}).Ranks[0]
-	if f := (&feed{src: Source{Rank: one}}); !f.ours(3) {
+	if f := NewApplier(nil, one, "m", ""); !f.ours(3) {
 		t.Error("the only rank of a worker of whose ranks nothing was said refuses its own batches")
 	}
-	if f := (&feed{src: Source{Rank: r.rank}}); f.ours(1) || !f.ours(0) {
+	if f := NewApplier(nil, r.rank, "m", ""); f.ours(1) || !f.ours(0) {
 		t.Error("rank 0 of two takes the other's batches, or not its own")
 	}
 }

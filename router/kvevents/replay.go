@@ -33,7 +33,9 @@ const maxWaits = 12
 // cleared. After a failure the rank has been cleared, the feed is broken and a
 // retry is due.
 func (f *feed) catchUp(resume, suspect bool) {
-	f.setState(worker.FeedSyncing)
+	if !f.checking {
+		f.setState(worker.FeedSyncing)
+	}
 	f.flush()
 	deadline := time.Now().Add(maxWaits * f.opt.ReplayTimeout)
 	r := &replay{feed: f, fresh: !resume, suspect: suspect}
@@ -48,6 +50,9 @@ func (f *feed) catchUp(resume, suspect bool) {
 		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
 		f.setState(worker.FeedLive)
 	case errors.Is(err, errStopped):
+	case f.checking && !r.applied: // no answer says nothing against what is held
+		f.counts["replay_failures"]++
+		f.checkAt = time.Now().Add(f.opt.RetryMax)
 	default:
 		f.counts["replay_failures"]++
 		// A broken feed that only tried again keeps what it has learned live.
@@ -135,7 +140,7 @@ func (r *replay) opening(seq uint64, payload []byte) error {
 	case r.fresh:
 		if r.hasLast || !r.applied {
 			// What was learned live while the replay could not be had is in it.
-			r.opt.Index.Clear(r.src.Rank.Slot)
+			r.clear()
 		}
 		r.position = position{known: true, next: seq, replayedFrom: seq}
 		r.fresh = false
@@ -193,7 +198,7 @@ func (r *replay) ended(empty bool, from uint64) error {
 	case r.fresh:
 		// The engine has published nothing yet.
 		if r.hasLast {
-			r.opt.Index.Clear(r.src.Rank.Slot)
+			r.clear()
 		}
 		r.position = position{known: true}
 	case from > 0 || r.next > 0:

@@ -18,6 +18,8 @@ func (vllm) storedElement(d *Decoder, i int, ev *Event) error {
 		return d.extraKeys()
 	case 9:
 		return d.group(ev)
+	case 10:
+		return d.word(&ev.SpecKind)
 	}
 	return d.events.skip() // cache spec, and whatever comes after
 }

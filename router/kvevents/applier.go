@@ -1,0 +1,236 @@
+package kvevents
+
+import (
+	"math/bits"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// Tap sees every change that events make to the index, in their order, on the
+// feed's own goroutine: it must return at once. What it is given is borrowed for
+// the call.
+type Tap interface {
+	Stored(id worker.ID, ev *kvindex.Stored)
+	Removed(id worker.ID, tier kvindex.Tier, engine []kvindex.EngineHash)
+	Cleared(id worker.ID) // all the rank held, by the engine's word or for want of trust
+}
+
+// Applier decodes one rank's messages and puts their events into the index. It
+// knows nothing of sequence numbers and sockets: a feed sees to those. It belongs
+// to one goroutine.
+type Applier struct {
+	Index kvindex.Index
+	Tap   Tap // nil: nobody
+	Rank  *worker.Rank
+	Model string // salts the hashes
+
+	dec    *Decoder
+	ev     Event
+	stored kvindex.Stored
+	counts map[string]int
+
+	// Of this life of the engine.
+	blockSize int // tokens; 0 not seen yet
+	group     int // the KV cache group that is indexed
+	groupTold bool
+	coarse    [kvindex.NumTiers]int // blocks of ours in one of a slower tier's; 0 or 1: the same
+	parts     []kvindex.EngineHash
+}
+
+// NewApplier makes the applier of a rank whose engine speaks as engine says
+// (NewDecoder).
+func NewApplier(index kvindex.Index, rank *worker.Rank, model, engine string) *Applier {
+	return &Applier{Index: index, Rank: rank, Model: model, dec: NewDecoder(engine), counts: make(map[string]int)}
+}
+
+// Apply puts one message's events into the index. An error is the first thing
+// that could not be read; what could be read was applied, and where that is not
+// enough to go on the rank has been cleared.
+func (a *Applier) Apply(payload []byte) (err error) {
+	a.counts["batches"]++
+	b, err := a.dec.Reset(payload)
+	if err != nil {
+		a.counts["garbage"]++
+		a.distrust("resets")
+		return err
+	}
+	if b.HasRank && !a.ours(b.Rank) {
+		a.counts["wrong_rank"]++
+		return nil
+	}
+	for {
+		more, wrong := a.dec.Next(&a.ev)
+		switch {
+		case !more:
+			return err
+		case wrong != nil:
+			a.counts["garbage"]++
+			if err == nil {
+				err = wrong
+			}
+			// A store that cannot be read is a block missed. Anything else may
+			// have been a removal, without which the rank is believed to hold
+			// what it does not.
+			if a.ev.Kind != BlockStored {
+				a.distrust("resets")
+			}
+		default:
+			a.event(&a.ev)
+		}
+	}
+}
+
+// ours says whether a batch of that rank is this one's. A worker of whose ranks
+// nothing was said may be one rank of a larger deployment and call itself so.
+func (a *Applier) ours(rank int) bool {
+	r := a.Rank
+	return rank == int(r.ID.Rank) || r.Worker != nil && len(r.Worker.Ranks) == 1 && len(r.Worker.Spec.Ranks) == 0
+}
+
+func (a *Applier) event(ev *Event) {
+	if ev.Kind == AllBlocksCleared {
+		a.counts["cleared"]++
+		a.clear()
+		return
+	}
+	tier, known := TierOf(ev.Medium)
+	switch {
+	case ev.Kind == Unknown || !known || ev.Remote || !a.indexed(ev):
+	case ev.Kind == BlockRemoved:
+		a.remove(tier, ev.Hashes)
+		return
+	case len(ev.Locals) > 0 && a.fits(ev, tier):
+		a.store(ev, tier)
+		return
+	}
+	a.counts["ignored"]++
+}
+
+// indexed says whether an event is of the one KV cache group that is indexed:
+// the first with full attention, for only such a group's blocks say how much of
+// a prompt need not be computed. Releases that do not name the kinds have it as
+// group 0. All other groups are passed over.
+func (a *Applier) indexed(ev *Event) bool {
+	if ev.SpecKind == "" || !fullAttention(ev.SpecKind) {
+		return ev.Group == a.group
+	}
+	if ev.Group != a.group && (!a.groupTold || ev.Group < a.group) {
+		if a.Index.Held(a.Rank.Slot) > 0 {
+			a.distrust("resets") // what was taken for it was another group's
+		}
+		a.group, a.blockSize = ev.Group, 0
+	}
+	a.groupTold = true
+	return ev.Group == a.group
+}
+
+// fullAttention: the kinds of vLLM's specs whose every block depends on all
+// before it and is kept for as long as the prompt's.
+func fullAttention(kind string) bool { return kind == "full_attention" || kind == "mla_attention" }
+
+// fits says whether blocks are of the size that prompts are cut by, and cuts
+// those of slower tiers that are a multiple of it. The size is learned from the
+// device's blocks. Engines also send short ones, at the end of a prompt or of
+// hybrid models' groups: the largest seen counts, and what was stored by a
+// smaller one is of no use.
+func (a *Applier) fits(ev *Event, tier kvindex.Tier) bool {
+	size := ev.BlockSize
+	if size > a.blockSize && tier == kvindex.Device {
+		if a.blockSize != 0 {
+			a.distrust("resets")
+		}
+		a.blockSize = size
+		a.Rank.EventBlockSize.Store(int64(size))
+	}
+	if size == a.blockSize {
+		return tier == kvindex.Device || a.coarsen(tier, 1)
+	}
+	return a.blockSize > 0 && size%a.blockSize == 0 && !ev.Pairs && !ev.Extra && a.cut(ev, tier)
+}
+
+// coarsen notes how many of our blocks one of a tier's stands for. An engine
+// does not change it while it lives.
+func (a *Applier) coarsen(tier kvindex.Tier, n int) bool {
+	if a.coarse[tier] == 0 {
+		a.coarse[tier] = n
+	}
+	return a.coarse[tier] == n
+}
+
+// maxCoarse bounds what one hash of a slower tier is cut into.
+const maxCoarse = 256
+
+// cut makes of each block of a slower tier as many of ours: the last has the
+// engine's hash, by which successors name it, those before get hashes made from
+// it, by which a removal finds them.
+func (a *Applier) cut(ev *Event, tier kvindex.Tier) bool {
+	n := ev.BlockSize / a.blockSize
+	if tier == kvindex.Device || n > maxCoarse || !a.coarsen(tier, n) {
+		return false
+	}
+	ev.Locals = blockhash.Locals(ev.Locals[:0], ev.Tokens, a.blockSize)
+	a.parts = partsOf(a.parts[:0], ev.Hashes, n)
+	ev.Hashes = append(ev.Hashes[:0], a.parts...)
+	return true
+}
+
+// partsOf appends n hashes for each.
+func partsOf(dst, hashes []kvindex.EngineHash, n int) []kvindex.EngineHash {
+	for _, h := range hashes {
+		for i := range n - 1 {
+			dst = append(dst, kvindex.EngineHash(bits.RotateLeft64(uint64(h)*0x9E3779B97F4A7C15+uint64(i), 23)*0xBF58476D1CE4E5B9))
+		}
+		dst = append(dst, h)
+	}
+	return dst
+}
+
+func (a *Applier) store(ev *Event, tier kvindex.Tier) {
+	a.stored = kvindex.Stored{
+		Slot: a.Rank.Slot, Tier: tier, Salt: blockhash.NewSalt(a.Model, ev.LoRA, ev.CacheSalt),
+		HasParent: ev.HasParent, Parent: ev.Parent, Engine: ev.Hashes, Local: ev.Locals,
+	}
+	res := a.Index.Store(&a.stored)
+	a.counts["stored"] += res.Added
+	a.counts["repeated"] += res.Repeated
+	if res.Orphan {
+		a.counts["orphans"]++
+	}
+	if a.Tap != nil {
+		a.Tap.Stored(a.Rank.ID, &a.stored)
+	}
+}
+
+func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
+	if n := a.coarse[tier]; n > 1 {
+		a.parts = partsOf(a.parts[:0], hashes, n)
+		hashes = a.parts
+	}
+	removed, unknown := a.Index.Remove(a.Rank.Slot, tier, hashes)
+	a.counts["removed"] += removed
+	a.counts["unknown_removed"] += unknown
+	if a.Tap != nil {
+		a.Tap.Removed(a.Rank.ID, tier, hashes)
+	}
+}
+
+// clear drops all the index holds for the rank.
+func (a *Applier) clear() {
+	a.Index.Clear(a.Rank.Slot)
+	if a.Tap != nil {
+		a.Tap.Cleared(a.Rank.ID)
+	}
+}
+
+// distrust clears, and counts why.
+func (a *Applier) distrust(why string) {
+	a.counts[why]++
+	a.clear()
+}
+
+// forget drops what was learned of the engine's life, for it has a new one.
+func (a *Applier) forget() {
+	a.blockSize, a.group, a.groupTold, a.coarse = 0, 0, false, [kvindex.NumTiers]int{}
+}

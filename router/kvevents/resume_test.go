@@ -1,0 +1,262 @@
+package kvevents
+
+import (
+	"testing"
+	"time"
+
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// What a publisher drops last of all leaves no gap: the engine is asked.
+func TestTheTailIsAskedFor(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		s := newScribe(30, 1)
+		all := batches(s, 40)
+		r := newRig(t, e, func(o *Options) { o.TailCheck = 20 * time.Millisecond })
+		r.start()
+		e.subscribed()
+		r.awaitState(worker.FeedLive)
+		for _, b := range all[:25] {
+			e.publish(b)
+		}
+		r.holds(all[:25]...)
+		for _, b := range all[25:] {
+			e.keep(b) // published, and dropped by a full queue
+		}
+		e.publish(wireBatch(nil)) // one gets through, then silence
+		for range 3 {
+			e.keep(wireBatch(nil))
+		}
+		r.holds(all...)
+		eventually(t, "a tail check", func() bool { return r.get("tail_checks") > 0 })
+		if r.get("resets")+r.get("restarts") != 0 {
+			t.Errorf("counted %v", r.n)
+		}
+	})
+}
+
+func TestTheTailAfterAllThatCame(t *testing.T) {
+	e := newEngine(t, true)
+	s := newScribe(31, 1)
+	all := batches(s, 40)
+	r := newRig(t, e, func(o *Options) { o.TailCheck = 20 * time.Millisecond })
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	for _, b := range all[:25] {
+		e.publish(b)
+	}
+	r.await("batches", 25)
+	for _, b := range all[25:] {
+		e.keep(b)
+	}
+	r.holds(all...)
+	if r.get("resets")+r.get("restarts")+r.get("gaps") != 0 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
+// resumed is a rig whose index holds what an earlier router had learned of these
+// batches, and its position.
+func resumed(t *testing.T, e *engine, life [][]byte) *rig {
+	first := newRig(t, e, nil)
+	first.start()
+	e.subscribed()
+	first.awaitState(worker.FeedLive)
+	for _, b := range life {
+		e.publish(b)
+	}
+	first.holds(life...)
+	var pos Position
+	eventually(t, "a position", func() (ok bool) {
+		pos, ok = first.feeds.Position(first.rank.ID)
+		return ok && pos.Next == uint64(len(life))
+	})
+	first.feeds.Close()
+
+	r := newRig(t, e, nil)
+	f := &feed{src: Source{Rank: r.rank}, opt: &Options{MaxFrame: 1 << 30}, Applier: NewApplier(r.index, r.rank, "m", "")}
+	for i, b := range life {
+		f.apply(uint64(i), b)
+	}
+	r.rank.EventBlockSize.Store(0)
+	r.src.Resume = &pos
+	return r
+}
+
+func TestResumeOfTheSameLife(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		all := batches(newScribe(32, 1), 60)
+		r := resumed(t, e, all[:40])
+		for _, b := range all[40:50] {
+			e.keep(b) // while no router was there
+		}
+		e.set(func() { e.asked = nil })
+		r.start()
+		e.subscribed()
+		r.awaitState(worker.FeedLive)
+		for _, b := range all[50:] {
+			e.publish(b)
+		}
+		r.holds(all...)
+		if r.get("resets")+r.get("restarts") != 0 || r.get("replayed_batches") > 11 {
+			t.Errorf("counted %v, want the gap replayed and no more", r.n)
+		}
+		e.set(func() {
+			if len(e.asked) == 0 || e.asked[0] != 39 {
+				t.Errorf("asked from %v, want 39, the last message applied", e.asked)
+			}
+		})
+		if r.rank.EventBlockSize.Load() == 0 {
+			t.Error("the block size was not taken up")
+		}
+	})
+}
+
+func TestResumeDropsWhatIsNotProven(t *testing.T) {
+	life := batches(newScribe(33, 1), 40)
+	for name, change := range map[string]func(e *engine, r *rig) [][]byte{
+		"another life, as far": func(e *engine, r *rig) [][]byte {
+			e.newLife()
+			other := batches(newScribe(34, 2), 40)
+			for _, b := range other {
+				e.keep(b)
+			}
+			return other
+		},
+		"another life, further": func(e *engine, r *rig) [][]byte {
+			e.newLife()
+			other := batches(newScribe(35, 2), 60)
+			for _, b := range other {
+				e.keep(b)
+			}
+			return other
+		},
+		"another life, nothing yet": func(e *engine, r *rig) [][]byte { e.newLife(); return nil },
+		"not kept any more": func(e *engine, r *rig) [][]byte {
+			for range 10 {
+				e.keep(wireBatch(nil))
+			}
+			e.set(func() {
+				for seq := range uint64(45) {
+					delete(e.kept, seq)
+				}
+			})
+			return nil
+		},
+		"no replay": func(e *engine, r *rig) [][]byte { r.src.Replay = ""; return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t, true)
+			r := resumed(t, e, life)
+			if r.index.Held(r.rank.Slot) == 0 {
+				t.Fatal("nothing was held before: this test shows nothing")
+			}
+			left := change(e, r)
+			r.start()
+			e.subscribed()
+			r.awaitState(worker.FeedLive)
+			r.holds(left...)
+		})
+	}
+	t.Run("an engine that never comes", func(t *testing.T) {
+		e := newEngine(t, true)
+		r := resumed(t, e, life)
+		e.pub.Close() // nobody listens there now
+		opt := r.feeds.opt
+		r.feeds.opt.ReplayTimeout = 20 * time.Millisecond
+		defer func() { r.feeds.opt = opt }()
+		r.start()
+		eventually(t, "the rank is dropped", func() bool { return r.index.Held(r.rank.Slot) == 0 })
+		if r.state() != worker.FeedSyncing {
+			t.Errorf("state %v", r.state())
+		}
+		e.open(e.Endpoint, 0)
+	})
+}
+
+// groupEvent is a store of one block in a KV cache group.
+func groupEvent(group int, kind string, hash int, size int) []byte {
+	e := wireEvent{hashes: []any{hash}, blockSize: size, more: map[string]any{"group_idx": group}}
+	for i := range size {
+		e.tokens = append(e.tokens, 100*hash+i)
+	}
+	if kind != "" {
+		e.more["kv_cache_spec_kind"] = kind
+	}
+	return e.asMap()
+}
+
+func applierOf(t *testing.T) *Applier {
+	t.Helper()
+	rank := worker.New(worker.Spec{ID: "w"}).Ranks[0]
+	return NewApplier(kvindex.New(kvindex.Options{}), rank, "m", "vllm")
+}
+
+func (a *Applier) must(t *testing.T, events ...[]byte) {
+	t.Helper()
+	if err := a.Apply(wireBatch(nil, events...)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheGroupWithFullAttentionIsIndexed(t *testing.T) {
+	a := applierOf(t)
+	a.must(t, groupEvent(0, "sliding_window", 1, 8)) // for want of better
+	a.must(t, groupEvent(1, "full_attention", 2, 4), groupEvent(0, "sliding_window", 3, 8), groupEvent(2, "mamba", 4, 4))
+	if held, size := a.Index.Held(0), a.Rank.EventBlockSize.Load(); held != 1 || size != 4 || a.counts["ignored"] != 2 || a.counts["resets"] != 1 {
+		t.Errorf("%d held, blocks of %d, counted %v; want the full-attention group's alone", held, size, a.counts)
+	}
+	removed := func(group int) []byte {
+		return wireEvent{kind: "BlockRemoved", hashes: []any{2}, more: map[string]any{"group_idx": group}}.asMap()
+	}
+	a.must(t, removed(0))
+	if a.Index.Held(0) != 1 {
+		t.Error("another group's removal took the block")
+	}
+	a.must(t, removed(1))
+	if a.Index.Held(0) != 0 {
+		t.Error("its own removal did not")
+	}
+	a.must(t, groupEvent(0, "full_attention", 6, 4), groupEvent(1, "full_attention", 7, 4))
+	if a.Index.Held(0) != 1 || a.group != 0 {
+		t.Errorf("of two groups with full attention, group %d counts, %d held", a.group, a.Index.Held(0))
+	}
+}
+
+func TestSlowerTiersMayHaveLargerBlocks(t *testing.T) {
+	a := applierOf(t)
+	tokens := func(from, n int) (out []any) {
+		for i := range n {
+			out = append(out, from+i)
+		}
+		return out
+	}
+	host := func(size int) []byte {
+		return wireEvent{hashes: []any{51, 52}, tokens: tokens(0, 2*size), blockSize: size, medium: "CPU"}.asMap()
+	}
+	a.must(t, host(8))
+	if a.Index.Held(0) != 0 || a.Rank.EventBlockSize.Load() != 0 {
+		t.Error("a slower tier's blocks were taken for the size of the rank's")
+	}
+	a.must(t, wireEvent{hashes: []any{1}, tokens: tokens(0, 4), blockSize: 4, medium: "GPU"}.asMap())
+	a.must(t, host(8))
+	next := wireEvent{hashes: []any{53}, parent: 52, tokens: tokens(16, 8), blockSize: 8, medium: "CPU"}
+	a.must(t, next.asMap())
+	if got := a.Index.Held(0); got != 7 || a.Rank.EventBlockSize.Load() != 4 || a.counts["resets"] != 0 {
+		t.Errorf("%d held, block size %d, counted %v; want 1 and 6 blocks of 4", got, a.Rank.EventBlockSize.Load(), a.counts)
+	}
+	a.must(t, host(12), host(6)) // neither a multiple nor the size it had
+	if a.counts["ignored"] != 3 {
+		t.Errorf("counted %v, want three ignored", a.counts)
+	}
+	a.must(t, wireEvent{kind: "BlockRemoved", hashes: []any{52}, medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 5 {
+		t.Errorf("%d held after one of the larger blocks went, want 5", got)
+	}
+	a.must(t, wireEvent{kind: "BlockRemoved", hashes: []any{51, 53}, medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 1 || a.counts["unknown_removed"] != 0 {
+		t.Errorf("%d held, counted %v", got, a.counts)
+	}
+}
