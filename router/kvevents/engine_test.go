@@ -72,6 +72,7 @@ func (e *engine) open(endpoint string, hwm int) {
 	e.t.Helper()
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)
+	e.pub.SetXpubVerbose(1) // a second subscriber is told of while the first one is still leaving
 	e.pub.SetSndhwm(hwm)
 	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
 	e.Endpoint = must(e.pub.GetLastEndpoint())

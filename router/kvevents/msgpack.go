@@ -190,32 +190,33 @@ func (r *reader) timestamp() (float64, error) {
 // skip passes over one value of any kind and depth. It counts what is still
 // owed instead of recursing, so depth costs nothing.
 func (r *reader) skip() error {
-	b := r.b
+	b, i := r.b, 0
 	for owed := uint64(1); owed > 0; owed-- {
-		if len(b) == 0 {
+		if i >= len(b) {
 			return errShort
 		}
-		switch c := b[0]; { // first what lists of tokens and hashes are made of
-		case c <= 0x7f || c >= 0xe0:
-			b = b[1:]
-		case c == 0xcd && len(b) >= 3:
-			b = b[3:]
-		case c == 0xce && len(b) >= 5:
-			b = b[5:]
-		default:
-			r.b = b
-			size, more, err := r.extent(c)
-			if err != nil {
-				return err
-			}
-			if size > uint64(len(r.b)) {
-				return errShort
-			}
-			b = r.b[size:]
-			owed += more
+		c := b[i]
+		// First what lists of tokens and hashes are made of; see tokenList.
+		if wide := uint32(c) - 0xcd; wide <= 1 && i+5 <= len(b) {
+			i += 3 + 2*int(wide)
+			continue
 		}
+		if c <= 0x7f || c >= 0xe0 {
+			i++
+			continue
+		}
+		r.b = b[i:]
+		size, more, err := r.extent(c)
+		if err != nil {
+			return err
+		}
+		if size > uint64(len(r.b)) {
+			return errShort
+		}
+		b, i = r.b[size:], 0
+		owed += more
 	}
-	r.b = b
+	r.b = b[i:]
 	return nil
 }
 
