@@ -65,7 +65,12 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 }
 
 func (a *Approx) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) {
-	var parent, before uint32 // before: the list goes on in front of this entry
+	a.observeAfter(0, slot, seqs, now, fresh)
+}
+
+// observeAfter is observe for blocks that follow a node, 0 at the start of a prompt.
+func (a *Approx) observeAfter(parent uint32, slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) {
+	var before uint32 // the list goes on in front of this entry
 	for _, seq := range seqs {
 		parent = a.graph.nodeFor(seq, parent)
 		e := a.graph.entryOf(slot, Device, EngineHash(seq))

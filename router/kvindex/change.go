@@ -64,6 +64,7 @@ func (ix *radix) join(left, right uint32) bool {
 	n.store(wLast, m[wLast])
 	n.commit(n.len()+m.len(), n.kind())
 	n.setKids(m.kids())
+	m.setKids(0)
 	ix.remove(right)
 	return true
 }
@@ -75,6 +76,7 @@ func (ix *radix) remove(id uint32) {
 	ix.table.remove(n[wFirst], id)
 	kind := n.kind()
 	n.retire()
+	ix.loosen(n)
 	if kind&hasSet != 0 {
 		ix.words.freeSet(uint32(n[wSets]>>32), 1)
 	}
@@ -220,12 +222,21 @@ func (ix *radix) unholdIn(id uint32, from, to int, slot worker.Slot, tier Tier) 
 	ix.joinAround(id)
 }
 
-// cut shortens a fragment. What branched off at its end hangs loose.
+// loosen leaves what branches off at a fragment's end to itself. The place stays
+// unused, so that it is not taken for the branches' beginning.
+func (ix *radix) loosen(n *fragment) {
+	if n.kids() != 0 {
+		ix.runs.at(n.run()).sealed = true
+		n.setKids(0)
+	}
+}
+
+// cut shortens a fragment.
 func (ix *radix) cut(id uint32, end int) {
 	n := ix.table.nodes.at(id)
+	ix.loosen(n)
 	n.store(wLast, ix.word(ix.runs.at(n.run()), end-1))
 	n.commit(end-n.off(), n.kind())
-	n.setKids(0)
 }
 
 // settle brings a run in line with its last fragment, or frees it.

@@ -54,7 +54,7 @@ func (ix *radix) pass(seqs []blockhash.Seq, o *Overlap) bool {
 		held := 1
 		o.holds[0] = n.load(wLow)
 		if state&kindMask != 0 {
-			held = ix.gather(n, state, &o.holds)
+			held = ix.gather(n, state, o)
 		}
 		if n.load(wState) != state {
 			continue // it changed under our eyes
@@ -64,7 +64,10 @@ func (ix *radix) pass(seqs []blockhash.Seq, o *Overlap) bool {
 			words = held
 			copy(o.alive[:words], o.holds[:held])
 		} else if words = narrow(o, words, held, depth); words == 0 {
-			break
+			break // nobody holds on: what follows is of no interest
+		}
+		if state&hasLower != 0 {
+			o.noteBelow(m, words)
 		}
 		depth += m
 	}
@@ -102,8 +105,10 @@ func (ix *radix) along(n *fragment, state uint64, seqs []blockhash.Seq) int {
 }
 
 // gather unites a fragment's holders over the tiers and returns how many words of
-// to it has filled.
-func (ix *radix) gather(n *fragment, state uint64, to *[worker.MaxSlots / 64]uint64) int {
+// o.holds it has filled. Where there are lower tiers it fills o.below too, with
+// those who hold the fragment on the host or on disk and not on the device.
+func (ix *radix) gather(n *fragment, state uint64, o *Overlap) int {
+	to := &o.holds
 	words := 1
 	grow := func(need int) {
 		if need > words {
@@ -136,13 +141,30 @@ func (ix *radix) gather(n *fragment, state uint64, to *[worker.MaxSlots / 64]uin
 		grow(int(width))
 		p, at := ix.words.page(ref >> 2)
 		for i := range width {
-			to[i&63] |= atomic.LoadUint64(&p[(at+i)%wordPage]) | atomic.LoadUint64(&p[(at+width+i)%wordPage])
+			host := atomic.LoadUint64(&p[(at+i)%wordPage])
+			disk := atomic.LoadUint64(&p[(at+width+i)%wordPage])
+			device := to[i&63]
+			o.below[0][i&63], o.below[1][i&63] = host&^device, disk&^host&^device
+			to[i&63] = device | host | disk
+		}
+		for i := int(width); i < words; i++ {
+			o.below[0][i], o.below[1][i] = 0, 0
 		}
 	}
 	for words > 1 && to[words-1] == 0 {
 		words--
 	}
 	return words
+}
+
+// noteBelow notes where those alive keep the blocks of a fragment just gathered.
+func (o *Overlap) noteBelow(blocks, words int) {
+	host, disk := o.below[0][:words], o.below[1][:words]
+	for w := range words {
+		host[w] &= o.alive[w]
+		disk[w] &= o.alive[w]
+	}
+	o.low.add(blocks, host, disk)
 }
 
 // narrow keeps of the slots alive those that hold on, notes the depth of the

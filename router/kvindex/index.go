@@ -39,12 +39,32 @@ type Stored struct {
 	Parent    EngineHash
 	Engine    []EngineHash
 	Local     []blockhash.Local
+
+	// Of an Import: our own hashes, which take the place of Salt and Local, and the
+	// parent's.
+	seqs      []blockhash.Seq
+	parentSeq blockhash.Seq
 }
 
 // valid says whether the event can be placed at all.
 func (ev *Stored) valid() bool {
-	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && len(ev.Engine) == len(ev.Local)
+	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && len(ev.Engine) == max(len(ev.Local), len(ev.seqs))
 }
+
+// seq is the sequence hash of block i; before is that of the block before it.
+func (ev *Stored) seq(before blockhash.Seq, i int) blockhash.Seq {
+	switch {
+	case ev.seqs != nil:
+		return ev.seqs[i]
+	case i == 0 && !ev.HasParent:
+		return blockhash.First(ev.Salt, ev.Local[0])
+	}
+	return blockhash.Next(before, ev.Local[i])
+}
+
+// isParent says whether a block found by ev.Parent is the parent. Of events there
+// is nothing else to go by.
+func (ev *Stored) isParent(seq blockhash.Seq) bool { return ev.seqs == nil || seq == ev.parentSeq }
 
 // StoreResult counts what one Store did.
 type StoreResult struct {

@@ -110,10 +110,14 @@ func apply(ix Index, o op) string {
 
 func depths(o *Overlap) string {
 	var b strings.Builder
+	any := false
 	fmt.Fprintf(&b, "max=%d holders=%d", o.Max(), len(o.Holders()))
 	for _, s := range testSlots {
-		fmt.Fprintf(&b, " %d:%d", s, o.Depth(s))
+		host, disk := o.Below(s)
+		fmt.Fprintf(&b, " %d:%d-%d-%d", s, o.Depth(s), host, disk)
+		any = any || host+disk > 0
 	}
+	fmt.Fprintf(&b, " below=%v %v", any == o.AnyBelow(), o.Frequencies(nil))
 	return b.String()
 }
 

@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"maps"
 	"sync"
 
 	"sluice/router/blockhash"
@@ -13,6 +14,8 @@ import (
 type Naive struct {
 	mu   sync.Mutex
 	side map[place]map[EngineHash]blockhash.Seq
+	// before is the block that another follows; a block that begins a prompt has none.
+	before map[blockhash.Seq]blockhash.Seq
 }
 
 type place struct {
@@ -21,7 +24,9 @@ type place struct {
 }
 
 // NewNaive makes an empty model.
-func NewNaive() *Naive { return &Naive{side: make(map[place]map[EngineHash]blockhash.Seq)} }
+func NewNaive() *Naive {
+	return &Naive{side: make(map[place]map[EngineHash]blockhash.Seq), before: make(map[blockhash.Seq]blockhash.Seq)}
+}
 
 // Store implements Index.
 func (n *Naive) Store(ev *Stored) (res StoreResult) {
@@ -34,7 +39,8 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 	seq, known := blockhash.Seq(0), false
 	if ev.HasParent {
 		for _, tier := range []Tier{ev.Tier, Device, Host, Disk} {
-			if seq, known = n.side[place{ev.Slot, tier}][ev.Parent]; known {
+			seq, known = n.side[place{ev.Slot, tier}][ev.Parent]
+			if known = known && ev.isParent(seq); known {
 				break
 			}
 		}
@@ -46,10 +52,10 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 		n.side[at] = make(map[EngineHash]blockhash.Seq)
 	}
 	for i, hash := range ev.Engine {
-		if i == 0 && !ev.HasParent {
-			seq = blockhash.First(ev.Salt, ev.Local[i])
-		} else {
-			seq = blockhash.Next(seq, ev.Local[i])
+		parent := seq
+		seq = ev.seq(parent, i)
+		if i > 0 || ev.HasParent {
+			n.before[seq] = parent
 		}
 		if n.holds(at, seq) {
 			res.Repeated++
@@ -118,6 +124,22 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 		if depth > 0 {
 			o.set(slot, depth)
 		}
+		n.below(slot, seqs[:depth], o)
+	}
+}
+
+// below notes block by block where a rank keeps what it holds.
+func (n *Naive) below(slot worker.Slot, seqs []blockhash.Seq, o *Overlap) {
+	var none, bit [worker.MaxSlots / 64]uint64
+	bit[slot/64] = 1 << (slot % 64)
+	for _, seq := range seqs {
+		switch {
+		case n.holds(place{slot, Device}, seq):
+		case n.holds(place{slot, Host}, seq):
+			o.low.add(1, bit[:], none[:])
+		default:
+			o.low.add(1, none[:], bit[:])
+		}
 	}
 }
 
@@ -149,4 +171,45 @@ func (n *Naive) count(in func(place) bool) (total int) {
 		}
 	}
 	return total
+}
+
+// Export implements Exporter, block by block.
+func (n *Naive) Export(slot worker.Slot, yield func(x *Exported) bool) {
+	n.mu.Lock()
+	all := make(map[blockhash.Seq][]Exported)
+	for at, blocks := range n.side {
+		for hash, seq := range blocks {
+			if at.slot == slot {
+				all[seq] = append(all[seq], Exported{Tier: at.tier, Engine: []EngineHash{hash}, Seqs: []blockhash.Seq{seq}})
+			}
+		}
+	}
+	before := maps.Clone(n.before)
+	n.mu.Unlock()
+	given := make(map[blockhash.Seq]bool)
+	for more := true; more; {
+		more = false
+		for seq, entries := range all {
+			parent, has := before[seq]
+			if given[seq] || has && !given[parent] {
+				continue
+			}
+			given[seq], more = true, true
+			for i := range entries {
+				x := &entries[i]
+				if x.HasParent = has; has {
+					x.Parent, x.ParentSeq = all[parent][0].Engine[0], parent
+				}
+				if !yield(x) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Import implements Importer.
+func (n *Naive) Import(slot worker.Slot, x *Exported) StoreResult {
+	ev := x.stored(slot)
+	return n.Store(&ev)
 }

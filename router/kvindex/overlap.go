@@ -24,9 +24,12 @@ type Overlap struct {
 	slots   []worker.Slot // if isListed
 	listed  bool
 
-	// A Find's own: the slots not yet stopped, the holders of a fragment, and
-	// what it has passed.
+	low lowOverlap // what is held below the device
+
+	// A Find's own: the slots not yet stopped, the holders of a fragment and
+	// those of them that do not hold it on the device, and what it has passed.
 	alive, holds [worker.MaxSlots / 64]uint64
+	below        [2][worker.MaxSlots / 64]uint64
 	passed       []passed
 }
 
@@ -41,6 +44,9 @@ type passed struct {
 func (o *Overlap) Reset() {
 	o.runs, o.bits, o.max = o.runs[:0], o.bits[:0], 0
 	o.isDense, o.listed = false, false
+	if len(o.low.stretches) > 0 {
+		o.low.reset()
+	}
 }
 
 // Depth is how many leading blocks the rank in slot holds, in any tier.

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
 
@@ -298,12 +297,4 @@ func (ix *radix) Store(ev *Stored) (res StoreResult) {
 	}
 	ix.unlock(rank)
 	return res
-}
-
-// seqAfter is the sequence hash of block i of an event.
-func seqAfter(ev *Stored, before uint64, i int) uint64 {
-	if i == 0 && !ev.HasParent {
-		return uint64(blockhash.First(ev.Salt, ev.Local[0]))
-	}
-	return uint64(blockhash.Next(blockhash.Seq(before), ev.Local[i]))
 }

@@ -9,8 +9,9 @@ type run struct {
 	tail  uint32 // the last fragment
 	len   uint16 // blocks, to the end of the last fragment
 	class uint8
-	// sealed: the end was evicted, and entries of the side tables may still name
-	// its positions, so they are not used again before the run is gone.
+	// sealed: the end was evicted, or what others branch off from was removed.
+	// Entries of the side tables, or those branches, may still name its positions,
+	// so they are not used again before the run is gone.
 	sealed bool
 	gen    uint16 // tells entries of an earlier run of this number
 	// Where the run branches off: 0 at the start of a prompt.
@@ -18,6 +19,7 @@ type run struct {
 	parent       uint32
 	parentPos    uint16
 	listed       bool   // in the list of leaves
+	root         bool   // the first block begins a prompt
 	mark         uint32 // the Clear that has passed here
 	older, newer uint32 // neighbours in that list
 }

@@ -155,6 +155,43 @@ func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 	}
 }
 
+// from calls do for every key whose home comes at or after a point in the order of
+// homes, for about so many cells, and returns the point to go on from.
+func (t *sideTable) from(point uint64, cells int, factor uint64, do func(sideCell)) (next uint64, last bool) {
+	share := ^uint64(0)
+	if n := uint64(len(t.cells) / cells); n > 0 {
+		share /= n
+	}
+	next = point + share
+	if last = next < point; last {
+		next = ^uint64(0)
+	}
+	for _, in := range [][]sideCell{t.cells, t.old} {
+		if len(in) == 0 {
+			continue
+		}
+		i, _ := bits.Mul64(point, uint64(len(in)))
+		end, _ := bits.Mul64(next, uint64(len(in)))
+		for n := range uint64(len(in)) {
+			at := i + n
+			if at >= uint64(len(in)) {
+				at -= uint64(len(in))
+			}
+			c := in[at]
+			if c.place == 0 {
+				if i+n > end {
+					break
+				}
+				continue
+			}
+			if x := (c.hash + uint64(placeTier(c.place))) * factor; x >= point && (x < next || last) {
+				do(c)
+			}
+		}
+	}
+	return next, last
+}
+
 // room makes room for more keys, and does a share of a move that is under way.
 func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 	if t.old != nil {

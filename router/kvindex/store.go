@@ -1,5 +1,7 @@
 package kvindex
 
+import "sluice/router/blockhash"
+
 // storing is one Store under way. It walks the event's blocks: those that the
 // index has already lie one after another in fragments, new ones are put at the
 // end of a run. Side table and storage are filled on the way; the fragments, which
@@ -41,9 +43,13 @@ func (s *storing) parentIn(tier Tier) bool {
 		return false
 	}
 	p := cells[at].place
-	s.run, s.pos = placeRun(p), placePos(p)
-	r := s.ix.runs.at(s.run)
-	s.node, s.seq = s.ix.nodeOf(r, s.pos), s.ix.word(r, s.pos)
+	r := s.ix.runs.at(placeRun(p))
+	seq := s.ix.word(r, placePos(p))
+	if !s.ev.isParent(blockhash.Seq(seq)) {
+		return false
+	}
+	s.run, s.pos, s.seq = placeRun(p), placePos(p), seq
+	s.node = s.ix.nodeOf(r, s.pos)
 	return true
 }
 
@@ -51,7 +57,7 @@ func (s *storing) store() {
 	s.side.room(len(s.ev.Engine), s.ix.factor, s.ix.validPlace)
 	s.ix.sink += s.side.touch(s.ev.Engine, s.ev.Tier, s.ix.factor)
 	for i, hash := range s.ev.Engine {
-		s.seq = seqAfter(s.ev, s.seq, i)
+		s.seq = uint64(s.ev.seq(blockhash.Seq(s.seq), i))
 		if id := s.find(); id != 0 {
 			s.known(id, uint64(hash))
 		} else {
@@ -174,6 +180,8 @@ func (s *storing) begin(left int) {
 	r.class, r.line = uint8(class), ix.words.alloc(class)
 	if s.run != 0 {
 		ix.attach(r, s.run, s.pos)
+	} else {
+		r.root = true
 	}
 	s.fresh, s.from, s.to = id, 0, 0
 }

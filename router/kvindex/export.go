@@ -1,0 +1,269 @@
+package kvindex
+
+import (
+	"cmp"
+	"slices"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+// Exported is a chain of blocks that a rank holds in one tier: each follows the one
+// before it. Engine and Seqs have equal length. Where the first does not begin a
+// prompt, HasParent is set, Parent is an engine hash of the block before it, which
+// the same rank holds in some tier, and ParentSeq that block's own hash. The slices
+// are borrowed for the call.
+type Exported struct {
+	Tier      Tier
+	HasParent bool
+	Parent    EngineHash
+	ParentSeq blockhash.Seq
+	Engine    []EngineHash
+	Seqs      []blockhash.Seq
+}
+
+// Exporter is implemented by an index whose content can be written down.
+type Exporter interface {
+	// Export calls yield for what a rank holds, chain by chain and parents before
+	// children, until yield says false. It copies in steps of bounded work, between
+	// which writers go on, and calls yield without any lock, so it may take its
+	// time. A block that is held all the while comes exactly once for each of its
+	// engine hashes; one that comes or goes meanwhile may or may not be there. So
+	// what it tells is to be corrected by the events since it began: a replay from
+	// the sequence number noted before Export. Blocks behind a hole are left out,
+	// for they count in no depth, and so may be blocks that once were behind one.
+	// It needs 24 bytes a block for the time of the call.
+	Export(slot worker.Slot, yield func(x *Exported) bool)
+}
+
+// Importer is implemented by an index that takes what an Exporter gave.
+type Importer interface {
+	// Import stores a chain by the own hashes it comes with, as Store stores an
+	// event: known engine hashes are given new content, and a chain whose parent
+	// the rank does not hold is an orphan. Import a rank's chains in the order of
+	// Export and before its first event, so that newer knowledge is not
+	// overwritten by older.
+	Import(slot worker.Slot, x *Exported) StoreResult
+}
+
+// stored is the event that stores the chain.
+func (x *Exported) stored(slot worker.Slot) Stored {
+	ev := Stored{Slot: slot, Tier: x.Tier, HasParent: x.HasParent, Parent: x.Parent, Engine: x.Engine, seqs: x.Seqs, parentSeq: x.ParentSeq}
+	if ev.seqs == nil {
+		ev.seqs = []blockhash.Seq{}
+	}
+	return ev
+}
+
+// holding is one entry of a rank, on its way out.
+type holding struct {
+	at   spot
+	hash EngineHash
+	seq  blockhash.Seq
+}
+
+// spot is where a block lies: line<<18 | position<<2 | tier. A line is a run in one
+// of its lives.
+type spot uint64
+
+const (
+	noSpot   spot = 0 // it is not known what a line follows
+	rootSpot spot = 1 // it begins a prompt
+	goneSpot spot = lenMask<<2 | 3
+)
+
+func spotOf(line uint64, pos int, tier Tier) spot {
+	return spot(line<<18 | uint64(pos)<<2 | uint64(tier))
+}
+
+func (s spot) line() uint64 { return uint64(s >> 18) }
+func (s spot) pos() int     { return int(s >> 2 & lenMask) }
+func (s spot) tier() Tier   { return Tier(s & 3) }
+
+// exportLimit is the most blocks of an Exported.
+const exportLimit = 512
+
+// chains makes chains of a rank's entries.
+type chains struct {
+	all   []holding // by spot
+	yield func(x *Exported) bool
+	// follows says what a line follows: the spot of a block in any tier.
+	follows func(line uint64) spot
+	// read fills in the hashes of what is still there of a line, and says goneSpot
+	// of the rest: so all of a line is of one moment.
+	read func(line []holding)
+	// By the index of a line's first entry: how many of its blocks hang together
+	// from its beginning on and have been given; 0 while it is under way.
+	done  map[int]int
+	stack []int
+	given []bool
+	x     Exported
+}
+
+// give gives all chains.
+func (c *chains) give() {
+	slices.SortFunc(c.all, bySpot)
+	c.done = make(map[int]int)
+	for i := 0; i < len(c.all); i = c.lineEnd(i) {
+		if !c.withParents(i) {
+			return
+		}
+	}
+}
+
+func bySpot(a, b holding) int { return cmp.Compare(a.at, b.at) }
+
+// lineEnd is the index behind the line on which index i lies.
+func (c *chains) lineEnd(i int) int {
+	return i + c.search(c.all[i:], spotOf(c.all[i].at.line()+1, 0, 0))
+}
+
+func (c *chains) search(in []holding, s spot) int {
+	n, _ := slices.BinarySearchFunc(in, s, func(h holding, s spot) int { return cmp.Compare(h.at, s) })
+	return n
+}
+
+// withParents gives the line that begins at index i, after those that it hangs on,
+// and says whether more is wanted.
+func (c *chains) withParents(i int) bool {
+	c.stack = append(c.stack[:0], i)
+	for len(c.stack) > 0 {
+		i := c.stack[len(c.stack)-1]
+		from := c.follows(c.all[i].at.line())
+		if _, seen := c.done[i]; !seen {
+			c.done[i] = 0
+			if first, ok := c.lineOf(from); ok {
+				if _, seen := c.done[first]; !seen {
+					c.stack = append(c.stack, first)
+					continue
+				}
+			}
+		}
+		c.stack = c.stack[:len(c.stack)-1]
+		if c.done[i] == 0 && !c.line(i, from) {
+			return false
+		}
+	}
+	return true
+}
+
+// lineOf is the index at which a spot's line begins.
+func (c *chains) lineOf(s spot) (int, bool) {
+	i := c.search(c.all, spotOf(s.line(), 0, 0))
+	return i, s > rootSpot && i < len(c.all) && c.all[i].at.line() == s.line()
+}
+
+// line gives what hangs together, from its first block on, of the line that begins
+// at index i and follows from.
+func (c *chains) line(i int, from spot) bool {
+	var before *holding // the block before, in any tier
+	if first, ok := c.lineOf(from); ok && from.pos() < c.done[first] {
+		before = &c.all[c.search(c.all, from&^3)]
+	} else if from != rootSpot {
+		return true
+	}
+	line := c.all[i:c.lineEnd(i)]
+	c.read(line)
+	slices.SortFunc(line, bySpot)
+	end := 0
+	for ; end < len(line) && line[end].at.pos() <= c.done[i]; end++ {
+		c.done[i] = line[end].at.pos() + 1
+	}
+	line = line[:end]
+	// A chain begins where the rank begins to hold blocks in a tier, and comes
+	// before all that begin later.
+	c.given = slices.Grow(c.given[:0], end)[:end]
+	clear(c.given)
+	for k := range line {
+		if k > 0 && line[k-1].at.pos() < line[k].at.pos() {
+			before = &line[k-1]
+		}
+		if c.given[k] {
+			continue
+		}
+		c.x = Exported{Tier: line[k].at.tier(), Engine: c.x.Engine[:0], Seqs: c.x.Seqs[:0]}
+		if before != nil {
+			c.x.HasParent, c.x.Parent, c.x.ParentSeq = true, before.hash, before.seq
+		}
+		next := line[k].at
+		for j := k; j < len(line) && line[j].at <= next && len(c.x.Seqs) < exportLimit; j++ {
+			if line[j].at == next && !c.given[j] {
+				c.given[j] = true
+				c.x.Engine, c.x.Seqs = append(c.x.Engine, line[j].hash), append(c.x.Seqs, line[j].seq)
+				next = spotOf(next.line(), next.pos()+1, next.tier())
+			}
+		}
+		if !c.yield(&c.x) {
+			return false
+		}
+	}
+	return true
+}
+
+// exportStep is about how many cells of a side table are copied at once.
+const exportStep = 1 << 10
+
+// Export implements Exporter.
+func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
+	if slot >= worker.MaxSlots || ix.Held(slot) == 0 {
+		return
+	}
+	c := chains{yield: yield}
+	// A key's place in the order of homes is its own, wherever its cell may be
+	// shifted and however the table grows: so no entry is passed by.
+	for from, last := uint64(0), false; !last; {
+		rank := ix.lock(slot)
+		from, last = rank.side.from(from, exportStep, ix.factor, func(cell sideCell) {
+			if p := cell.place; ix.valid(p) {
+				c.all = append(c.all, holding{at: spotAt(p), hash: EngineHash(cell.hash)})
+			}
+		})
+		ix.unlock(rank)
+	}
+	c.follows = func(line uint64) spot {
+		rank := ix.lock(slot)
+		defer ix.unlock(rank)
+		return ix.follows(line)
+	}
+	c.read = func(line []holding) {
+		rank := ix.lock(slot)
+		defer ix.unlock(rank)
+		for i := range line {
+			h := &line[i]
+			cells, at := rank.side.get(uint64(h.hash), h.at.tier(), ix.factor)
+			if at < 0 || spotAt(cells[at].place) != h.at || !ix.valid(cells[at].place) {
+				h.at |= goneSpot
+				continue
+			}
+			p := cells[at].place
+			h.seq = blockhash.Seq(ix.word(ix.runs.at(placeRun(p)), placePos(p)))
+		}
+	}
+	c.give()
+}
+
+// spotAt is a place's spot.
+func spotAt(p uint64) spot {
+	return spotOf(uint64(placeRun(p))<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
+}
+
+// follows is the spot that a run branches off from.
+func (ix *radix) follows(line uint64) spot {
+	r := ix.runs.at(uint32(line >> genBits))
+	if r.gen != uint16(line&lastGen) || r.parent == 0 && !r.root {
+		return noSpot
+	}
+	if r.root {
+		return rootSpot
+	}
+	if p := ix.runs.at(r.parent); p.gen != r.parentGen || r.parentPos >= p.len {
+		return noSpot
+	}
+	return spotOf(uint64(r.parent)<<genBits|uint64(r.parentGen), int(r.parentPos), 0)
+}
+
+// Import implements Importer.
+func (ix *radix) Import(slot worker.Slot, x *Exported) StoreResult {
+	ev := x.stored(slot)
+	return ix.Store(&ev)
+}
