@@ -1,0 +1,234 @@
+package relay
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// Conversion makes of a completions answer, which a prompt sent as token ids
+// gets, the answer of the endpoint that the client asked. It puts the first
+// token, where prefill made it, before what decode makes, and takes it out of
+// the usage again: decode was given it as a part of the prompt.
+//
+// It is the Rewriter of one stream, or the converter of one whole answer, not
+// both. Members of a chunk that it does not know are passed on as they are.
+type Conversion struct {
+	// Chat: the client asked /v1/chat/completions. Otherwise completions stay
+	// completions.
+	Chat bool
+	// Choices is how many choices the request has [1].
+	Choices int
+	// First is the token before the engine's first; nil: none.
+	First *FirstToken
+	// TopLogprobs is how many alternatives of a token the client asked for; a
+	// chat answer shows so many.
+	TopLogprobs int
+	// Cached takes the place of the engine's cached_tokens; below 0 that stays.
+	// The prefill engine knows what the decode engine can not.
+	Cached int
+
+	head  []byte // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
+	begun []bool // choices whose first event is out
+	left  int    // choices whose first event is not
+	ended bool   // [DONE] is out
+}
+
+// FirstToken is what prefill generated.
+type FirstToken struct {
+	ID       uint32
+	Text     []byte // the inside of a JSON string, escapes as the engine wrote them
+	Logprobs []byte // the completions answer's logprobs object; nil or null: none
+	IDs      bool   // the client asked for token ids
+}
+
+// noChoice bounds the index of a choice, so that an engine's nonsense costs
+// nothing.
+const noChoice = 1 << 12
+
+// Event implements Rewriter.
+func (c *Conversion) Event(dst, event []byte) []byte {
+	data := eventData(event)
+	if bytes.Equal(data, done) {
+		if c.ended {
+			return dst
+		}
+		c.ended = true
+		return append(dst, event...)
+	}
+	mark := len(dst)
+	dst, ok := c.chunk(dst, data)
+	if !ok { // a comment, an error, or what can't be followed: the client's to see
+		return append(dst[:mark], event...)
+	}
+	return dst
+}
+
+// eventData gives the data of an event that has one line of it, nil for others.
+func eventData(event []byte) []byte {
+	var data []byte
+	for len(event) > 0 {
+		line := event
+		if i := bytes.IndexByte(event, '\n'); i >= 0 {
+			line, event = event[:i], event[i+1:]
+		} else {
+			event = nil
+		}
+		line = bytes.TrimSuffix(line, []byte{'\r'})
+		if !bytes.HasPrefix(line, dataPrefix) {
+			continue
+		}
+		if data != nil {
+			return nil
+		}
+		data = fieldValue(line[len(dataPrefix):])
+	}
+	return data
+}
+
+// chunk converts the data of one event; ok is false when it is to pass as it is.
+func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
+	w := walker{b: data}
+	if len(data) == 0 || w.peek() != '{' {
+		return dst, false
+	}
+	if c.head == nil || c.left > 0 {
+		if dst, ok = c.begin(dst, data); !ok {
+			return dst, false
+		}
+	}
+	mark := len(dst)
+	dst = append(append(dst, "data: "...), c.head...)
+	came, kept := 0, 0
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id", "created", "model":
+			w.skip()
+		case "object":
+			if string(w.text()) == "error" {
+				return dst, false
+			}
+		case "error":
+			if !w.null() {
+				return dst, false
+			}
+			w.skip()
+		case "choices":
+			dst = append(dst, `,"choices":[`...)
+			dst, came, kept = c.choices(dst, &w)
+			dst = append(dst, ']')
+		case "usage":
+			dst = append(dst, `,"usage":`...)
+			dst = c.usage(dst, &w)
+		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
+			w.skip()
+		default:
+			dst = appendMember(dst, key, w.raw())
+		}
+	}
+	if w.bad {
+		return dst, false
+	}
+	if came > 0 && kept == 0 {
+		// No text, no end: nothing to tell. A usage so far goes with it, because
+		// without choices it would look like the last one.
+		return dst[:mark], true
+	}
+	return append(dst, "}\n\n"...), true
+}
+
+// usage appends the usage object at w as the client's request has it.
+func (c *Conversion) usage(dst []byte, w *walker) []byte {
+	if w.peek() != '{' {
+		return append(dst, w.raw()...)
+	}
+	moved := 0
+	if c.First != nil {
+		moved = 1
+	}
+	w.enter('{')
+	from := len(dst)
+	for key, more := w.member(); more; key, more = w.member() {
+		dst = appendKey(dst, from, key)
+		switch string(key) {
+		case "prompt_tokens":
+			dst = w.shifted(dst, -moved)
+		case "completion_tokens":
+			dst = w.shifted(dst, moved)
+		case "prompt_tokens_details":
+			dst = c.details(dst, w)
+		default:
+			dst = append(dst, w.raw()...)
+		}
+	}
+	return append(dst, '}')
+}
+
+// details appends prompt_tokens_details with the cached tokens that prefill told.
+func (c *Conversion) details(dst []byte, w *walker) []byte {
+	if w.peek() != '{' {
+		return append(dst, w.raw()...)
+	}
+	w.enter('{')
+	from := len(dst)
+	for key, more := w.member(); more; key, more = w.member() {
+		dst = appendKey(dst, from, key)
+		value := w.raw()
+		if c.Cached >= 0 && string(key) == "cached_tokens" {
+			dst = strconv.AppendInt(dst, int64(c.Cached), 10)
+			continue
+		}
+		dst = append(dst, value...)
+	}
+	return append(dst, '}')
+}
+
+// raw gives the value w stands at, as it is written, and moves behind it.
+func (w *walker) raw() []byte {
+	w.peek()
+	from := w.i
+	w.skip()
+	return w.b[from:w.i]
+}
+
+// shifted appends the integer at w plus by; what is none is appended as it is.
+func (w *walker) shifted(dst []byte, by int) []byte {
+	raw := w.raw()
+	value := walker{b: raw}
+	if n := value.digits(); n >= 0 && value.i == len(raw) {
+		return strconv.AppendInt(dst, int64(max(n+by, 0)), 10)
+	}
+	return append(dst, raw...)
+}
+
+// digits reads a plain non-negative integer, -1 when there is none.
+func (w *walker) digits() int {
+	n, from := 0, w.i
+	for ; w.i < len(w.b) && w.i-from < 18; w.i++ {
+		d := w.b[w.i] - '0'
+		if d > 9 {
+			break
+		}
+		n = n*10 + int(d)
+	}
+	if w.i == from {
+		return -1
+	}
+	return n
+}
+
+// appendKey appends a key behind a comma, or behind the brace of the object that
+// begins at from.
+func appendKey(dst []byte, from int, key []byte) []byte {
+	open := byte(',')
+	if len(dst) == from {
+		open = '{'
+	}
+	dst = append(append(dst, open, '"'), key...)
+	return append(dst, '"', ':')
+}
+
+func appendMember(dst, key, value []byte) []byte {
+	dst = append(append(dst, ',', '"'), key...)
+	return append(append(dst, '"', ':'), value...)
+}

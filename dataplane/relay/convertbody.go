@@ -1,0 +1,176 @@
+package relay
+
+// Body appends a whole 200 answer of completions in the client's shape. What is
+// no completions answer is appended as it is.
+func (c *Conversion) Body(dst, body []byte) []byte {
+	mark := len(dst)
+	w := walker{b: body}
+	if w.peek() != '{' {
+		return append(dst, body...)
+	}
+	var id, created, model, choices []byte
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
+		case "choices":
+			choices = w.raw()
+		default:
+			w.skip()
+		}
+	}
+	if w.bad || choices == nil {
+		return append(dst, body...)
+	}
+	object := "text_completion"
+	if c.Chat {
+		object = "chat.completion"
+	}
+	dst = appendHead(dst, c.Chat, object, id, created, model)
+	dst = append(dst, `,"choices":[`...)
+	var prompt, promptLP []byte
+	cw := walker{b: choices}
+	cw.enter('[')
+	for n := 0; cw.element(); n++ {
+		if n > 0 {
+			dst = append(dst, ',')
+		}
+		var ch choice
+		dst, ch = c.wholeChoice(dst, &cw)
+		if prompt == nil {
+			prompt, promptLP = ch.prompt, ch.promptLP
+		}
+	}
+	if cw.bad {
+		return append(dst[:mark], body...)
+	}
+	dst = append(dst, ']')
+	w = walker{b: body}
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id", "created", "model", "object", "choices":
+			w.skip()
+		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
+			w.skip()
+		case "usage":
+			dst = append(dst, `,"usage":`...)
+			dst = c.usage(dst, &w)
+		default:
+			dst = appendMember(dst, key, w.raw())
+		}
+	}
+	if c.Chat {
+		dst = append(append(dst, `,"prompt_logprobs":`...), orNull(promptLP)...)
+		dst = append(dst, `,"prompt_token_ids":`...)
+		dst = c.promptIDs(dst, prompt)
+	}
+	return append(dst, '}')
+}
+
+// wholeChoice appends the choice at w of a whole answer.
+func (c *Conversion) wholeChoice(dst []byte, w *walker) ([]byte, choice) {
+	start := w.i
+	var ch choice
+	ch.read(w, nil)
+	var firstText, firstLP []byte
+	if f := c.First; f != nil {
+		firstText = f.Text
+		if isObject(f.Logprobs) {
+			firstLP = f.Logprobs
+		}
+	}
+	dst = appendInt(append(dst, `{"index":`...), ch.index)
+	if c.Chat {
+		dst = append(dst, `,"message":{"role":"assistant","content":"`...)
+		dst = append(append(append(dst, firstText...), ch.text...), `","refusal":null},"logprobs":`...)
+	} else {
+		dst = append(dst, `,"text":"`...)
+		dst = append(append(append(dst, firstText...), ch.text...), `","logprobs":`...)
+	}
+	switch {
+	case !c.Chat && firstLP != nil:
+		dst = joinLogprobs(dst, firstLP, ch.logprobs)
+	case !c.Chat:
+		dst = append(dst, orNull(ch.logprobs)...)
+	case firstLP == nil && ch.logprobs == nil:
+		dst = append(dst, "null"...)
+	default:
+		dst = append(dst, `{"content":[`...)
+		more := false
+		if firstLP != nil {
+			dst, more = c.logprobItems(dst, firstLP, false)
+		}
+		if isObject(ch.logprobs) {
+			dst, _ = c.logprobItems(dst, ch.logprobs, more)
+		}
+		dst = append(dst, "]}"...)
+	}
+	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
+	dst = append(append(dst, `,"stop_reason":`...), orNull(ch.stop)...)
+	dst = append(dst, `,"token_ids":`...)
+	if c.First != nil && ch.ids != nil {
+		dst = appendInt(append(dst, '['), int(c.First.ID))
+		if len(ch.ids) > len("[]") {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, ch.ids[1:]...)
+	} else {
+		dst = append(dst, orNull(ch.ids)...)
+	}
+	if !c.Chat {
+		dst = append(append(dst, `,"prompt_logprobs":`...), orNull(ch.promptLP)...)
+		dst = append(dst, `,"prompt_token_ids":`...)
+		dst = c.promptIDs(dst, ch.prompt)
+	}
+	var rest choice
+	again := walker{b: w.b, i: start}
+	rest.read(&again, func(key, value []byte) { dst = appendMember(dst, key, orNull(value)) })
+	return append(dst, '}'), ch
+}
+
+// joinLogprobs appends two completions logprobs objects as one: list by list.
+// text_offset of the second counts from its own beginning and is left out, as
+// nothing tells the length of the first in characters.
+func joinLogprobs(dst, first, rest []byte) []byte {
+	if !isObject(rest) {
+		return append(dst, first...)
+	}
+	from := len(dst)
+	for _, name := range [...]string{"tokens", "token_logprobs", "top_logprobs"} {
+		a, b := memberOf(first, name), memberOf(rest, name)
+		dst = appendKey(dst, from, []byte(name))
+		switch {
+		case len(a) < 2 || a[0] != '[':
+			dst = append(dst, orNull(b)...)
+		case len(b) <= 2 || b[0] != '[':
+			dst = append(dst, a...)
+		case len(a) == 2:
+			dst = append(dst, b...)
+		default:
+			dst = append(append(append(dst, a[:len(a)-1]...), ','), b[1:]...)
+		}
+	}
+	return append(dst, '}')
+}
+
+// memberOf gives one member of an object, nil when it has none.
+func memberOf(object []byte, name string) (value []byte) {
+	w := walker{b: object}
+	if !w.enter('{') {
+		return nil
+	}
+	for key, more := w.member(); more; key, more = w.member() {
+		if string(key) == name {
+			value = w.raw()
+		} else {
+			w.skip()
+		}
+	}
+	return value
+}

@@ -1,0 +1,242 @@
+package relay
+
+import "bytes"
+
+// choice is what one choice of a completions answer says; all raw, nil where a
+// member is missing.
+type choice struct {
+	index                                               int
+	text, logprobs, finish, stop, ids, prompt, promptLP []byte
+}
+
+// read takes in the choice at w and gives the members that are not of those.
+func (ch *choice) read(w *walker, other func(key, value []byte)) {
+	if !w.enter('{') {
+		return
+	}
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "index":
+			ch.index = max(w.number(), 0)
+			continue
+		case "text":
+			ch.text = w.text()
+			continue
+		}
+		value := w.raw()
+		if string(value) == "null" {
+			value = nil
+		}
+		switch string(key) {
+		case "logprobs":
+			ch.logprobs = value
+		case "finish_reason":
+			ch.finish = value
+		case "stop_reason":
+			ch.stop = value
+		case "token_ids":
+			ch.ids = value
+		case "prompt_token_ids":
+			ch.prompt = value
+		case "prompt_logprobs":
+			ch.promptLP = value
+		case "disaggregated_params", "kv_transfer_params":
+		default:
+			if other != nil {
+				other(key, value)
+			}
+		}
+	}
+}
+
+// says whether a chunk with this choice tells the client anything.
+func (ch *choice) says() bool {
+	return len(ch.text) > 0 || ch.finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
+}
+
+// begin makes the head of all events, and puts the first event of every choice
+// that data is the first to speak of before data's own: the role, and the first
+// token.
+func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
+	w := walker{b: data}
+	var id, created, model, choices []byte
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
+		case "choices":
+			choices = w.raw()
+		case "error":
+			if !w.null() {
+				return dst, false
+			}
+			w.skip()
+		default:
+			w.skip()
+		}
+	}
+	if w.bad || choices == nil {
+		return dst, false
+	}
+	if c.head == nil {
+		c.makeHead(id, created, model)
+		c.left = max(c.Choices, 1)
+	}
+	w = walker{b: choices}
+	if !w.enter('[') {
+		return dst, false
+	}
+	for w.element() {
+		var ch choice
+		ch.read(&w, nil)
+		if ch.index >= noChoice || ch.index < len(c.begun) && c.begun[ch.index] {
+			continue
+		}
+		for len(c.begun) <= ch.index {
+			c.begun = append(c.begun, false)
+		}
+		c.begun[ch.index] = true
+		c.left--
+		dst = c.opening(dst, &ch)
+	}
+	return dst, !w.bad
+}
+
+func (c *Conversion) makeHead(id, created, model []byte) {
+	object := "text_completion"
+	if c.Chat {
+		object = "chat.completion.chunk"
+	}
+	c.head = appendHead(c.head[:0], c.Chat, object, id, created, model)
+}
+
+// appendHead appends the members that all events, or a whole answer, begin with.
+func appendHead(dst []byte, chat bool, object string, id, created, model []byte) []byte {
+	dst = append(dst, `{"id":`...)
+	if rest, ok := bytes.CutPrefix(id, []byte(`"cmpl-`)); ok && chat {
+		dst = append(append(dst, `"chatcmpl-`...), rest...)
+	} else {
+		dst = append(dst, orNull(id)...)
+	}
+	dst = append(append(append(dst, `,"object":"`...), object...), '"')
+	dst = append(append(dst, `,"created":`...), orNull(created)...)
+	return append(append(dst, `,"model":`...), orNull(model)...)
+}
+
+var null = []byte("null")
+
+func orNull(raw []byte) []byte {
+	if len(raw) == 0 {
+		return null
+	}
+	return raw
+}
+
+// opening appends the events that come before a choice's own first.
+func (c *Conversion) opening(dst []byte, ch *choice) []byte {
+	event := func(b []byte) []byte {
+		b = append(append(b, "data: "...), c.head...)
+		return appendInt(append(b, `,"choices":[{"index":`...), ch.index)
+	}
+	if c.Chat {
+		dst = append(event(dst), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
+		if ch.prompt != nil {
+			dst = append(dst, `,"prompt_token_ids":`...)
+			dst = c.promptIDs(dst, ch.prompt)
+		}
+		dst = append(dst, "}\n\n"...)
+	}
+	f := c.First
+	if f == nil || c.Chat && len(f.Text) == 0 && !f.IDs && !isObject(f.Logprobs) {
+		return dst
+	}
+	dst = event(dst)
+	first := choice{index: ch.index, text: f.Text, logprobs: f.Logprobs}
+	if !isObject(f.Logprobs) {
+		first.logprobs = nil
+	}
+	var room [16]byte
+	if f.IDs {
+		first.ids = append(appendInt(append(room[:0], '['), int(f.ID)), ']')
+	}
+	dst = c.body(dst, &first)
+	if !c.Chat {
+		dst = append(dst, `,"prompt_token_ids":`...)
+		dst = c.promptIDs(dst, ch.prompt)
+	}
+	return append(dst, "}]}\n\n"...)
+}
+
+// promptIDs appends the prompt's ids without the first token, which decode was
+// given behind it.
+func (c *Conversion) promptIDs(dst, ids []byte) []byte {
+	if ids == nil {
+		return append(dst, "null"...)
+	}
+	if c.First == nil {
+		return append(dst, ids...)
+	}
+	if i := bytes.LastIndexByte(ids, ','); i > 0 {
+		return append(append(dst, ids[:i]...), ']')
+	}
+	return append(dst, "[]"...)
+}
+
+// choices appends the choices at w in the client's shape; it gives how many came
+// and how many of them are told.
+func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
+	if !w.enter('[') {
+		return dst, 0, 0
+	}
+	for w.element() {
+		var ch choice
+		ch.read(w, nil)
+		came++
+		if c.Chat && !ch.says() {
+			continue
+		}
+		if kept++; kept > 1 {
+			dst = append(dst, ',')
+		}
+		dst = appendInt(append(dst, `{"index":`...), ch.index)
+		dst = c.body(dst, &ch)
+		if !c.Chat {
+			dst = append(dst, `,"prompt_token_ids":`...)
+			if c.First != nil {
+				dst = append(dst, "null"...) // they are in the first token's event
+			} else {
+				dst = append(dst, orNull(ch.prompt)...)
+			}
+		}
+		dst = append(dst, '}')
+	}
+	return dst, came, kept
+}
+
+// body appends a choice's members behind its index.
+func (c *Conversion) body(dst []byte, ch *choice) []byte {
+	if c.Chat {
+		if len(ch.text) == 0 && ch.finish != nil {
+			dst = append(dst, `,"delta":{`...)
+		} else {
+			dst = append(append(append(dst, `,"delta":{"content":"`...), ch.text...), '"')
+		}
+		dst = append(dst, `},"logprobs":`...)
+		dst = c.logprobs(dst, ch.logprobs)
+	} else {
+		dst = append(append(append(dst, `,"text":"`...), ch.text...), '"')
+		dst = append(append(dst, `,"logprobs":`...), orNull(ch.logprobs)...)
+	}
+	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
+	if ch.finish != nil || !c.Chat {
+		dst = append(append(dst, `,"stop_reason":`...), orNull(ch.stop)...)
+	}
+	return append(append(dst, `,"token_ids":`...), orNull(ch.ids)...)
+}
+
+func isObject(raw []byte) bool { return len(raw) > 0 && raw[0] == '{' }

@@ -1,0 +1,170 @@
+package relay
+
+import (
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n), 10) }
+
+// logprobs appends a completions logprobs object in the shape of chat.
+func (c *Conversion) logprobs(dst, raw []byte) []byte {
+	if !isObject(raw) {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, `{"content":[`...)
+	dst, _ = c.logprobItems(dst, raw, false)
+	return append(dst, "]}"...)
+}
+
+// logprobItems appends the items of chat's logprobs.content: the lists tokens,
+// token_logprobs and top_logprobs are walked side by side. A token without a
+// log-probability (an echoed first one) has no place in chat. more says that
+// items stand before; it gives whether items stand now.
+func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
+	var tokens, values, tops walker
+	w := walker{b: raw}
+	w.enter('{')
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "tokens":
+			tokens = walker{b: w.raw()}
+		case "token_logprobs":
+			values = walker{b: w.raw()}
+		case "top_logprobs":
+			tops = walker{b: w.raw()}
+		default:
+			w.skip()
+		}
+	}
+	if len(tokens.b) == 0 || !tokens.enter('[') || len(values.b) == 0 || !values.enter('[') {
+		return dst, more
+	}
+	haveTops := len(tops.b) > 0 && tops.enter('[')
+	for tokens.element() && values.element() {
+		token := tokens.text()
+		value := values.raw()
+		haveTops = haveTops && tops.element()
+		var top []byte
+		if haveTops {
+			top = tops.raw()
+		}
+		if string(value) == "null" {
+			continue
+		}
+		if more {
+			dst = append(dst, ',')
+		}
+		more = true
+		dst = appendToken(dst, token, value)
+		dst = append(dst, `,"top_logprobs":[`...)
+		dst = c.alternatives(dst, top)
+		dst = append(dst, "]}"...)
+	}
+	return dst, more
+}
+
+// alternatives appends the first TopLogprobs members of {"token": logprob, …}.
+func (c *Conversion) alternatives(dst, top []byte) []byte {
+	w := walker{b: top}
+	if !isObject(top) || !w.enter('{') {
+		return dst
+	}
+	n := 0
+	for key, ok := w.member(); ok && n < c.TopLogprobs; key, ok = w.member() {
+		value := w.raw()
+		if string(value) == "null" {
+			continue
+		}
+		if n++; n > 1 {
+			dst = append(dst, ',')
+		}
+		dst = append(appendToken(dst, key, value), '}')
+	}
+	return dst
+}
+
+func appendToken(dst, token, logprob []byte) []byte {
+	dst = append(append(dst, `{"token":"`...), token...)
+	dst = append(append(dst, `","logprob":`...), logprob...)
+	dst = append(dst, `,"bytes":`...)
+	return appendBytes(dst, token)
+}
+
+// appendBytes appends the UTF-8 bytes of the string whose inside is quoted, as a
+// list of numbers; null where the engine itself did not know them (half a
+// character is written as U+FFFD).
+func appendBytes(dst, quoted []byte) []byte {
+	mark := len(dst)
+	dst = append(dst, '[')
+	for i := 0; i < len(quoted); {
+		r, n := nextRune(quoted[i:])
+		if r == utf8.RuneError {
+			return append(dst[:mark], "null"...)
+		}
+		i += n
+		var b [utf8.UTFMax]byte
+		for _, c := range b[:utf8.EncodeRune(b[:], r)] {
+			if len(dst) > mark+1 {
+				dst = append(dst, ',')
+			}
+			dst = appendInt(dst, int(c))
+		}
+	}
+	return append(dst, ']')
+}
+
+// nextRune reads one character of a JSON string's inside, escaped or not.
+func nextRune(b []byte) (r rune, n int) {
+	if b[0] != '\\' {
+		return utf8.DecodeRune(b)
+	}
+	if len(b) < 2 {
+		return utf8.RuneError, len(b)
+	}
+	switch b[1] {
+	case 'n':
+		return '\n', 2
+	case 't':
+		return '\t', 2
+	case 'r':
+		return '\r', 2
+	case 'b':
+		return '\b', 2
+	case 'f':
+		return '\f', 2
+	case 'u':
+		r, ok := hex4(b[2:])
+		if !ok {
+			return utf8.RuneError, len(b)
+		}
+		if !utf16.IsSurrogate(r) {
+			return r, 6
+		}
+		if len(b) >= 12 && b[6] == '\\' && b[7] == 'u' {
+			if low, ok := hex4(b[8:]); ok {
+				return utf16.DecodeRune(r, low), 12
+			}
+		}
+		return utf8.RuneError, 6
+	}
+	return rune(b[1]), 2
+}
+
+func hex4(b []byte) (r rune, ok bool) {
+	if len(b) < 4 {
+		return 0, false
+	}
+	for _, c := range b[:4] {
+		switch {
+		case c >= '0' && c <= '9':
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}

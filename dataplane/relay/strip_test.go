@@ -1,0 +1,74 @@
+package relay
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestStrip(t *testing.T) {
+	for in, want := range map[string]string{
+		`data: {"id":"1","choices":[{"index":0,"text":"a","disaggregated_params":null}]}` + "\n\n":                                                  "",
+		`data: {"choices":[{"text":"x","disaggregated_params": {"encoded_opaque_state":"s3cret"} },{"text":"y"}]}` + "\n\n":                         `data: {"choices":[{"text":"x","disaggregated_params": null },{"text":"y"}]}` + "\n\n",
+		`data: {"choices":[{"disaggregated_params":{"a":1}},{"disaggregated_params":{"b":"}"}}],"kv_transfer_params":{"remote_host":"h"}}` + "\n\n": `data: {"choices":[{"disaggregated_params":null},{"disaggregated_params":null}],"kv_transfer_params":null}` + "\n\n",
+		`data: {"choices":[{"text":"the word disaggregated_params\": {}"}]}` + "\n\n":                                                               "",
+		`data: {"choices":[{"text":"\"disaggregated_params\":{}"}]}` + "\n\n":                                                                       "",
+		`{"a":{"disaggregated_params":{"deep":"stays"}},"b":2}`:                                                                                     "",
+		`{"disaggregated_params":"s3cret`:                                            "-",
+		": s3cret \"disaggregated_params\":\n\n":                                     "-",
+		"data: [DONE]\n\n":                                                           "",
+		`{"x_params":{"a":1},"sampling_params":{"b":2}}`:                             "",
+		`{"disaggregated_params" : "s3cret","kv_transfer_params":{"a":[1,{"b":2}]}}`: `{"disaggregated_params" : null,"kv_transfer_params":null}`,
+	} {
+		switch want {
+		case "":
+			want = in
+		case "-":
+			want = ""
+		}
+		if got := string(AppendStripped([]byte("before "), []byte(in))); got != "before "+want {
+			t.Errorf("%s\nbecame %s\nwant   %s", in, got, want)
+		}
+	}
+}
+
+func TestStripAllocatesNothing(t *testing.T) {
+	buf := make([]byte, 0, 4096)
+	for _, ev := range []string{chunkEvent, `data: {"choices":[{"text":"x","disaggregated_params":{"a":1}}]}` + "\n\n"} {
+		event := []byte(ev)
+		if n := testing.AllocsPerRun(1000, func() { buf = AppendStripped(buf[:0], event) }); n != 0 && !raceEnabled {
+			t.Errorf("%v allocations for %s", n, ev)
+		}
+	}
+}
+
+func FuzzStrip(f *testing.F) {
+	f.Add(`{"choices":[{"disaggregated_params":{"s3cret":1}}]}`)
+	f.Add(`{"disaggregated_params" : [1,2],"choices":[]}`)
+	f.Fuzz(func(t *testing.T, in string) {
+		out := AppendStripped(nil, []byte(in))
+		if !json.Valid([]byte(in)) || !strings.HasPrefix(strings.TrimSpace(in), "{") {
+			return
+		}
+		if !json.Valid(out) {
+			t.Fatalf("%q became %q", in, out)
+		}
+		var top map[string]json.RawMessage
+		if json.Unmarshal(out, &top) == nil && len(top["disaggregated_params"]) > 0 && string(top["disaggregated_params"]) != "null" {
+			// A key the parser reads by its escapes or by another case is not one
+			// that an engine writes.
+			if strings.Contains(in, `"disaggregated_params"`) && !strings.Contains(in, `\`) {
+				t.Fatalf("%q became %q", in, out)
+			}
+		}
+	})
+}
+
+func BenchmarkStrip(b *testing.B) {
+	event := []byte(chunkEvent)
+	var buf []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = AppendStripped(buf[:0], event)
+	}
+}
