@@ -34,6 +34,7 @@ type router struct {
 	scheduler *schedule.Scheduler
 	tokenizer *tokenize.Tokenizer
 	metrics   *obs.Metrics
+	runner    *disagg.Runner
 	feeds     *kvevents.Feeds
 	front     *front.Server
 	admin     *admin.Server // nil when off
@@ -85,7 +86,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		OnLeave:        r.left,
 		OnState:        r.changed,
 	})
-	runner, err := disagg.NewRunner(disagg.Options{
+	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics,
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Log: log,
 	})
@@ -97,7 +98,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	r.metrics.WatchTokenizer(r.tokenizer)
 	r.pages = newPages(r)
 	r.front, err = front.New(front.Options{
-		Handler: runner, Pages: r.pages, Observer: r.metrics, Log: log,
+		Handler: r.runner, Pages: r.pages, Observer: r.metrics, Log: log,
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
@@ -107,7 +108,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		return nil, err
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
-	r.metrics.Func(func() float64 { return float64(runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {
@@ -236,6 +237,7 @@ func (r *router) joined(w *worker.Worker) {
 
 // left drops what the router knows of a worker's KV.
 func (r *router) left(w *worker.Worker) {
+	r.runner.Left(w)
 	for _, rank := range w.Ranks {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)

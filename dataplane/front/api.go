@@ -61,6 +61,8 @@ type Options struct {
 
 // RelayHooks are called from the relaying goroutine.
 type RelayHooks struct {
+	// Rewrite, when set, changes the events of the stream on their way.
+	Rewrite      relay.Rewriter
 	OnFirstToken func()
 	// OnEnd is called once, after the last byte; the response has been
 	// Released. Required.

@@ -188,6 +188,7 @@ var forbidden = [...]struct {
 	{jsonscan.KeyBootstrapHost, "bootstrap_host"},
 	{jsonscan.KeyBootstrapPort, "bootstrap_port"},
 	{jsonscan.KeyBootstrapRoom, "bootstrap_room"},
+	{jsonscan.KeyBootstrapPairKey, "bootstrap_pair_key"},
 	{jsonscan.KeyDisaggregatedParams, "disaggregated_params"},
 	{jsonscan.KeyECTransferParams, "ec_transfer_params"},
 }

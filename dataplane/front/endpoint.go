@@ -25,6 +25,7 @@ const (
 	Embeddings
 	Tokenize
 	Detokenize
+	NativeGenerate // SGLang's own /generate
 )
 
 // Endpoints is the route table of inference endpoints, all POST with a JSON
@@ -35,6 +36,7 @@ var Endpoints = []Endpoint{
 	{Path: "/v1/responses", Kind: ResponsesAPI, Protocol: relay.Responses, Disaggregable: true},
 	{Path: "/v1/messages", Kind: Messages, Protocol: relay.Anthropic, Disaggregable: true},
 	{Path: "/inference/v1/generate", Kind: Generate, Protocol: relay.OpenAI, Disaggregable: true},
+	{Path: "/generate", Kind: NativeGenerate, Protocol: relay.OpenAI, Disaggregable: true},
 	{Path: "/v1/embeddings", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/rerank", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/score", Kind: Embeddings, Protocol: relay.Opaque},

@@ -155,6 +155,15 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 	x.ctx.Response.SetBody(body)
 }
 
+// ReplyEvents answers 200 with an event stream that is whole already.
+func (x *Exchange) ReplyEvents(body []byte) {
+	if !x.begin(200) {
+		return
+	}
+	x.ctx.Response.Header.SetContentType("text/event-stream; charset=utf-8")
+	x.ctx.Response.SetBody(body)
+}
+
 // passHeader passes one of the engine's header lines on, unless ours takes its
 // place.
 func (x *Exchange) passHeader(name, value []byte) {

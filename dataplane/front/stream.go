@@ -189,6 +189,7 @@ func (st *stream) relay(s *Server) (res relay.Result) {
 		WriteTimeout: s.opt.WriteTimeout,
 		IdleTimeout:  s.opt.StreamIdleTimeout,
 		OnFirstToken: st.hooks.OnFirstToken,
+		Rewrite:      st.hooks.Rewrite,
 	})
 	if res.Err == nil && len(st.head) > 0 {
 		// No body came to carry the head.

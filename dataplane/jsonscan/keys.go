@@ -41,10 +41,20 @@ const (
 	KeyBestOf
 	KeyUseBeamSearch
 	KeyVLLMXArgs
-	KeySamplingMaxTokens // sampling_params.max_tokens
-	KeySamplingMinTokens // sampling_params.min_tokens
-	KeySamplingN         // sampling_params.n
-	KeySamplingExtraArgs // sampling_params.extra_args
+	KeyText                // SGLang's /generate
+	KeyInputIDs            // likewise
+	KeyBootstrapPairKey    // likewise
+	KeyRoutedDPRank        // SGLang 0.5.10 and later
+	KeyDisaggPrefillDPRank // likewise
+	KeyDataParallelRank    // SGLang before
+	KeyCacheHitThreshold
+	KeyPromptTokenIDs // TensorRT-LLM, chat
+	KeyEcho
+	KeySamplingMaxTokens    // sampling_params.max_tokens
+	KeySamplingMinTokens    // sampling_params.min_tokens
+	KeySamplingN            // sampling_params.n
+	KeySamplingExtraArgs    // sampling_params.extra_args
+	KeySamplingMaxNewTokens // sampling_params.max_new_tokens
 	NumKeys
 )
 
@@ -142,7 +152,7 @@ func makeMembers() (m [NumKeys]member) {
 	def(KeyTools, "tools", array|null, "an array of tools or null")
 	anyOf(KeyToolChoice, "tool_choice")
 	def(KeyTokenIDs, "token_ids", array, "an array of token ids")
-	def(KeySamplingParams, "sampling_params", object|null, "an object or null")
+	def(KeySamplingParams, "sampling_params", object|array|null, "an object, an array of them, or null")
 	text(KeyCacheSalt, "cache_salt")
 	text(KeyRequestID, "request_id")
 	flag(KeyReturnTokenIDs, "return_token_ids")
@@ -161,10 +171,20 @@ func makeMembers() (m [NumKeys]member) {
 	count(KeyBestOf, "best_of")
 	flag(KeyUseBeamSearch, "use_beam_search")
 	def(KeyVLLMXArgs, "vllm_xargs", object|null, "an object or null")
+	def(KeyText, "text", str|array|null, "a string, an array of strings, or null")
+	def(KeyInputIDs, "input_ids", array|null, "an array of token ids or of arrays of them, or null")
+	anyOf(KeyBootstrapPairKey, "bootstrap_pair_key")
+	anyOf(KeyRoutedDPRank, "routed_dp_rank")
+	anyOf(KeyDisaggPrefillDPRank, "disagg_prefill_dp_rank")
+	anyOf(KeyDataParallelRank, "data_parallel_rank")
+	anyOf(KeyCacheHitThreshold, "cache_hit_threshold")
+	anyOf(KeyPromptTokenIDs, "prompt_token_ids")
+	anyOf(KeyEcho, "echo")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
 	def(KeySamplingExtraArgs, "sampling_params.extra_args", object|null, "an object or null")
+	count(KeySamplingMaxNewTokens, "sampling_params.max_new_tokens")
 	return m
 }
 
@@ -247,6 +267,24 @@ func topKey(name []byte) Key {
 		return KeyUseBeamSearch
 	case "vllm_xargs":
 		return KeyVLLMXArgs
+	case "text":
+		return KeyText
+	case "input_ids":
+		return KeyInputIDs
+	case "bootstrap_pair_key":
+		return KeyBootstrapPairKey
+	case "routed_dp_rank":
+		return KeyRoutedDPRank
+	case "disagg_prefill_dp_rank":
+		return KeyDisaggPrefillDPRank
+	case "data_parallel_rank":
+		return KeyDataParallelRank
+	case "cache_hit_threshold":
+		return KeyCacheHitThreshold
+	case "prompt_token_ids":
+		return KeyPromptTokenIDs
+	case "echo":
+		return KeyEcho
 	}
 	return noKey
 }
@@ -262,6 +300,8 @@ func samplingKey(name []byte) Key {
 		return KeySamplingN
 	case "extra_args":
 		return KeySamplingExtraArgs
+	case "max_new_tokens":
+		return KeySamplingMaxNewTokens
 	}
 	return noKey
 }

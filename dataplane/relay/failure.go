@@ -42,11 +42,17 @@ func (s *stream) goodEnd() []byte {
 	if !known || !s.chunked {
 		return nil
 	}
-	if missing, ok := s.chunks.Ending(); ok {
-		return []byte(missing)
-	}
+	ending, last := s.chunks.Ending()
 	missing, ok := s.chunks.Boundary()
-	if !ok || !s.scanning || !s.scan.between() {
+	switch {
+	case s.edit.on():
+		// What the client has are whole events in whole chunks of our own.
+		if missing = ""; last {
+			return []byte(lastChunk)
+		}
+	case last:
+		return []byte(ending)
+	case !ok || !s.scanning || !s.scan.between():
 		return nil
 	}
 	out := append(make([]byte, 0, 512), missing...)

@@ -128,6 +128,10 @@ func (s *scanner) openAI(data []byte) {
 				s.failed, s.news = true, true
 			}
 			w.skip()
+		case "text", "output_ids": // SGLang's /generate
+			s.native(&w)
+		case "meta_info":
+			s.metaInfo(&w)
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if string(w.text()) == "error" {
 				s.failed, s.news = true, true
@@ -138,6 +142,48 @@ func (s *scanner) openAI(data []byte) {
 	}
 	if s.to > 0 && !s.news && !w.bad {
 		s.plain.learn(data, s.from, s.to)
+	}
+}
+
+// native reads the text or the ids of an event of SGLang's /generate.
+func (s *scanner) native(w *walker) {
+	if w.peek() == '[' {
+		s.token = w.hasElements() || s.token
+		return
+	}
+	if len(w.text()) > 0 {
+		s.token = true
+	}
+}
+
+// metaInfo reads what SGLang's /generate says of usage and finish.
+func (s *scanner) metaInfo(w *walker) {
+	if !w.enter('{') {
+		return
+	}
+	for key, ok := w.member(); ok; key, ok = w.member() {
+		switch string(key) {
+		case "prompt_tokens":
+			w.count(&s.usage.Prompt)
+		case "completion_tokens":
+			w.count(&s.usage.Completion)
+		case "cached_tokens":
+			w.count(&s.usage.Cached)
+		case "finish_reason":
+			if !w.enter('{') {
+				continue
+			}
+			for key, ok := w.member(); ok; key, ok = w.member() {
+				if string(key) != "type" {
+					w.skip()
+				} else if reason := w.text(); len(reason) > 0 {
+					s.finish = reasonName(reason)
+					s.failed = s.failed || s.finish == "abort"
+				}
+			}
+		default:
+			w.skip()
+		}
 	}
 }
 

@@ -33,6 +33,9 @@ type Options struct {
 	// OnFirstToken, when set, is called once, on the relaying goroutine, when
 	// the first event with content has been read.
 	OnFirstToken func()
+	// Rewrite, when set, changes the events of a stream on their way; a body
+	// that is no event stream passes as it is.
+	Rewrite Rewriter
 }
 
 // ClientConn is the client's connection as relay needs it.
@@ -65,6 +68,7 @@ type stream struct {
 	scanning bool
 	chunks   upstream.Chunks
 	scan     scanner
+	edit     editor
 	armed    time.Time // when the write deadline was last set
 	slack    time.Duration
 	calm     int
@@ -90,6 +94,10 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
 	defer s.scan.drop()
+	if opt.Rewrite != nil && s.scanning {
+		s.edit.begin(opt.Rewrite)
+		defer s.edit.end()
+	}
 	s.run()
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
@@ -168,9 +176,12 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 	}
 	s.res.LastByte = t
 	var broken error
-	if s.chunked {
+	switch {
+	case s.edit.on():
+		p, broken = s.rewrite(p)
+	case s.chunked:
 		p, broken = s.unchunk(p)
-	} else if s.scanning {
+	case s.scanning:
 		s.scan.feed(p)
 	}
 	if s.scan.token && s.res.FirstToken.IsZero() {

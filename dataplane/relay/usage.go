@@ -2,7 +2,8 @@ package relay
 
 // UsageOf reads the usage member of a whole JSON response of any protocol
 // (usage.prompt_tokens / input_tokens, completion_tokens / output_tokens,
-// prompt_tokens_details.cached_tokens / cache_read_input_tokens).
+// prompt_tokens_details.cached_tokens / cache_read_input_tokens), or SGLang's
+// meta_info.
 func UsageOf(body []byte) Usage {
 	u := noUsage
 	w := walker{b: body}
@@ -10,7 +11,7 @@ func UsageOf(body []byte) Usage {
 		return u
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
-		if string(key) == "usage" {
+		if string(key) == "usage" || string(key) == "meta_info" {
 			w.usage(&u)
 		} else {
 			w.skip()
@@ -30,7 +31,7 @@ func (w *walker) usage(u *Usage) {
 			w.count(&u.Prompt)
 		case "completion_tokens", "output_tokens":
 			w.count(&u.Completion)
-		case "cache_read_input_tokens":
+		case "cache_read_input_tokens", "cached_tokens":
 			w.count(&u.Cached)
 		case "prompt_tokens_details", "input_tokens_details":
 			if !w.enter('{') {

@@ -147,6 +147,51 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 	return n, nil
 }
 
+// Peek waits for the first bytes of the body and gives what has come of it,
+// chunk framing included, without taking it: ReadRaw gives it again. It borrows
+// until the next read, and gives nothing when the body is empty or no longer at
+// its beginning.
+func (r *Response) Peek() ([]byte, error) {
+	c := r.c
+	if r.finished || r.direct {
+		return nil, nil
+	}
+	if c.r == c.w {
+		if c.w == len(c.buf) {
+			c.grow()
+		}
+		n, err := c.read(c.buf[c.w:], r.by())
+		if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+			r.finished = true
+			return nil, nil
+		}
+		if err != nil {
+			return nil, r.fail(err)
+		}
+		c.w += n
+	}
+	return c.buf[c.r:c.w], nil
+}
+
+// PeekMore is Peek that waits for bytes beyond those it gave; a body that is
+// longer than limit before it satisfies the caller is given as it is.
+func (r *Response) PeekMore(limit int) ([]byte, error) {
+	c := r.c
+	have := c.w - c.r
+	if r.finished || r.direct || have >= limit || r.ContentLength >= 0 && int64(have) >= r.left {
+		return c.buf[c.r:c.w], nil
+	}
+	if c.w == len(c.buf) {
+		c.grow()
+	}
+	n, err := c.read(c.buf[c.w:], r.by())
+	if err != nil {
+		return c.buf[c.r:c.w], r.fail(err)
+	}
+	c.w += n
+	return c.buf[c.r:c.w], nil
+}
+
 // Buffered is how many bytes of the body came together with the head, and can
 // be had without waiting for the engine.
 func (r *Response) Buffered() int { return r.c.w - r.c.r }

@@ -35,6 +35,7 @@ var workerKeys = []workerKey{
 	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
 	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
 	{"bootstrap_port", "PORT[+PORT…]", "bootstrap server of a prefill worker (families sglang, mooncake)", nil},
+	{"bootstrap_host", "HOST", "host of that server as decode workers reach it [that of the URL]", nil},
 	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
 	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, likewise (family lmcache)", nil},
 	{"peer_host", "HOST", "host of those ports [that of the URL] (family lmcache)", nil},
@@ -51,7 +52,7 @@ func one(set func(*Worker, string)) func(*Worker, []string) error {
 }
 
 // optionKeys are the keys that go into Options, unread here but for their form.
-var optionKeys = []string{"bootstrap_port", "init_port", "alloc_port", "peer_host"}
+var optionKeys = []string{"bootstrap_port", "bootstrap_host", "init_port", "alloc_port", "peer_host"}
 
 func keyNames() []string {
 	var names []string

@@ -3,6 +3,7 @@ package disagg
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -27,12 +28,33 @@ func (q *request) runWhole() {
 	}
 }
 
-// runDisaggregated runs prefill, then decode. A pair that fails before the
-// client has seen a byte is run again with other ranks; when prefill cannot be
-// had, decode does the whole request.
+// runDisaggregated runs the pair of legs in the family's order. A pair that
+// fails before the client has seen a byte is run again with other ranks; when
+// prefill cannot be had, decode does the whole request.
 func (q *request) runDisaggregated() {
+	tried := false
 	for q.attempt = 1; ; q.attempt++ {
-		switch q.prefill() {
+		prefill, end := q.begin()
+		if end == prefillDone {
+			switch order := q.plan.Family.Order(&q.pair); {
+			case order == Concurrent:
+				if !q.again(q.both(prefill)) {
+					return
+				}
+				continue
+			case order == DecodeFirst && !tried:
+				tried = true
+				if end, declined := q.try(); !declined {
+					prefill.Reservation.Release()
+					if !q.again(end) {
+						return
+					}
+					continue
+				}
+			}
+			end = q.prefill(prefill)
+		}
+		switch end {
 		case prefillAnswered:
 			return
 		case prefillAgain:
@@ -52,12 +74,49 @@ func (q *request) runDisaggregated() {
 	}
 }
 
+// begin makes a new pair of legs: chooses the prefill rank, by cost, before
+// anything is sent, and learns what the family must know of it.
+func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
+	q.hold(false)
+	q.startPair()
+	if q.attempt > q.pd.MaxAttempts {
+		return prefill, prefillNone
+	}
+	prefill, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
+	if !ok {
+		return prefill, prefillNone
+	}
+	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
+	if asker, asks := q.plan.Family.(Asker); asks {
+		if end = q.learnFact(asker); end != prefillDone {
+			prefill.Reservation.Release()
+		}
+	}
+	return prefill, end
+}
+
+// startPair forgets the last attempt's pair.
+func (q *request) startPair() {
+	q.prefilled = false
+	q.booked.Reservation.Release()
+	q.booked = schedule.Choice{}
+	q.pair = Pair{
+		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
+		RequestID: q.legID(), Token: rand.Uint64() >> 1, PrefillCached: -1,
+	}
+}
+
 // decodePlainly gives the whole request to decode, or answers and returns false
-// where the configuration forbids it.
+// where the configuration or the family forbids it.
 func (q *request) decodePlainly() bool {
-	q.handle = nil
-	if !q.pd.PlainDecode {
-		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use, after "+strconv.Itoa(q.attempt)+" tries, and pd.plain_decode is off", time.Second)
+	q.pair.Handle = nil
+	tries := ", after " + strconv.Itoa(q.attempt) + " tries, and "
+	switch {
+	case q.plan.Traits.NoPlain:
+		q.refuse(front.UpstreamFailed, "prefill could not be had"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
+		return false
+	case !q.pd.PlainDecode:
+		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use"+tries+"pd.plain_decode is off", time.Second)
 		return false
 	}
 	q.fellBack("plain_decode", "decode does the whole request")
@@ -112,10 +171,28 @@ func (q *request) legID() string {
 func (q *request) headers(r *worker.Rank) []upstream.Field {
 	q.fields = q.x.ForwardFields(q.fields[:0])
 	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: q.legID()})
-	if r.SendRank {
+	if r.SendRank && !q.leg.RankInBody {
 		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(r.ID.Rank))})
 	}
 	return q.fields
+}
+
+// path is where the leg goes.
+func (q *request) path() string {
+	if q.leg.Path != "" {
+		return q.leg.Path
+	}
+	return q.x.Endpoint.Path
+}
+
+// body makes the segments of the leg's body.
+func (q *request) body() [][]byte {
+	if q.leg.Body != nil {
+		q.segments = append(q.segments[:0], q.leg.Body)
+	} else {
+		q.segments = q.x.Doc.Segments(q.segments[:0], q.leg.Edits...)
+	}
+	return q.segments
 }
 
 // failure sorts a failed engine call.
@@ -161,13 +238,18 @@ func (q *request) failed(r *worker.Rank, leg string, err error) failure {
 	if f.ofEngine {
 		q.r.opt.Fleet.Failed(r, err)
 	}
+	q.note(r, leg, f, err)
+	return f
+}
+
+// note is failed for a worker that has been told of already.
+func (q *request) note(r *worker.Rank, leg string, f failure, err error) {
 	if f.suspect {
 		q.suspects++
 	}
 	q.excluded = append(q.excluded, r)
 	q.r.opt.Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
-	return f
 }
 
 // worthRetry: statuses that speak of the worker's state, not of the request.

@@ -25,15 +25,16 @@ type legEnd int
 const (
 	legAnswered legEnd = iota // the client has its answer
 	legAgain                  // failed before a byte went out: run the attempt again
+	legDeclined               // a trial decode holds too little of the prompt
 )
 
-// decode runs the last leg: decode with q.handle, plain decode without one, or
+// decode runs the last leg: decode with the handle, plain decode without one, or
 // the whole request. With a handle it may try more than one rank, as long as no
 // engine has seen the handle and the lease lasts.
 func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 	opt := &q.r.opt
 	for try := 1; ; try++ {
-		if q.handle != nil && q.leaseOver() {
+		if q.pair.Handle != nil && q.leaseOver() {
 			q.fellBack("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
 			if q.attempt < q.pd.MaxAttempts {
 				return legAgain
@@ -42,12 +43,13 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 				return legAnswered
 			}
 		}
-		choice, ok := q.choose(leg, candidates)
+		choice, ok := q.takeDecode(leg, candidates)
 		if !ok {
 			q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request", legName(leg)), time.Second)
 			return legAnswered
 		}
 		rank := choice.Rank
+		q.pair.Decode = rank
 		opt.Observer.LegStarted(leg, rank.ID)
 		call := new(upstream.Call)
 		began := time.Now()
@@ -65,7 +67,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		f := q.failed(rank, legName(leg), err)
 		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
 		switch {
-		case f.unsent && try < q.pd.DecodeTries && q.other(candidates):
+		case f.unsent && try < q.pd.DecodeTries && q.other(candidates) && !q.plan.Traits.NamesDecode:
 			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
 		case f.reason == front.UpstreamTimeout && !f.unsent, !q.mayRunAgain(candidates):
 			q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
@@ -79,24 +81,40 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 // leaseOver: decode sent after the prefill engine's lease reads freed memory
 // and still answers 200, so the router keeps the lease itself.
 func (q *request) leaseOver() bool {
-	return time.Since(q.handleAt) > q.pd.Lease-q.pd.LeaseMargin
+	return !q.plan.Traits.Unleased && time.Since(q.handleAt) > q.pd.Lease-q.pd.LeaseMargin
+}
+
+// bookDecode chooses the decode rank before the prefill leg, which names it.
+func (q *request) bookDecode() bool {
+	var ok bool
+	q.booked, ok = q.choose(schedule.DecodeLeg, q.plan.Decode)
+	q.pair.Decode = q.booked.Rank
+	return ok
+}
+
+// takeDecode is the choice booked before, once, or a new one.
+func (q *request) takeDecode(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
+	if c := q.booked; c.Rank != nil {
+		q.booked = schedule.Choice{}
+		return c, true
+	}
+	return q.choose(leg, candidates)
 }
 
 // callDecode sends the leg and waits for the response head, under the rule of
 // "client gone" that fits it.
 func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.Time) (*upstream.Response, error) {
-	q.edits = q.edits[:0]
-	if q.handle != nil {
-		q.edits = q.plan.Family.DecodeEdits(q.edits, q.handle)
+	q.leg.reset()
+	if q.handed = q.pair.Handle != nil || q.beside != nil || q.pair.Trial; q.handed {
+		q.plan.Family.Decode(&q.leg, &q.pair)
 	}
-	q.segments = q.x.Doc.Segments(q.segments[:0], q.edits...)
 	q.x.OnGone(q.cutWhenGone(call, began))
 	defer q.x.OnGone(nil)
 	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
-		Path:     q.x.Endpoint.Path,
+		Path:     q.path(),
 		Fields:   q.headers(rank),
-		Body:     q.segments,
+		Body:     q.body(),
 		Deadline: began.Add(q.r.opt.Timeouts.Decode),
 	}, call)
 }
@@ -108,7 +126,11 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 // admitted after PD.CutAfter. Once the lease has ended there is nothing left to
 // wait for: an engine that never sends its head must not hold the leg for long.
 func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
-	if q.handle == nil {
+	if b := q.beside; b != nil {
+		// Nothing is pinned that the cut of both legs does not free.
+		return func() { b.call.Cut(); call.Cut() }
+	}
+	if q.pair.Handle == nil || q.plan.Traits.Unleased {
 		return call.Cut
 	}
 	after := q.handleAt.Add(q.pd.Lease).Sub(began)
@@ -131,20 +153,27 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	q.hold(false)
 	opt.Fleet.Succeeded(rank)
 	retry := worthRetry(resp.Status)
-	if !retry && (resp.ContentLength < 0 || resp.ContentLength > maxAnswer) {
-		q.nameWorkers(choice, q.handle != nil)
+	if !retry && q.relays(resp) {
+		if q.beside != nil || q.pair.Trial {
+			if end, on := q.firstBytes(choice, call, resp, began); !on {
+				return end
+			}
+		}
+		q.nameWorkers(choice)
 		q.relay(leg, choice, call, resp, began)
 		return legAnswered
 	}
 	defer resp.Release()
 	defer choice.Reservation.Release()
-	handed := q.handle != nil // readAnswer reuses the memory it borrows
-	q.x.OnGone(call.Cut)      // a head has come: the engine knows the request
+	q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
 	var err error
-	q.answer, err = q.readAnswer(resp)
+	q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply())
 	q.x.OnGone(nil)
 	took := time.Since(began)
 	if err != nil {
+		if q.beside != nil {
+			return q.pairBroke(choice, call, err, took)
+		}
 		if call.WasCut() {
 			opt.Observer.LegEnded(leg, rank.ID, string(front.ClientGone), took)
 			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
@@ -159,47 +188,158 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		return legAnswered
 	}
 	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
+	if q.pair.Trial && resp.Status == 200 {
+		if declined, _ := q.plan.Family.(Trier).Declined(q.reply); declined {
+			return q.declined(rank)
+		}
+	}
+	if b := q.beside; b != nil && resp.Status != 200 {
+		if q.endBeside(); retry && b.failed {
+			return q.prefillBroke(b) // decode failed for want of it
+		}
+	}
 	if retry {
 		q.excluded = append(q.excluded, rank)
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
 		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
-		if diedOf(resp.Status, q.answer) {
+		if diedOf(resp.Status, q.reply) {
 			q.suspects++
 		}
 		if q.mayRunAgain(candidates) {
 			return legAgain
 		}
 	}
-	q.nameWorkers(choice, handed)
+	q.nameWorkers(choice)
 	q.finish(choice, resp)
 	return legAnswered
 }
 
-// readAnswer reads a whole answer behind the handle that q.answer may hold.
-func (q *request) readAnswer(resp *upstream.Response) ([]byte, error) {
-	q.handle = nil // it borrowed from q.answer and has been sent
-	return resp.ReadAll(q.answer[:0], maxAnswer)
+// relays says whether an answer is passed on as it comes; others are held
+// whole. One that the family must change whole is held whatever its length.
+func (q *request) relays(resp *upstream.Response) bool {
+	if q.answerer() != nil && resp.Status == 200 {
+		return isEvents(resp)
+	}
+	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
+}
+
+func (q *request) maxReply() int {
+	if q.answerer() != nil {
+		return maxPrefillAnswer
+	}
+	return maxAnswer
+}
+
+func isEvents(resp *upstream.Response) bool {
+	return resp.ContentLength < 0 && bytes.HasPrefix(resp.Header("Content-Type"), []byte("text/event-stream"))
+}
+
+// answerer is who changes the answer of this leg; nil: nobody.
+func (q *request) answerer() Answerer {
+	if !q.handed {
+		return nil
+	}
+	a, _ := q.plan.Family.(Answerer)
+	return a
+}
+
+// cutBoth cuts the leg, and the one beside it.
+func (q *request) cutBoth(call *upstream.Call) func() {
+	b := q.beside
+	if b == nil {
+		return call.Cut
+	}
+	return func() { b.call.Cut(); call.Cut() }
+}
+
+// firstBytes waits for the first bytes of a stream, before anything of it goes
+// to the client: until then a pair that breaks can be run again, and a trial
+// can be declined. on says that the stream is to be relayed.
+func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
+	q.x.OnGone(q.cutBoth(call))
+	defer q.x.OnGone(nil)
+	seen, err := resp.Peek()
+	declined := false
+	if q.pair.Trial {
+		const enough = 32 << 10
+		trier, more := q.plan.Family.(Trier), true
+		for err == nil {
+			if declined, more = trier.Declined(seen); !more || len(seen) >= enough {
+				break
+			}
+			have := len(seen)
+			if seen, err = resp.PeekMore(enough); len(seen) == have {
+				break
+			}
+		}
+	}
+	if err == nil && !declined {
+		return legAnswered, true
+	}
+	defer choice.Reservation.Release()
+	defer resp.Release()
+	opt, took := &q.r.opt, time.Since(began)
+	switch {
+	case declined:
+		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, "ok", took)
+		return q.declined(choice.Rank), false
+	case q.beside != nil:
+		return q.pairBroke(choice, call, err, took), false
+	case call.WasCut():
+		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(front.ClientGone), took)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return legAnswered, false
+	}
+	f := q.failed(choice.Rank, "decode", err)
+	opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(f.reason), took)
+	if f.reason != front.UpstreamTimeout && q.mayRunAgain(q.plan.Decode) {
+		return legAgain, false
+	}
+	q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", choice.Rank.ID, err), 0)
+	return legAnswered, false
+}
+
+// declined ends a trial.
+func (q *request) declined(rank *worker.Rank) legEnd {
+	q.r.opt.Scheduler.Note(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.r.opt.Observer.FellBack("declined")
+	return legDeclined
+}
+
+// try runs decode before prefill; declined says that prefill is needed.
+func (q *request) try() (end legEnd, declined bool) {
+	q.pair.Trial = true
+	end = q.decode(schedule.DecodeLeg, q.plan.Decode)
+	q.pair.Trial = false
+	return end, end == legDeclined
 }
 
 // finish passes a whole answer on and closes the books.
 func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 	opt := &q.r.opt
 	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: time.Since(q.x.Received)}
+	body := q.reply
 	if resp.Status == 200 {
-		use := relay.UsageOf(q.answer)
+		use := relay.UsageOf(q.reply)
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
-		if q.prefillRank != nil {
+		switch {
+		case q.beside != nil:
+			out.CachedTokens = q.beside.found(use.Cached)
+		case q.prefilled:
 			// With a handle the decode engine computed nothing of the prompt:
 			// what was cached is what prefill found.
-			out.CachedTokens = q.prefillFound
-		} else if q.x.Endpoint.Disaggregable {
+			out.CachedTokens = q.pair.PrefillCached
+		case q.x.Endpoint.Disaggregable:
 			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached)
+		}
+		if a := q.answerer(); a != nil {
+			body = a.Body(nil, &q.pair, q.reply)
 		}
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
 	opt.Scheduler.End(q.x.RequestID, out)
-	q.x.Reply(resp, withoutHandle(q.answer))
+	q.x.Reply(resp, withoutHandle(body))
 }
 
 // end passes on an answer of the prefill engine, an error of the client's.
@@ -210,15 +350,12 @@ func (q *request) end(resp *upstream.Response, status int) {
 	q.x.Reply(resp, q.answer)
 }
 
-// nameWorkers puts the choice in the response headers; handed says that decode
-// was given a prefill's handle.
-func (q *request) nameWorkers(choice *schedule.Choice, handed bool) {
+// nameWorkers puts the choice in the response headers.
+func (q *request) nameWorkers(choice *schedule.Choice) {
 	cached := choice.CachedTokens
-	if q.prefillRank != nil && handed {
-		q.x.SetHeader("X-Sluice-Prefill-Worker", q.prefillRank.ID.Worker)
+	if q.prefilled = q.beside != nil || q.pair.Handle != nil; q.prefilled {
+		q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
 		cached = max(cached, q.prefillCached)
-	} else {
-		q.prefillRank = nil
 	}
 	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
 	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))

@@ -3,40 +3,167 @@ package disagg
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
 )
 
-// Family is the hand-over of one engine family. Its methods are pure and run on
-// the request path: edits go into dst, values they hold are constants or borrow
-// from their arguments.
+// Family is the hand-over of one engine family: what is particular to it, in
+// small pure functions, one file each. The runner chooses the ranks, sends the
+// legs in the Order the family says, and decides what each failure means from
+// its Traits.
+//
+// The functions run on the request path: they neither block nor keep what they
+// are given, and what they write goes into the Leg's own room. A Family is a
+// value without state, shared by all requests.
+//
+// A family that needs more says so by further methods: Asker (facts of a
+// prefill worker from beside its API), Awaiter (a completion told from outside
+// between the legs), Trier (decode may decline for lack of cached blocks),
+// Answerer (answers that are not what the client may see).
 type Family interface {
 	// Name as it stands in config and in explain records.
 	Name() string
-	// PrefillEdits turns the client's body into the prefill leg's.
-	PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan.Doc) []jsonscan.Edit
-	// Handle finds in a prefill response what decode must be given. It fails
-	// with ErrIncompleteHandle (wrapped) when there is none that a decode
-	// engine could use; the request then decodes plainly. The result borrows
-	// from body.
-	Handle(body []byte) (handle []byte, err error)
-	// DecodeEdits turns the client's body into the decode leg's.
-	DecodeEdits(dst []jsonscan.Edit, handle []byte) []jsonscan.Edit
+	Traits() Traits
+	// Order of the legs between p.Prefill and (where chosen) p.Decode.
+	Order(p *Pair) Order
+	// Prefill writes the prefill leg. p.Decode is set when the Order is
+	// Concurrent or the Traits say NamesDecode.
+	Prefill(leg *Leg, p *Pair)
+	// Handle finds in a prefill's 200 answer what decode must be given; not
+	// called for Concurrent pairs. It fails with ErrIncompleteHandle (wrapped)
+	// when there is none that a decode engine could use: the request is then
+	// decoded plainly. It fails with ErrFinal when the answer is the whole
+	// answer and no decode is needed: the client gets it (see Answerer). The
+	// result borrows from body.
+	Handle(p *Pair, body []byte) (handle []byte, err error)
+	// Decode writes the decode leg: with p.Handle after prefill, without one
+	// for Concurrent pairs.
+	Decode(leg *Leg, p *Pair)
 }
 
-// ErrIncompleteHandle: prefill answered without a handle that decode can use.
-var ErrIncompleteHandle = errors.New("disagg: incomplete handle")
+// Order says when the legs of a pair run.
+type Order uint8
+
+// The orders.
+const (
+	// PrefillFirst: prefill, its handle into decode.
+	PrefillFirst Order = iota
+	// Concurrent: both at once, joined by values known beforehand (Pair.Token,
+	// a bootstrap room or transfer id). When one fails the other is cut at
+	// once; a retry takes new ranks and a new Token.
+	Concurrent
+	// DecodeFirst: decode is tried; when it declines (Trier), prefill and then
+	// decode again.
+	DecodeFirst
+)
+
+// Traits are what the runner must know of a family.
+type Traits struct {
+	// Kinds of request that can be handed over; others run on one rank, or are
+	// refused where NoPlain.
+	Kinds Kinds
+	// Several: one hand-over serves several prompts and choices. Without it
+	// such requests are decoded plainly.
+	Several bool
+	// NoPlain: a decode engine of this family cannot prefill, so there is no
+	// plain decode, and no conditional one.
+	NoPlain bool
+	// NamesDecode: the prefill leg names the decode rank, which is then chosen
+	// before prefill is sent.
+	NamesDecode bool
+	// Unleased: a handle pins nothing on the prefill worker. Otherwise decode
+	// is sent within PD.Lease of prefill's answer or prefill runs again, a
+	// handle is given to one engine only, and a decode of a client that left is
+	// cut only when it was admitted.
+	Unleased bool
+}
+
+// Kinds is a set of front.Kind.
+type Kinds uint16
+
+// kindsOf makes a set.
+func kindsOf(kinds ...front.Kind) (set Kinds) {
+	for _, k := range kinds {
+		set |= 1 << k
+	}
+	return set
+}
+
+// Has says whether k is in the set.
+func (s Kinds) Has(k front.Kind) bool { return s>>k&1 != 0 }
+
+// Asker is a Family that needs to know a fact of a prefill rank that its API
+// does not tell, such as an engine's id at its bootstrap server. The runner
+// asks once, keeps the answer per rank until a pair with it fails or the worker
+// leaves, and puts it in Pair.Fact.
+type Asker interface {
+	// Ask gives where to ask for the rank's fact by GET, base "" when there is
+	// nothing to ask. It is called when the fact is not known, not per request.
+	Ask(p *Pair) (base, path string)
+	// Fact reads a 200 answer.
+	Fact(p *Pair, body []byte) (string, error)
+}
+
+// Awaiter is a Family whose decode must wait for a completion told from outside
+// (Options.Completions) beside prefill's answer.
+type Awaiter interface {
+	// Expects gives the id that the completions carry and how many will come;
+	// 0: none. It is called before the prefill leg is sent.
+	Expects(p *Pair) (id string, count int)
+}
+
+// Trier is a Family with the order DecodeFirst.
+type Trier interface {
+	// Declined says whether decode's answer, or as much of a stream as has
+	// come (more: undecided, wait for more), is a refusal for lack of cached
+	// blocks.
+	Declined(answer []byte) (declined, more bool)
+}
+
+// Answerer is a Family whose decode answers the client may not see as they are:
+// they have another shape, or hold members that are no client's business.
+type Answerer interface {
+	// Body appends what the client gets in place of a whole 200 answer.
+	Body(dst []byte, p *Pair, body []byte) []byte
+	// Events rewrites a stream; nil passes it as it comes. The Rewriter must
+	// not keep p or anything borrowed from it.
+	Events(p *Pair) relay.Rewriter
+	// Final appends what a streaming client gets in place of a prefill answer
+	// that is the whole answer (ErrFinal): events, the last one included.
+	Final(dst []byte, p *Pair, body []byte) []byte
+}
+
+var (
+	// ErrIncompleteHandle: prefill answered without a handle that decode can use.
+	ErrIncompleteHandle = errors.New("disagg: incomplete handle")
+	// ErrFinal: prefill's answer is the whole answer.
+	ErrFinal = errors.New("disagg: the prefill answer is final")
+)
 
 // families is the one place a family is added.
-var families = map[string]Family{
-	"nixl": nixlPull{},
+var families = []Family{
+	nixlPull{},
 }
 
 // FamilyByName gives a family by its name in config.
 func FamilyByName(name string) (Family, error) {
-	if f, ok := families[name]; ok {
-		return f, nil
+	for _, f := range families {
+		if f.Name() == name {
+			return f, nil
+		}
 	}
-	return nil, fmt.Errorf("disagg: unknown family %q; want nixl", name)
+	return nil, fmt.Errorf("disagg: unknown family %q; want %s", name, strings.Join(FamilyNames(), ", "))
+}
+
+// FamilyNames lists the families, sorted.
+func FamilyNames() []string {
+	var names []string
+	for _, f := range families {
+		names = append(names, f.Name())
+	}
+	slices.Sort(names)
+	return names
 }

@@ -14,68 +14,35 @@ import (
 // release (0.9 … 0.33) and are opaque but for the checks of Handle.
 type nixlPull struct{}
 
-var (
-	jsonOne   = []byte("1")
-	jsonFalse = []byte("false")
+var nixlPrefillParams = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
-	nixlPrefillParams = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
-	oneTokenSampling  = []byte(`{"max_tokens":1}`)
-)
+// vllmKinds are the endpoints of vLLM that take kv_transfer_params.
+var vllmKinds = kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front.Messages, front.Generate)
 
 // Name implements Family.
 func (nixlPull) Name() string { return "nixl" }
 
-// PrefillEdits implements Family: one token, no stream (a streamed prefill
-// never carries the handle before vLLM 0.33), and no minimum that would keep
-// the engine from ending with the reason "length", the one end after which
-// every release keeps the blocks.
-func (nixlPull) PrefillEdits(dst []jsonscan.Edit, kind front.Kind, doc *jsonscan.Doc) []jsonscan.Edit {
-	dst = append(dst,
-		jsonscan.Edit{Key: jsonscan.KeyStream, Op: jsonscan.Set, Value: jsonFalse},
-		jsonscan.Edit{Key: jsonscan.KeyStreamOptions, Op: jsonscan.Remove},
-		jsonscan.Edit{Key: jsonscan.KeyKVTransferParams, Op: jsonscan.Set, Value: nixlPrefillParams},
-	)
-	switch kind {
-	case front.Chat, front.Completions:
-		dst = append(dst,
-			jsonscan.Edit{Key: jsonscan.KeyMaxTokens, Op: jsonscan.Set, Value: jsonOne},
-			jsonscan.Edit{Key: jsonscan.KeyMaxCompletionTokens, Op: jsonscan.Replace, Value: jsonOne},
-			jsonscan.Edit{Key: jsonscan.KeyMinTokens, Op: jsonscan.Remove},
-			jsonscan.Edit{Key: jsonscan.KeyMinCompletionTokens, Op: jsonscan.Remove},
-		)
-	case front.ResponsesAPI:
-		dst = append(dst, jsonscan.Edit{Key: jsonscan.KeyMaxOutputTokens, Op: jsonscan.Set, Value: jsonOne})
-	case front.Messages:
-		dst = append(dst, jsonscan.Edit{Key: jsonscan.KeyMaxTokens, Op: jsonscan.Set, Value: jsonOne})
-	case front.Generate:
-		if !doc.Has(jsonscan.KeySamplingParams) {
-			return append(dst, jsonscan.Edit{Key: jsonscan.KeySamplingParams, Op: jsonscan.Set, Value: oneTokenSampling})
-		}
-		dst = append(dst,
-			jsonscan.Edit{Key: jsonscan.KeySamplingMaxTokens, Op: jsonscan.Set, Value: jsonOne},
-			jsonscan.Edit{Key: jsonscan.KeySamplingMinTokens, Op: jsonscan.Remove},
-		)
-	}
-	return dst
+// Traits implements Family.
+func (nixlPull) Traits() Traits { return Traits{Kinds: vllmKinds} }
+
+// Order implements Family.
+func (nixlPull) Order(*Pair) Order { return PrefillFirst }
+
+// Prefill implements Family: one token, no stream (a streamed prefill never
+// carries the handle before vLLM 0.33).
+func (nixlPull) Prefill(leg *Leg, p *Pair) {
+	leg.notStreamed()
+	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
+	leg.oneToken(p)
 }
 
 // Handle implements Family. The checks are those whose failure kills a decode
 // engine (vLLM 0.32 asserts on missing or empty remote_block_ids) or makes it
 // recompute in silence; everything else of the handle stays unread.
-func (nixlPull) Handle(body []byte) ([]byte, error) {
-	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
+func (nixlPull) Handle(_ *Pair, body []byte) ([]byte, error) {
+	handle, err := transferParams(body, "remote_engine_id", "remote_host", "remote_port")
 	if err != nil {
-		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
-	}
-	if !ok || v.Kind != jsonscan.Object {
-		return nil, fmt.Errorf("%w: kv_transfer_params is missing or null", ErrIncompleteHandle)
-	}
-	handle := body[v.Start:v.End]
-	for _, name := range [...]string{"remote_engine_id", "remote_host", "remote_port"} {
-		m, ok, err := jsonscan.Find(handle, name)
-		if err != nil || !ok || m.Kind <= jsonscan.Null {
-			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, name)
-		}
+		return nil, err
 	}
 	ids, ok, err := jsonscan.Find(handle, "remote_block_ids")
 	if err != nil || !ok || ids.Kind != jsonscan.Array {
@@ -89,8 +56,28 @@ func (nixlPull) Handle(body []byte) ([]byte, error) {
 	return handle, nil
 }
 
-// DecodeEdits implements Family: the client's body with the handle as its
+// transferParams finds kv_transfer_params in a vLLM answer, an object in which
+// the members called names are not null.
+func transferParams(body []byte, names ...string) ([]byte, error) {
+	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
+	if err != nil {
+		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
+	}
+	if !ok || v.Kind != jsonscan.Object {
+		return nil, fmt.Errorf("%w: kv_transfer_params is missing or null", ErrIncompleteHandle)
+	}
+	handle := body[v.Start:v.End]
+	for _, name := range names {
+		m, ok, err := jsonscan.Find(handle, name)
+		if err != nil || !ok || m.Kind <= jsonscan.Null {
+			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, name)
+		}
+	}
+	return handle, nil
+}
+
+// Decode implements Family: the client's body with the handle as its
 // kv_transfer_params, the handle's own bytes untouched.
-func (nixlPull) DecodeEdits(dst []jsonscan.Edit, handle []byte) []jsonscan.Edit {
-	return append(dst, jsonscan.Edit{Key: jsonscan.KeyKVTransferParams, Op: jsonscan.Set, Value: handle})
+func (nixlPull) Decode(leg *Leg, p *Pair) {
+	leg.Set(jsonscan.KeyKVTransferParams, p.Handle)
 }

@@ -41,7 +41,7 @@ var badHandles = []struct{ name, body string }{
 func TestHandleIsVerbatim(t *testing.T) {
 	for _, h := range handles {
 		body := `{"id":"cmpl-1","choices":[{"text":"kv_transfer_params"}],"kv_transfer_params":` + h.member + `,"usage":{}}`
-		got, err := nixlPull{}.Handle([]byte(body))
+		got, err := nixlPull{}.Handle(nil, []byte(body))
 		if err != nil {
 			t.Errorf("%s: %v", h.name, err)
 			continue
@@ -54,7 +54,7 @@ func TestHandleIsVerbatim(t *testing.T) {
 
 func TestIncompleteHandleIsRefused(t *testing.T) {
 	for _, h := range badHandles {
-		if got, err := (nixlPull{}).Handle([]byte(h.body)); !errors.Is(err, ErrIncompleteHandle) {
+		if got, err := (nixlPull{}).Handle(nil, []byte(h.body)); !errors.Is(err, ErrIncompleteHandle) {
 			t.Errorf("%s: got %q, %v; want ErrIncompleteHandle: a decode engine dies of it", h.name, got, err)
 		}
 	}
@@ -83,8 +83,11 @@ func TestLegBodies(t *testing.T) {
 		if err := doc.Scan([]byte(r.body), jsonscan.Limits{}); err != nil {
 			t.Fatalf("%s: %v", r.name, err)
 		}
-		prefill := doc.Edited(nil, nixlPull{}.PrefillEdits(nil, r.kind, &doc)...)
-		decode := doc.Edited(nil, nixlPull{}.DecodeEdits(nil, []byte(handles[1].member))...)
+		p := Pair{Kind: r.kind, Doc: &doc, Handle: []byte(handles[1].member)}
+		var prefillLeg, decodeLeg Leg
+		nixlPull{}.Prefill(&prefillLeg, &p)
+		nixlPull{}.Decode(&decodeLeg, &p)
+		prefill, decode := doc.Edited(nil, prefillLeg.Edits...), doc.Edited(nil, decodeLeg.Edits...)
 		fmt.Fprintf(&out, "# %s\nclient  %s\nprefill %s\ndecode  %s\n\n", r.name, r.body, prefill, decode)
 	}
 	golden(t, "testdata/nixl_legs.txt", out.String())

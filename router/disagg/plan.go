@@ -5,16 +5,17 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/worker"
 )
 
-// Plan says which legs a request has. Ranks are chosen leg by leg when the plan
-// is run, so that a retry sees the load of its own moment.
+// Plan says which legs a request has and who may run them. Ranks are chosen
+// when the plan is run, so that a retry sees the load of its own moment; the
+// legs' order is the Family's to say, for it may depend on the ranks.
 type Plan struct {
 	// Family of the hand-over; nil when one rank does the whole request.
 	Family Family
+	Traits Traits // the Family's
 	// Prefill and Decode are the candidates of the two legs.
 	Prefill, Decode []*worker.Rank
 	// Whole are the candidates of a request run on one rank.
@@ -22,35 +23,57 @@ type Plan struct {
 	// Why one rank does it all although the pool could disaggregate; "" when
 	// it could not, or does.
 	Why string
+	// Unfit: the pool has legs only, and none of them can take this request.
+	Unfit bool
 }
 
 // planFor makes the plan of a request over a pool.
-func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, pd *config.PD, family Family) Plan {
+func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD) Plan {
 	if !ep.Disaggregable {
 		return Plan{Whole: anyRank(pool)}
 	}
-	if !disaggregated(pool, family) {
+	if !disaggregated(pool, m) {
 		return Plan{Whole: wholeRanks(pool)}
 	}
 	p := Plan{
-		Family:  family,
-		Prefill: labelled(pool.Prefill, pd.PrefillLabel),
-		Decode:  labelled(decodeRanks(pool), pd.DecodeLabel),
+		Family:  m.family,
+		Traits:  m.traits,
+		Prefill: labelled(pool.Prefill, m.pd.PrefillLabel),
+		Decode:  labelled(decodeRanks(pool, m), m.pd.DecodeLabel),
 	}
+	why := ""
+	if !m.traits.Kinds.Has(ep.Kind) {
+		why = "endpoint"
+	} else if !m.traits.Several {
+		why = notOne(ep.Kind, doc)
+	}
+	if why == "" {
+		return p
+	}
+	p.Whole, p.Family, p.Why = p.Decode, nil, why
+	if m.traits.NoPlain {
+		p.Whole = pool.Aggregated
+		p.Unfit = pool.Members[worker.Aggregated] == 0
+	}
+	return p
+}
+
+// notOne says why a request is more than one hand-over can serve, "" when not.
+func notOne(kind front.Kind, doc *jsonscan.Doc) string {
 	switch {
-	case ep.Kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)):
+	case kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)):
 		// One handle names the blocks of one prompt.
-		p.Whole, p.Family, p.Why = p.Decode, nil, "batch_prompt"
+		return "batch_prompt"
 	case several(doc.Raw(jsonscan.KeyN)) || several(doc.Raw(jsonscan.KeySamplingN)) || several(doc.Raw(jsonscan.KeyBestOf)):
 		// One handle is good for one read: vLLM 0.32 reads it once for each
 		// choice, and prefill takes its blocks back after the first.
-		p.Whole, p.Family, p.Why = p.Decode, nil, "many_choices"
+		return "many_choices"
 	case doc.Bool(jsonscan.KeyUseBeamSearch):
 		// vLLM 0.32 decodes beams without looking at the handle, whose blocks
 		// then stay pinned for the whole lease.
-		p.Whole, p.Family, p.Why = p.Decode, nil, "beam_search"
+		return "beam_search"
 	}
-	return p
+	return ""
 }
 
 // several says whether a value of n asks for anything but one choice; what is
@@ -61,9 +84,13 @@ func several(n []byte) bool {
 
 // disaggregated says whether the members of a pool ask for two legs. Members,
 // not Ready ranks: an unhealthy prefill pool must be waited for and named, not
-// silently skipped.
-func disaggregated(pool *fleet.Pool, family Family) bool {
-	return family != nil && pool.Members[worker.Prefill] > 0
+// silently skipped. Where decode workers cannot prefill they alone ask for it.
+func disaggregated(pool *fleet.Pool, m *modelPD) bool {
+	if m.family == nil {
+		return false
+	}
+	return pool.Members[worker.Prefill] > 0 ||
+		m.traits.NoPlain && pool.Members[worker.Decode] > 0 && pool.Members[worker.Aggregated] == 0
 }
 
 // wholeRanks are the candidates of a request that one rank runs from end to
@@ -77,9 +104,10 @@ func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 }
 
 // decodeRanks are the candidates of the decode leg: decode workers, or, where a
-// pool has none, its aggregated ones (kv_both, in vLLM's words).
-func decodeRanks(pool *fleet.Pool) []*worker.Rank {
-	if pool.Members[worker.Decode] > 0 {
+// pool has none, its aggregated ones (kv_both, in vLLM's words), where such
+// engines can take a hand-over.
+func decodeRanks(pool *fleet.Pool, m *modelPD) []*worker.Rank {
+	if pool.Members[worker.Decode] > 0 || m.traits.NoPlain {
 		return pool.Decode
 	}
 	return pool.Aggregated

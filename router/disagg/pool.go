@@ -19,6 +19,10 @@ func (q *request) findPool() bool {
 	opt := &q.r.opt
 	q.model = string(q.x.Doc.String(jsonscan.KeyModel, nil))
 	q.takeView(opt.Fleet.View())
+	if q.pool != nil && q.plan.Unfit {
+		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.x.Endpoint.Path, q.pd.Family, q.plan.Why), 0)
+		return false
+	}
 	if q.missing() == "" {
 		return true
 	}
@@ -61,7 +65,7 @@ func (q *request) takeView(v *fleet.View) {
 	q.pool = pool
 	m := q.r.pdOf(pool.Model)
 	q.pd = &m.pd
-	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, &m.pd, m.family)
+	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
 }
 
 // missing names the first leg without a candidate, "" when the plan can run.

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,19 +26,20 @@ const (
 	prefillAnswered                   // the request has been answered
 )
 
-// prefill runs the prefill leg of one attempt.
-func (q *request) prefill() prefillEnd {
+// prefill runs the prefill leg of one attempt on the rank chosen.
+func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	opt := &q.r.opt
-	q.hold(false)
-	choice, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
-	if !ok {
-		return prefillNone
-	}
 	defer choice.Reservation.Release()
 	rank := choice.Rank
-	q.prefillRank, q.prefillCached = rank, choice.CachedTokens
-	q.edits = q.plan.Family.PrefillEdits(q.edits[:0], q.x.Endpoint.Kind, &q.x.Doc)
-	q.segments = q.x.Doc.Segments(q.segments[:0], q.edits...)
+	if q.plan.Traits.NamesDecode && !q.bookDecode() {
+		return prefillNone
+	}
+	awaited := q.expect()
+	if awaited != nil {
+		defer awaited.Forget()
+	}
+	q.leg.reset()
+	q.plan.Family.Prefill(&q.leg, &q.pair)
 
 	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	began := time.Now()
@@ -82,14 +84,24 @@ func (q *request) prefill() prefillEnd {
 
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", took)
 	q.handleAt = time.Now()
-	q.prefillFound = relay.UsageOf(q.answer).Cached
-	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.prefillFound)
-	q.handle, err = q.plan.Family.Handle(q.answer)
-	if err != nil {
+	q.pair.Answer = q.answer
+	q.pair.PrefillCached = relay.UsageOf(q.answer).Cached
+	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.pair.PrefillCached)
+	q.pair.Handle, err = q.plan.Family.Handle(&q.pair, q.answer)
+	switch {
+	case errors.Is(err, ErrFinal):
+		q.final(resp)
+		return prefillAnswered
+	case err != nil:
+		q.pair.Handle = nil
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
 		return prefillNone
 	}
-	q.hold(true)
+	q.prefilled = true
+	q.hold(!q.plan.Traits.Unleased)
+	if awaited != nil && !q.await(awaited, began) {
+		return prefillAnswered
+	}
 	if q.x.Gone() {
 		// Nobody is left to decode for; the engine frees the blocks when the
 		// handle's lease runs out.
@@ -100,13 +112,73 @@ func (q *request) prefill() prefillEnd {
 	return prefillDone
 }
 
+// final gives the client prefill's answer, which is the whole answer.
+func (q *request) final(resp *upstream.Response) {
+	q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
+	use := relay.UsageOf(q.answer)
+	q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
+	})
+	answerer, _ := q.plan.Family.(Answerer)
+	switch {
+	case answerer == nil:
+		q.x.Reply(resp, q.answer)
+	case q.stream:
+		q.x.ReplyEvents(answerer.Final(nil, &q.pair, q.answer))
+	default:
+		q.x.Reply(resp, answerer.Body(nil, &q.pair, q.answer))
+	}
+}
+
+// expect registers for the completions that the family waits for; nil: none.
+func (q *request) expect() Expectation {
+	awaiter, ok := q.plan.Family.(Awaiter)
+	if !ok || q.r.opt.Completions == nil {
+		return nil
+	}
+	id, count := awaiter.Expects(&q.pair)
+	if count <= 0 {
+		return nil
+	}
+	return q.r.opt.Completions.Expect(id, count)
+}
+
+// await waits between the legs until the transfer is told complete. When that
+// takes too long decode runs all the same, and computes what has not come. It
+// answers and returns false when the client leaves.
+func (q *request) await(awaited Expectation, began time.Time) bool {
+	select {
+	case <-awaited.Done():
+		return true
+	default:
+	}
+	gone := make(chan struct{})
+	q.x.OnGone(func() { close(gone) })
+	defer q.x.OnGone(nil)
+	limit := q.handleAt.Add(q.pd.Lease - q.pd.LeaseMargin)
+	if by := began.Add(q.r.opt.Timeouts.Prefill); by.Before(limit) {
+		limit = by
+	}
+	timer := time.NewTimer(time.Until(limit))
+	defer timer.Stop()
+	select {
+	case <-awaited.Done():
+	case <-timer.C:
+		q.fellBack("not_completed", fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond)))
+	case <-gone:
+		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
+		return false
+	}
+	return true
+}
+
 // callPrefill sends the leg and reads the whole answer into q.answer.
 func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
 	resp, err := q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
-		Path:     q.x.Endpoint.Path,
+		Path:     q.path(),
 		Fields:   q.headers(rank),
-		Body:     q.segments,
+		Body:     q.body(),
 		Deadline: began.Add(q.r.opt.Timeouts.Prefill),
 	}, call)
 	if err != nil {

@@ -27,7 +27,7 @@ type Observer interface {
 	LegStarted(leg schedule.Leg, id worker.ID)
 	LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration)
 	// FellBack: the plan was not run as made ("incomplete_handle",
-	// "plain_decode", "lease_expired", "batch_prompt", "many_choices", "abandoned_handle", …).
+	// "plain_decode", "no_fact", "declined", "not_completed", "endpoint", "lease_expired", "batch_prompt", "many_choices", "abandoned_handle", …).
 	FellBack(kind string)
 	// Retried: a leg was run again elsewhere.
 	Retried(leg schedule.Leg)
@@ -40,7 +40,7 @@ type Observer interface {
 	Cached(id worker.ID, promptTokens, predicted, actual int)
 }
 
-// Options of a Runner. All but Log are required.
+// Options of a Runner. All but Completions and Log are required.
 type Options struct {
 	Fleet     *fleet.Fleet
 	Scheduler *schedule.Scheduler
@@ -51,7 +51,26 @@ type Options struct {
 	PD        config.PD               // for models without an override
 	Models    map[string]config.Model // overrides by model name
 	Timeouts  config.Timeouts
-	Log       *slog.Logger
+	// Completions tells of KV transfers that have ended, for families that wait
+	// for it (Awaiter); nil: decode follows prefill's answer alone.
+	Completions Completions
+	Log         *slog.Logger
+}
+
+// Completions tells of transfers by the ids that engines were given. Its
+// methods are called on the request path.
+type Completions interface {
+	// Expect registers interest in count completions of id, before the leg that
+	// causes them is sent.
+	Expect(id string, count int) Expectation
+}
+
+// Expectation is one wait for completions.
+type Expectation interface {
+	// Done is closed when all have come.
+	Done() <-chan struct{}
+	// Forget ends the wait; called exactly once, whatever came.
+	Forget()
 }
 
 // Runner runs requests. It is the front's Handler, safe for concurrent use.
@@ -60,6 +79,7 @@ type Runner struct {
 	defaults modelPD
 	models   map[string]*modelPD
 	requests sync.Pool
+	facts    facts
 	next     atomic.Uint32 // rotates whom we ask to tokenize
 	pinned   atomic.Int64  // see Pinned
 }
@@ -71,6 +91,7 @@ func (r *Runner) Pinned() int64 { return r.pinned.Load() }
 type modelPD struct {
 	pd     config.PD
 	family Family // nil: no disaggregation for this model
+	traits Traits
 }
 
 // NewRunner makes a Runner; it fails on a family it does not know.
@@ -105,7 +126,10 @@ func newModelPD(pd config.PD) (modelPD, error) {
 		pd.Family = "nixl"
 	}
 	f, err := FamilyByName(pd.Family)
-	return modelPD{pd: pd, family: f}, err
+	if err != nil {
+		return modelPD{}, err
+	}
+	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
 }
 
 func (r *Runner) pdOf(model string) *modelPD {
@@ -140,16 +164,19 @@ type request struct {
 	query    schedule.Query
 	excluded []*worker.Rank
 	fields   []upstream.Field
-	edits    []jsonscan.Edit
+	pair     Pair // what the Family sees of this attempt
+	leg      Leg  // what it writes
 	segments [][]byte
-	answer   []byte // a leg's whole response
-	handle   []byte // borrows from the prefill response
+	answer   []byte // prefill's whole response; pair.Handle borrows from it
+	reply    []byte // decode's, where it is held whole
 	handleAt time.Time
-	holding  bool // the handle is counted in Runner.pinned
+	holding  bool    // the handle is counted in Runner.pinned
+	beside   *beside // the prefill leg that runs beside decode; nil: none
 
-	prefillRank   *worker.Rank
-	prefillCached int // predicted, tokens
-	prefillFound  int // as its engine reported, -1 unknown
+	booked        schedule.Choice // of decode, made before prefill was sent
+	prefillCached int             // predicted, tokens
+	prefilled     bool            // pair.Prefill's work is in the answer
+	handed        bool            // the Family wrote the decode leg
 }
 
 // ServeInference implements front.Handler.
@@ -183,7 +210,8 @@ func (q *request) recycle() {
 	const most = 1 << 20
 	r := q.r
 	q.hold(false)
-	if cap(q.answer) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
+	q.booked.Reservation.Release()
+	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
 	}
 	keep := request{
@@ -194,12 +222,14 @@ func (q *request) recycle() {
 		keyRoom:  q.keyRoom[:0],
 		excluded: q.excluded[:0],
 		fields:   q.fields[:0],
-		edits:    q.edits[:0],
+		leg:      Leg{Edits: q.leg.Edits[:0], room: q.leg.room[:0]},
 		segments: q.segments[:0],
 		answer:   q.answer[:0],
+		reply:    q.reply[:0],
 	}
 	clear(keep.fields[:cap(keep.fields)])
 	clear(keep.segments[:cap(keep.segments)])
+	clear(keep.leg.Edits[:cap(keep.leg.Edits)])
 	*q = keep
 	r.requests.Put(q)
 }
@@ -225,6 +255,8 @@ func askedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 		keys[0] = jsonscan.KeyMaxOutputTokens
 	case front.Generate:
 		keys[0] = jsonscan.KeySamplingMaxTokens
+	case front.NativeGenerate:
+		keys[0] = jsonscan.KeySamplingMaxNewTokens
 	}
 	for _, k := range keys {
 		if n, ok := doc.Int(k); ok && n > 0 {

@@ -32,6 +32,7 @@ type streamEnd struct {
 	// the decode engine's own report is learned from.
 	prefilled bool
 	found     int
+	beside    *beside         // may still run
 	keys      []blockhash.Seq // of the approximate index; nil where events tell
 }
 
@@ -41,12 +42,16 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
 		reservation: choice.Reservation, status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
-		prefilled: q.prefillRank != nil, found: q.prefillFound,
+		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside,
 	}
 	if !s.prefilled {
 		s.keys = slices.Clone(q.guessKeys(choice.Rank)) // q.keys is scratch of the next request by then
 	}
-	q.x.Relay(resp, call, front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end})
+	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end}
+	if a := q.answerer(); a != nil && isEvents(resp) {
+		hooks.Rewrite = a.Events(&q.pair)
+	}
+	q.x.Relay(resp, call, hooks)
 }
 
 // firstToken takes the prefill work off the rank.
@@ -59,9 +64,18 @@ func (s *streamEnd) end(res relay.Result) {
 	opt := &s.r.opt
 	s.reservation.Release()
 	outcome := "ok"
-	if res.Cause != relay.Completed {
+	if b := s.beside; b != nil {
+		if res.Cause != relay.Completed {
+			b.call.Cut() // prefill would wait for a decode that is no more
+		}
+		s.found = b.found(-1)
+	}
+	switch {
+	case res.Cause == relay.Cut && s.beside.broke():
+		outcome = "prefill_failed"
+	case res.Cause != relay.Completed:
 		outcome = res.Cause.String()
-	} else if res.EngineErr {
+	case res.EngineErr:
 		outcome = "engine_error"
 	}
 	opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))

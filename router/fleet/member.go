@@ -325,6 +325,7 @@ func (m *member) learn(good []hello) {
 		info.Version = a.Version
 		info.MaxModelLen = a.MaxModelLen
 		info.TotalBlocks = a.TotalBlocks
+		info.BootstrapPort, info.DPSize = a.BootstrapPort, a.Ranks
 		sources = append(sources, sourcesOf(h.s, a)...)
 	}
 	if info.Base == "" && len(info.Models) > 0 {

@@ -51,6 +51,11 @@ type Info struct {
 	BlockSize   int // tokens; 0 unknown
 	MaxModelLen int // tokens; 0 unknown
 	TotalBlocks int // KV blocks per rank; 0 unknown
+	// BootstrapPort of an SGLang prefill engine, for its hand-over; 0 unknown.
+	BootstrapPort int
+	// DPSize is how many data-parallel ranks the engine has, here or on other
+	// nodes; 0 unknown.
+	DPSize int
 }
 
 // Rank is the live state of one (worker, rank). All of its mutable fields are

@@ -1,0 +1,112 @@
+package relay
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// Rewriter changes the events of one stream on their way to the client: cuts
+// members that are no client's business, or gives them another shape. Its
+// methods are called on the relaying goroutine, one at a time.
+type Rewriter interface {
+	// Event appends to dst what the client gets in place of one event, whose
+	// bytes, the empty line included, it borrows; nothing appended drops it.
+	// Comments and "data: [DONE]" are events too.
+	Event(dst, event []byte) []byte
+}
+
+// editor runs a Rewriter. It takes the engine's chunk framing off, collects
+// whole events, and puts what becomes of them in chunks of its own.
+type editor struct {
+	rewriter Rewriter
+	events   framer
+	out      []byte // payload to go out
+	framed   []byte
+}
+
+func (e *editor) begin(r Rewriter) { e.rewriter = r }
+func (e *editor) on() bool         { return e.rewriter != nil }
+func (e *editor) end()             { e.events.drop() }
+
+// feed rewrites the events that p completes.
+func (e *editor) feed(p []byte) {
+	for len(p) > 0 {
+		n, event, tooBig := e.events.next(p)
+		p = p[n:]
+		if tooBig {
+			e.out = append(e.out, tooBigEvent...)
+		}
+		if event != nil {
+			e.out = e.rewriter.Event(e.out, event)
+			e.events.drop()
+		}
+	}
+}
+
+// tooBigEvent stands for an event that is too long to be rewritten and must not
+// pass as it is.
+const tooBigEvent = "data: {\"error\":{\"message\":\"an event of the engine is too long to be passed on\",\"type\":\"upstream_error\",\"param\":null,\"code\":502}}\n\n"
+
+// rewrite gives what goes to the client for one read of the engine's body.
+func (s *stream) rewrite(p []byte) (out []byte, broken error) {
+	e := &s.edit
+	e.out = e.out[:0]
+	done := false
+	if !s.chunked {
+		s.scan.feed(p)
+		e.feed(p)
+		return e.out, nil
+	}
+	for at := 0; at < len(p) && !done; {
+		n, payload, err := s.chunks.Next(p[at:])
+		at += n
+		if len(payload) > 0 {
+			s.scan.feed(payload)
+			e.feed(payload)
+		}
+		if err != nil {
+			broken = err
+			break
+		}
+		if done = s.chunks.Done(); done && at == len(p) {
+			s.resp.Finish()
+		}
+	}
+	e.framed = e.framed[:0]
+	if len(e.out) > 0 {
+		e.framed = appendChunk(e.framed, e.out)
+	}
+	if done {
+		e.framed = append(e.framed, lastChunk...)
+	}
+	return e.framed, broken
+}
+
+func appendChunk(dst, payload []byte) []byte {
+	dst = strconv.AppendInt(dst, int64(len(payload)), 16)
+	dst = append(dst, "\r\n"...)
+	dst = append(dst, payload...)
+	return append(dst, "\r\n"...)
+}
+
+// DataOf gives the data of an event that has one line of it, nil for others.
+func DataOf(event []byte) []byte {
+	var data []byte
+	for len(event) > 0 {
+		line := event
+		if i := bytes.IndexByte(event, '\n'); i >= 0 {
+			line, event = event[:i], event[i+1:]
+		} else {
+			event = nil
+		}
+		line = bytes.TrimSuffix(line, []byte{'\r'})
+		if !bytes.HasPrefix(line, dataPrefix) {
+			continue
+		}
+		if data != nil {
+			return nil
+		}
+		data = fieldValue(line[len(dataPrefix):])
+	}
+	return data
+}

@@ -1,0 +1,239 @@
+package disagg
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// beside is the prefill leg of a Concurrent pair. It runs on a goroutine of its
+// own and may outlive the request's scratch, so it holds copies: of its body,
+// its header lines, and what is needed to close its books. Its end is bounded
+// by the prefill time-out.
+//
+// When it fails it cuts the decode leg; whoever reads that leg's end finds the
+// reason here behind done.
+type beside struct {
+	r           *Runner
+	rank        *worker.Rank
+	reservation *schedule.Reservation
+	call        upstream.Call
+	decode      *upstream.Call
+	req         upstream.Request
+	body        *membudget.Buffer
+	segment     [1][]byte
+	began       time.Time
+	tokens      int // of the prompt
+	predicted   int
+	keys        []blockhash.Seq // of the approximate index; nil where events tell
+
+	cached atomic.Int64 // as the engine reported, -1 not (yet)
+
+	done chan struct{} // closed at the end; what follows is set before
+	// failed says that the leg ended badly by itself, not by a cut.
+	failed bool
+	status int   // 0: none came
+	err    error // nil with a status
+	answer []byte
+}
+
+// startBeside sends the leg that the Family wrote.
+func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *beside {
+	rank := choice.Rank
+	b := &beside{
+		r: q.r, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
+		tokens: q.prompt.Count, predicted: choice.CachedTokens, keys: slices.Clone(q.guessKeys(rank)),
+		done: make(chan struct{}),
+	}
+	b.cached.Store(-1)
+	size := 0
+	for _, s := range q.body() {
+		size += len(s)
+	}
+	b.body = membudget.Default.Get(size)
+	at := 0
+	for _, s := range q.segments {
+		at += copy(b.body.B[at:], s)
+	}
+	b.segment[0] = b.body.B
+	b.req = upstream.Request{
+		Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: b.segment[:],
+		Deadline: b.began.Add(q.r.opt.Timeouts.Prefill),
+	}
+	q.r.opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	go b.run()
+	return b
+}
+
+// cloneFields copies header lines that borrow from an exchange into one string.
+func cloneFields(fields []upstream.Field) []upstream.Field {
+	size := 0
+	for i := range fields {
+		size += len(fields[i].Name) + len(fields[i].Value)
+	}
+	text := make([]byte, 0, size)
+	for i := range fields {
+		text = append(append(text, fields[i].Name...), fields[i].Value...)
+	}
+	all, own := string(text), make([]upstream.Field, len(fields))
+	for i := range fields {
+		n, v := len(fields[i].Name), len(fields[i].Value)
+		own[i] = upstream.Field{Name: all[:n], Value: all[n : n+v]}
+		all = all[n+v:]
+	}
+	return own
+}
+
+func (b *beside) run() {
+	opt := &b.r.opt
+	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
+	if err == nil {
+		b.status = resp.Status
+		b.answer, err = resp.ReadAll(nil, maxPrefillAnswer)
+		resp.Release()
+	}
+	membudget.Default.Put(b.body)
+	b.body, b.segment[0], b.req = nil, nil, upstream.Request{}
+	b.reservation.Release()
+
+	outcome := "ok"
+	switch {
+	case err == nil:
+		opt.Fleet.Succeeded(b.rank)
+		outcome = statusClass(b.status)
+		if b.failed = b.status != 200; !b.failed {
+			found := relay.UsageOf(b.answer).Cached
+			b.cached.Store(int64(found))
+			b.r.learn(b.rank, b.keys, b.tokens, b.predicted, found)
+		}
+	case b.call.WasCut():
+		outcome = relay.Cut.String()
+	default:
+		b.failed, b.err, b.status = true, err, 0
+		f := sort(err)
+		outcome = string(f.reason)
+		if f.ofEngine {
+			opt.Fleet.Failed(b.rank, err)
+		}
+	}
+	opt.Observer.LegEnded(schedule.PrefillLeg, b.rank.ID, outcome, time.Since(b.began))
+	close(b.done)
+	if b.failed {
+		b.decode.Cut() // it would wait for blocks that never come
+	}
+}
+
+// found is how many tokens prefill found cached, other when that is not known.
+func (b *beside) found(other int) int {
+	if n := b.cached.Load(); n >= 0 {
+		return int(n)
+	}
+	return other
+}
+
+// broke says whether the leg has ended badly by now.
+func (b *beside) broke() bool {
+	if b == nil {
+		return false
+	}
+	select {
+	case <-b.done:
+		return b.failed
+	default:
+		return false
+	}
+}
+
+// endBeside cuts the leg beside and waits for its end.
+func (q *request) endBeside() {
+	q.beside.call.Cut()
+	<-q.beside.done
+}
+
+// both runs a Concurrent pair: prefill beside, decode here.
+func (q *request) both(prefill schedule.Choice) legEnd {
+	opt := &q.r.opt
+	choice, ok := q.choose(schedule.DecodeLeg, q.plan.Decode)
+	if !ok {
+		prefill.Reservation.Release()
+		q.refuse(front.UpstreamFailed, "every decode worker tried has failed this request", time.Second)
+		return legAnswered
+	}
+	q.pair.Decode = choice.Rank
+	q.leg.reset()
+	q.plan.Family.Prefill(&q.leg, &q.pair)
+	call := new(upstream.Call)
+	q.beside = q.startBeside(&prefill, call)
+	defer func() { q.beside = nil }()
+
+	opt.Observer.LegStarted(schedule.DecodeLeg, choice.Rank.ID)
+	began := time.Now()
+	resp, err := q.callDecode(choice.Rank, call, began)
+	if err != nil {
+		return q.pairBroke(&choice, call, err, time.Since(began))
+	}
+	return q.answered(schedule.DecodeLeg, &choice, call, resp, began, q.plan.Decode)
+}
+
+// pairBroke takes in that the decode leg of a Concurrent pair failed, or was
+// cut: by the client's leaving, or because prefill failed.
+func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err error, took time.Duration) legEnd {
+	opt, b := &q.r.opt, q.beside
+	q.endBeside()
+	choice.Reservation.Release()
+	rank := choice.Rank
+	switch {
+	case b.failed:
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
+		return q.prefillBroke(b)
+	case call.WasCut():
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(front.ClientGone), took)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return legAnswered
+	}
+	q.r.facts.forget(b.rank)
+	f := q.failed(rank, "decode", err)
+	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), took)
+	if f.reason == front.UpstreamTimeout && !f.unsent || !q.mayRunAgain(q.plan.Decode) {
+		q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", rank.ID, err), 0)
+		return legAnswered
+	}
+	return legAgain
+}
+
+// prefillBroke takes in that the prefill leg of a Concurrent pair failed.
+func (q *request) prefillBroke(b *beside) legEnd {
+	q.r.facts.forget(b.rank)
+	if b.err == nil && !worthRetry(b.status) {
+		// What prefill refuses decode would refuse too: the client's to see.
+		q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+			Status: b.status, Reason: "engine_" + statusClass(b.status), CachedTokens: -1, Total: time.Since(q.x.Received),
+		})
+		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)
+		q.x.ReplyJSON(b.status, b.answer)
+		return legAnswered
+	}
+	reason, err := front.UpstreamFailed, b.err
+	if err != nil {
+		f := sort(err)
+		reason = f.reason
+		q.note(b.rank, "prefill", f, err)
+	} else {
+		err = fmt.Errorf("it answered %d", b.status)
+		q.note(b.rank, "prefill", failure{suspect: diedOf(b.status, b.answer)}, err)
+	}
+	if q.suspects >= maxSuspects {
+		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
+		return legAnswered
+	}
+	return legAgain // another prefill worker, or what there is without one
+}

@@ -1,0 +1,204 @@
+package disagg
+
+import (
+	"strconv"
+	"strings"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/worker"
+)
+
+// Pair is one attempt of one request as a Family sees it. It is read only, and
+// valid until the function it was given to returns.
+type Pair struct {
+	Kind   front.Kind
+	Path   string // the client's endpoint
+	Doc    *jsonscan.Doc
+	Stream bool     // the client asked for a stream
+	Tokens []uint32 // the prompt's ids, exact; empty when not known
+	// RequestID is the X-Request-Id of both legs.
+	RequestID string
+	// Token is random, 0 … 2^63-1, and new for each attempt.
+	Token   uint64
+	Prefill *worker.Rank
+	Decode  *worker.Rank // nil until chosen
+	// Fact is what an Asker learned of Prefill.
+	Fact string
+	// Answer is prefill's whole 200 answer and Handle what the family found in
+	// it; nil before, and when decode runs plainly.
+	Answer, Handle []byte
+	// PrefillCached is how many tokens the prefill engine reported as found in
+	// its cache, -1 when it said nothing.
+	PrefillCached int
+	// Trial: this decode goes before prefill (DecodeFirst).
+	Trial bool
+}
+
+// Leg is one engine call as a Family writes it. The zero Leg is the client's
+// body at the client's endpoint, the rank addressed by header.
+type Leg struct {
+	Path string // [the client's endpoint]
+	// Edits of the client's body. Values are constants, borrow from the Pair, or
+	// come from the Leg's own room (Int, Quote, Room).
+	Edits []jsonscan.Edit
+	// Body takes the place of the client's body with Edits when not nil.
+	Body []byte
+	// RankInBody: the Family addressed the rank; no rank header is sent.
+	RankInBody bool
+
+	room []byte
+}
+
+func (l *Leg) reset() {
+	*l = Leg{Edits: l.Edits[:0], room: l.room[:0]}
+}
+
+// Set, Replace and Remove add an edit; see jsonscan.Op.
+func (l *Leg) Set(k jsonscan.Key, raw []byte) {
+	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Set, Value: raw})
+}
+
+// Replace: see Set.
+func (l *Leg) Replace(k jsonscan.Key, raw []byte) {
+	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Replace, Value: raw})
+}
+
+// Remove: see Set.
+func (l *Leg) Remove(k jsonscan.Key) {
+	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Remove})
+}
+
+// Int renders a number in the leg's room.
+func (l *Leg) Int(n uint64) []byte {
+	from := len(l.room)
+	l.room = strconv.AppendUint(l.room, n, 10)
+	return l.room[from:len(l.room):len(l.room)]
+}
+
+// Quote renders a JSON string of text that needs no escapes (hosts, ids).
+func (l *Leg) Quote(s string) []byte {
+	from := len(l.room)
+	l.room = append(append(append(l.room, '"'), s...), '"')
+	return l.room[from:len(l.room):len(l.room)]
+}
+
+// Room lets build append a value of any size to the leg's room and gives it.
+func (l *Leg) Room(build func(dst []byte) []byte) []byte {
+	from := len(l.room)
+	l.room = build(l.room)
+	return l.room[from:len(l.room):len(l.room)]
+}
+
+// oneToken limits the output to one token, without a minimum that would keep
+// the engine from ending with the reason "length", the one end after which
+// every release of vLLM keeps the blocks.
+func (l *Leg) oneToken(p *Pair) {
+	switch p.Kind {
+	case front.Chat, front.Completions:
+		l.Set(jsonscan.KeyMaxTokens, jsonOne)
+		l.Replace(jsonscan.KeyMaxCompletionTokens, jsonOne)
+		l.Remove(jsonscan.KeyMinTokens)
+		l.Remove(jsonscan.KeyMinCompletionTokens)
+	case front.ResponsesAPI:
+		l.Set(jsonscan.KeyMaxOutputTokens, jsonOne)
+	case front.Messages:
+		l.Set(jsonscan.KeyMaxTokens, jsonOne)
+	case front.Generate:
+		if !p.Doc.Has(jsonscan.KeySamplingParams) {
+			l.Set(jsonscan.KeySamplingParams, oneTokenSampling)
+			return
+		}
+		l.Set(jsonscan.KeySamplingMaxTokens, jsonOne)
+		l.Remove(jsonscan.KeySamplingMinTokens)
+	}
+}
+
+// notStreamed asks for one whole answer.
+func (l *Leg) notStreamed() {
+	l.Set(jsonscan.KeyStream, jsonFalse)
+	l.Remove(jsonscan.KeyStreamOptions)
+}
+
+var (
+	jsonOne   = []byte("1")
+	jsonTrue  = []byte("true")
+	jsonFalse = []byte("false")
+
+	oneTokenSampling = []byte(`{"max_tokens":1}`)
+)
+
+// hostOf is the host of a rank's URL, an IPv6 address in its brackets.
+func hostOf(r *worker.Rank) string {
+	_, rest, _ := strings.Cut(r.URL, "://")
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		rest = rest[:i]
+	}
+	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, ']') {
+		rest = rest[:i]
+	}
+	return rest
+}
+
+// option is the value of a worker's family key for one of its ranks: with one
+// value given it counts for all, else each rank has its own, in the ranks'
+// order. "" when there is none.
+func option(r *worker.Rank, key string) string {
+	values := r.Worker.Spec.Options[key]
+	switch {
+	case len(values) == 0:
+		return ""
+	case len(values) == 1:
+		return values[0]
+	}
+	for i, other := range r.Worker.Ranks {
+		if other == r && i < len(values) {
+			return values[i]
+		}
+	}
+	return ""
+}
+
+// release says whether a rank's engine is known to be of release major.minor.patch
+// or later; an unknown one is not.
+func atLeast(r *worker.Rank, major, minor, patch int) bool {
+	have := release(r.Worker.Info().Version)
+	want := [3]int{major, minor, patch}
+	for i := range have {
+		if have[i] != want[i] {
+			return have[i] > want[i]
+		}
+	}
+	return true
+}
+
+// older says whether a rank's engine is known to be of a release before
+// major.minor.patch.
+func older(r *worker.Rank, major, minor, patch int) bool {
+	return r.Worker.Info().Version != "" && !atLeast(r, major, minor, patch)
+}
+
+// release reads "0.32.0+cpu", "v0.5.10.post1", "0.26.0rc1": the leading numbers.
+// A text that begins with no number is {-1}.
+func release(version string) (v [3]int) {
+	s := strings.TrimPrefix(version, "v")
+	for i := range v {
+		n, digits := 0, 0
+		for digits < len(s) && digits < 6 && s[digits]-'0' <= 9 {
+			n = n*10 + int(s[digits]-'0')
+			digits++
+		}
+		if digits == 0 {
+			if i == 0 {
+				v[0] = -1
+			}
+			return v
+		}
+		v[i] = n
+		if s = s[digits:]; len(s) == 0 || s[0] != '.' {
+			return v
+		}
+		s = s[1:]
+	}
+	return v
+}
