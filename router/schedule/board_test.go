@@ -28,7 +28,7 @@ func onBoard(t *testing.T, s *Scheduler, q *Query) *board {
 // again lets the board see what engines report now.
 func (x *board) again(s *Scheduler) {
 	x.refreshed.Store(-int64(time.Hour))
-	x.refresh(s)
+	x.refresh(s, s.now())
 }
 
 func mustBeEmpty(t *testing.T, s *Scheduler, rs []*worker.Rank) {
@@ -36,7 +36,7 @@ func mustBeEmpty(t *testing.T, s *Scheduler, rs []*worker.Rank) {
 	mustZero(t, rs)
 	for _, r := range rs {
 		for leg := range s.ledger.load {
-			if left := s.ledger.load[leg][at(r.Slot)].Load() - s.ledger.slow[leg][at(r.Slot)].Load(); left != 0 {
+			if left := s.ledger.load[leg][slotAt(r.Slot)].Load() - s.ledger.slow[leg][slotAt(r.Slot)].Load(); left != 0 {
 				t.Errorf("%v: %d ns left in the ledger for the %v leg", r.ID, left, Leg(leg))
 			}
 		}
@@ -84,7 +84,7 @@ func TestBoardAgreesWithThePlainWay(t *testing.T) {
 			}
 			x := onBoard(t, s, q)
 			x.again(s)
-			f := newFrame(&s.weights, q)
+			f := s.newFrame(q)
 			sc := &scratch{}
 			rng := s.random()
 			if !pickLeast(&f, q, sc, &rng, false) {

@@ -7,71 +7,72 @@ import (
 	"sluice/router/worker"
 )
 
-// The rates of the cost formula; doc.go says where they come from.
 const (
-	prefillMS     = 0.1   // per prompt token computed
-	transferMS    = 0.005 // per prompt token pulled
-	blockMS       = 0.15  // per block resident in the batch
-	waitingTokens = 1024  // assumed prompt of a request somebody else placed
-	pressureFrom  = 0.9   // share of blocks in use from which room is doubted
+	nsPerMS       = 1e6
+	waitingTokens = 1024 // assumed prompt of a request somebody else placed
+	pressureFrom  = 0.9  // share of blocks in use from which room is doubted
 )
 
 // term is one candidate as it was seen: the inputs of its cost. The cost's
 // terms follow from them (see termsOf), so only these are kept in a record.
 type term struct {
 	rank     *worker.Rank
-	cost     float64
-	reserved int64 // prompt tokens to prefill, ours
+	cost     float64 // ms
+	credit   float64 // tokens that overlap saves, weighted
+	reserved int64   // prompt tokens to prefill, ours
+	price    [worker.NumWork]int32
 	blocks   int32 // decode blocks, ours
 	requests int32 // ours
 	waiting  int32 // as the engine said, -1 never
-	cached   int32 // tokens predicted
+	cached   int32 // tokens predicted, in any tier
 	depth    int32 // blocks of overlap
+	host     int32 // of depth, those on the host only
+	disk     int32 // of depth, those on disk only
 	unfit    int32 // tokens of this request's blocks that do not fit
 	feed     worker.FeedState
-	approx   bool // the overlap is the text mode's
+	approx   bool // the overlap is the text mode's, or the router's own choices'
+	awaited  bool // the overlap was just sent there: no event has told of it yet
 	excluded bool
 }
 
 // frame is what is constant over the candidates of one choice.
 type frame struct {
-	w             *weights
-	leg           Leg
-	prompt        int
-	output        int
-	exact         *kvindex.Overlap // nil when nobody holds anything
-	sized         []SizedOverlap   // instead of exact
-	approx        *kvindex.Overlap
-	approxTokens  int
-	queue, decode float64 // the weights, or 0 where the leg has no such term
-	rate          float64 // of the request's own tokens
-	uncached      float64 // own(0)
-	textOnly      bool    // no tokens were found: Approx is for every rank
+	w            *weights
+	rates        *rates
+	leg          Leg
+	prompt       int
+	asked        int // prompt as the query says it, 0 unknown
+	output       int
+	exact        *kvindex.Overlap // nil when nobody holds anything
+	sized        []SizedOverlap   // instead of exact
+	approx       *kvindex.Overlap
+	approxTokens int
+	awaited      []awaited // blocks on their way
+	textOnly     bool      // no tokens were found: Approx is for every rank
+	own          worker.Work
+	now          int64 // ns since the scheduler's start
 }
 
-// weights are the Options with the rates multiplied in, in ms.
+// weights are those of the Options.
 type weights struct {
-	overlap                  float64
-	prefill, transfer, queue float64 // per token
-	decode, waiting, unfit   float64 // per block, request, token
+	overlap, host, disk, awaited float64
+	prefill, queue, decode       float64
+	overlap16                    int64 // overlap in 1/65,536
 }
 
 func newWeights(o *Options) weights {
-	return weights{
-		overlap:  o.OverlapWeight,
-		prefill:  o.PrefillWeight * prefillMS,
-		transfer: o.PrefillWeight * transferMS,
-		queue:    o.QueueWeight * prefillMS,
-		decode:   o.DecodeWeight * blockMS,
-		waiting:  o.QueueWeight * waitingTokens * prefillMS,
-		unfit:    o.DecodeWeight * prefillMS,
-	}
+	return weights{overlap: o.OverlapWeight, overlap16: int64(o.OverlapWeight*(1<<16) + 0.5), host: o.HostWeight, disk: o.DiskWeight, awaited: o.AwaitedWeight,
+		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight}
 }
 
-func newFrame(w *weights, q *Query) frame {
-	f := frame{w: w, leg: q.Leg, prompt: q.PromptTokens, output: outputTokens(q.MaxTokens), textOnly: q.Overlap == nil && len(q.Overlaps) == 0}
+func (s *Scheduler) newFrame(q *Query) frame {
+	f := frame{w: &s.weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, asked: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
+		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, own: worker.Prefilling}
 	if f.prompt <= 0 {
 		f.prompt = assumedPrompt
+	}
+	if f.leg == DecodeLeg {
+		f.own = worker.Pulling
 	}
 	// An overlap nobody shares is dropped here rather than asked per rank.
 	for i := range q.Overlaps {
@@ -85,32 +86,18 @@ func newFrame(w *weights, q *Query) frame {
 	if q.Approx != nil && q.ApproxBlockTokens > 0 && q.Approx.Max() > 0 {
 		f.approx, f.approxTokens = q.Approx, q.ApproxBlockTokens
 	}
-	if f.leg != DecodeLeg {
-		f.queue = w.queue
-	}
-	if f.leg != PrefillLeg {
-		f.decode = w.decode
-	}
-	f.rate = w.prefill
-	if f.leg == DecodeLeg {
-		f.rate = w.transfer
-	}
-	f.uncached = f.own(0)
 	return f
 }
 
 // look reads a candidate's inputs and sets its cost. Each load is one atomic;
 // together they are an estimate, not a snapshot.
 func (f *frame) look(r *worker.Rank, t *term) {
-	t.rank = r
-	t.reserved = r.PrefillTokens.Load()
-	t.blocks = int32(r.DecodeBlocks.Load())
-	t.requests = int32(r.Requests.Load())
-	t.waiting = int32(r.Waiting.Load())
-	t.cached, t.depth, t.unfit = 0, 0, 0
-	t.approx, t.excluded = false, false
-	t.feed = worker.FeedState(r.Feed.Load())
-	if f.exact != nil || f.sized != nil || f.approx != nil {
+	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), requests: int32(r.Requests.Load()),
+		waiting: int32(r.Waiting.Load()), feed: worker.FeedState(r.Feed.Load())}
+	for w := range t.price {
+		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
+	}
+	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.awaited) > 0 {
 		f.overlap(r, t)
 	}
 	if f.leg != PrefillLeg {
@@ -118,67 +105,76 @@ func (f *frame) look(r *worker.Rank, t *term) {
 			t.unfit = f.unfitTokens(r, u)
 		}
 	}
-	t.cost = f.sum(f.own(t.cached), t.reserved, int64(t.blocks), int64(t.waiting)-int64(t.requests)) + f.w.unfit*float64(t.unfit)
+	p := f.w.termsOf(f.leg, f.prompt, t)
+	t.cost = p.sum()
 }
 
-// own is the cost of this request's own prompt, of which cached tokens are held.
-func (f *frame) own(cached int32) float64 {
-	return f.rate * max(0, float64(f.prompt)-f.w.overlap*float64(cached))
-}
-
-// sum adds the load of others. Factors of terms that the leg does not have are 0.
-func (f *frame) sum(own float64, reserved, blocks, foreign int64) float64 {
-	if foreign < 0 {
-		foreign = 0
-	}
-	return own + f.queue*float64(reserved) + f.decode*float64(blocks) + f.w.waiting*float64(foreign)
-}
-
-// glance is look's cost without the term, for passes over many ranks.
+// glance is a lower bound of look's cost that reads less, exact where nothing
+// is held, for passes over many ranks.
 func (f *frame) glance(r *worker.Rank, t *term) float64 {
-	if f.exact != nil && f.exact.Depth(r.Slot) > 0 || f.sized != nil || f.approx != nil || f.leg != PrefillLeg && r.KVUsage() >= pressureFrom {
-		f.look(r, t)
-		return t.cost
-	}
-	return f.sum(f.uncached, r.PrefillTokens.Load(), r.DecodeBlocks.Load(), r.Waiting.Load()-r.Requests.Load())
+	f.look(r, t)
+	return t.cost
 }
 
 // overlap trusts the index for ranks whose feed is contiguous. While a feed is
 // syncing what it brought so far is true but not all: the better of both
-// counts. Elsewhere only the text mode's guess remains.
+// counts. Elsewhere only the guess from the router's own choices remains.
 func (f *frame) overlap(r *worker.Rank, t *term) {
 	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
-		if d, size := f.held(r); d > 0 {
+		if o, d, size := f.held(r); d > 0 {
 			t.depth = int32(d)
 			t.cached = int32(min(d*size, f.prompt))
+			t.credit = float64(t.cached)
+			if anyBelow(o) {
+				host, disk := tiersOf(o, r.Slot)
+				t.host, t.disk = int32(host), int32(disk)
+				t.credit = max(0, t.credit-f.w.below(host, disk, size))
+			}
 		}
 	}
 	if f.approx != nil && (t.feed != worker.FeedLive || f.textOnly) {
 		if d := f.approx.Depth(r.Slot); d > 0 {
-			if c := int32(min(d*f.approxTokens, f.prompt)); c > t.cached {
-				t.depth, t.cached, t.approx = int32(d), c, true
+			if c := int32(min(d*f.approxTokens, f.prompt)); float64(c) > t.credit {
+				t.depth, t.cached, t.credit, t.approx = int32(d), c, float64(c), true
+				t.host, t.disk = 0, 0
 			}
 		}
 	}
+	for i := range f.awaited {
+		if a := &f.awaited[i]; a.slot == r.Slot {
+			if c := f.w.awaited * float64(a.tokens); c > t.credit {
+				t.depth, t.cached, t.credit, t.awaited = int32(a.blocks), int32(a.tokens), c, true
+				t.approx, t.host, t.disk = false, 0, 0
+			}
+		}
+	}
+	t.credit *= f.w.overlap
+}
+
+// below is how many tokens less than on the device blocks in slower tiers are
+// worth, of size tokens each.
+func (w *weights) below(host, disk, size int) float64 {
+	return float64(size) * ((1-w.host)*float64(host) + (1-w.disk)*float64(disk))
 }
 
 // held is how many blocks, of how many tokens, the index has for r.
-func (f *frame) held(r *worker.Rank) (depth, size int) {
+func (f *frame) held(r *worker.Rank) (o *kvindex.Overlap, depth, size int) {
 	if f.exact != nil {
 		if depth = f.exact.Depth(r.Slot); depth > 0 {
 			size = sizeOf(r)
 		}
-		return depth, size
+		return f.exact, depth, size
 	}
 	if len(f.sized) > 0 {
 		size = sizeOf(r)
 		for i := range f.sized {
 			if f.sized[i].BlockSize == size {
-				return f.sized[i].Overlap.Depth(r.Slot), size
+				o = &f.sized[i].Overlap
+				return o, o.Depth(r.Slot), size
 			}
 		}
 	}
-	return 0, 0
+	return nil, 0, 0
 }
 
 func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {
@@ -201,19 +197,24 @@ type Terms struct {
 	Pressure float64 `json:"pressure,omitempty"`
 }
 
-// termsOf splits the cost that look summed.
+func (p *Terms) sum() float64 {
+	return p.Prefill + p.Transfer + p.Queue + p.Waiting + p.Decode + p.Pressure
+}
+
+// termsOf splits the cost of what was seen.
 func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
-	todo := max(0, float64(prompt)-w.overlap*float64(t.cached))
-	p := Terms{Waiting: w.waiting * float64(max(0, t.waiting-t.requests))}
+	todo := max(0, float64(prompt)-t.credit)
+	prefill := float64(t.price[worker.Prefilling]) / nsPerMS
+	p := Terms{Waiting: w.queue * waitingTokens * prefill * float64(max(0, t.waiting-t.requests))}
 	if leg == DecodeLeg {
-		p.Transfer = w.transfer * todo
+		p.Transfer = w.prefill * float64(t.price[worker.Pulling]) / nsPerMS * todo
 	} else {
-		p.Prefill = w.prefill * todo
-		p.Queue = w.queue * float64(t.reserved)
+		p.Prefill = w.prefill * prefill * todo
+		p.Queue = w.queue * prefill * float64(t.reserved)
 	}
 	if leg != PrefillLeg {
-		p.Decode = w.decode * float64(t.blocks)
-		p.Pressure = w.unfit * float64(t.unfit)
+		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.blocks)
+		p.Pressure = w.decode * prefill * float64(t.unfit)
 	}
 	return p
 }

@@ -3,6 +3,8 @@ package schedule
 import (
 	"encoding/json"
 	"time"
+
+	"sluice/router/worker"
 )
 
 // Record is one request's account as Explain and Recent give it.
@@ -42,7 +44,13 @@ type Candidate struct {
 	Terms    Terms   `json:"terms_ms"`
 	Cached   int     `json:"cached_tokens"`
 	Overlap  int     `json:"overlap_blocks"`
-	Approx   bool    `json:"overlap_guessed,omitempty"` // by text mode
+	Host     int     `json:"overlap_host_blocks,omitempty"` // of overlap_blocks, not on the device
+	Disk     int     `json:"overlap_disk_blocks,omitempty"` // likewise
+	Credit   float64 `json:"overlap_credit_tokens"`         // what the overlap saves, weighted
+	Approx   bool    `json:"overlap_guessed,omitempty"`     // from the router's own choices
+	Awaited  bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
+	Unknown  bool    `json:"overlap_unknown,omitempty"`     // no feed that can be trusted, and no guess
+	Rates    Rates   `json:"rates_ms"`                      // per unit, as the cost was made from
 	Reserved int64   `json:"prefill_tokens_reserved"`
 	Blocks   int     `json:"decode_blocks_reserved"`
 	Requests int     `json:"requests"`
@@ -135,7 +143,7 @@ func (b *book) all(s *Scheduler, id string) []Record {
 
 // account copies the record out; its mutex is held by the caller.
 func (r *record) account(s *Scheduler) Record {
-	rec := Record{RequestID: string(r.id), Begun: r.begun, Policy: s.Policy(), Dropped: r.lost, LostNotes: r.lostNotes,
+	rec := Record{RequestID: string(r.id), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: r.lost, LostNotes: r.lostNotes,
 		Decisions: make([]Decision, 0, len(r.decisions))}
 	for i := range r.decisions {
 		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
@@ -158,6 +166,7 @@ func (r *record) decision(s *Scheduler, d *decision) Decision {
 		t := &r.terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
 			Terms: s.weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank
@@ -170,3 +179,14 @@ func (r *record) decision(s *Scheduler, d *decision) Decision {
 func ms(d time.Duration) float64 { return round3(float64(d) / float64(time.Millisecond)) }
 
 func round3(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }
+
+// unknown says that nothing is known of what the rank holds: its share of the
+// cost is that of a rank that holds nothing, which is not the same as knowing so.
+func (t *term) unknown() bool {
+	return t.feed != worker.FeedLive && t.feed != worker.FeedSyncing && t.cached == 0
+}
+
+func (t *term) rates() Rates {
+	ms := func(w worker.Work) float64 { return float64(t.price[w]) / nsPerMS }
+	return Rates{Prefill: ms(worker.Prefilling), Transfer: ms(worker.Pulling), Block: ms(worker.Decoding)}
+}

@@ -8,7 +8,7 @@ import (
 
 // ledger is the load of this scheduler's reservations once more, as the cost in
 // nanoseconds that it adds to each leg, by slot and side by side: a choice among
-// a thousand ranks reads 8 KB here instead of two cache lines of every Rank. The
+// a thousand ranks reads a few lines here instead of two of every Rank. The
 // Rank's counters remain what the world sees.
 //
 // Memory order: a booking from the ledger swaps the entry that the cost was made
@@ -16,59 +16,68 @@ import (
 // all else is added and subtracted, and read as an estimate. What a board's
 // refresh saw of an engine is in the entries too: slow remembers how much, so
 // that the next refresh, of whichever board, adds the difference.
+//
+// fell counts, for the slots of a group, how often a load has gone down: who
+// knew a lower bound of the group's loads, and finds fell as it was when the
+// bound was made, knows that it still is one. An entry is lowered first and fell
+// raised after, so that who reads fell before the entries errs on the safe side.
 type ledger struct {
-	perToken, perBlock int64                            // ns
-	load               [3][worker.MaxSlots]atomic.Int64 // by Leg
-	slow               [3][worker.MaxSlots]atomic.Int64 // of load: waiting requests, crowding
+	load [legs][worker.MaxSlots]atomic.Int64 // ns
+	slow [legs][worker.MaxSlots]atomic.Int64 // ns of load: waiting requests, crowding
+	fell [legs][worker.MaxSlots / group]atomic.Uint32
 }
 
 const (
-	nsPerMS = 1e6
 	// crowd puts a rank behind every other without overflowing a sum.
 	crowd = 1 << 50
+	// group is how many neighbouring slots share a count of falls, and a block of
+	// a board: a few cache lines of loads, read in some 20 ns.
+	group = 32
 )
 
-func newLedger(w *weights) *ledger {
-	return &ledger{perToken: int64(w.queue * nsPerMS), perBlock: int64(w.decode * nsPerMS)}
+// slotAt is a slot as an index that needs no bounds check.
+func slotAt(s worker.Slot) int { return int(s) & (worker.MaxSlots - 1) }
+
+// add books ns of prefill and of decode work, or takes them off when negative.
+func (l *ledger) add(s worker.Slot, prefill, decode int64) {
+	if prefill != 0 {
+		l.change(PrefillLeg, s, prefill)
+	}
+	if decode != 0 {
+		l.change(DecodeLeg, s, decode)
+	}
+	l.change(Whole, s, prefill+decode)
 }
 
-// at is a slot as an index that needs no bounds check.
-func at(s worker.Slot) int { return int(s) & (worker.MaxSlots - 1) }
-
-// add books tokens to prefill and blocks, or takes them off when negative.
-func (l *ledger) add(s worker.Slot, tokens, blocks int64) {
-	i := at(s)
-	if tokens != 0 {
-		l.load[PrefillLeg][i].Add(tokens * l.perToken)
+func (l *ledger) change(leg Leg, s worker.Slot, by int64) {
+	i := slotAt(s)
+	l.load[leg][i].Add(by)
+	if by < 0 {
+		l.fell[leg][i/group].Add(1)
 	}
-	if blocks != 0 {
-		l.load[DecodeLeg][i].Add(blocks * l.perBlock)
-	}
-	l.load[Whole][i].Add(tokens*l.perToken + blocks*l.perBlock)
 }
 
 // swap books as add does if the load of the leg is still what was seen, and
-// says whether.
-func (l *ledger) swap(leg Leg, s worker.Slot, seen, tokens, blocks int64) bool {
-	i := at(s)
-	t, b := tokens*l.perToken, blocks*l.perBlock
+// says whether. Nothing is negative.
+func (l *ledger) swap(leg Leg, s worker.Slot, seen, prefill, decode int64) bool {
+	i := slotAt(s)
 	switch leg {
 	case PrefillLeg:
-		if !l.load[PrefillLeg][i].CompareAndSwap(seen, seen+t) {
+		if !l.load[PrefillLeg][i].CompareAndSwap(seen, seen+prefill) {
 			return false
 		}
-		l.load[Whole][i].Add(t)
+		l.load[Whole][i].Add(prefill)
 	case DecodeLeg:
-		if !l.load[DecodeLeg][i].CompareAndSwap(seen, seen+b) {
+		if !l.load[DecodeLeg][i].CompareAndSwap(seen, seen+decode) {
 			return false
 		}
-		l.load[Whole][i].Add(b)
+		l.load[Whole][i].Add(decode)
 	default:
-		if !l.load[Whole][i].CompareAndSwap(seen, seen+t+b) {
+		if !l.load[Whole][i].CompareAndSwap(seen, seen+prefill+decode) {
 			return false
 		}
-		l.load[PrefillLeg][i].Add(t)
-		l.load[DecodeLeg][i].Add(b)
+		l.load[PrefillLeg][i].Add(prefill)
+		l.load[DecodeLeg][i].Add(decode)
 	}
 	return true
 }
@@ -80,8 +89,8 @@ func (l *ledger) refresh(s worker.Slot, waiting int64, crowded bool) {
 		if crowded && Leg(leg) != PrefillLeg {
 			v += crowd
 		}
-		if old := l.slow[leg][at(s)].Swap(v); old != v {
-			l.load[leg][at(s)].Add(v - old)
+		if old := l.slow[leg][slotAt(s)].Swap(v); old != v {
+			l.change(Leg(leg), s, v-old)
 		}
 	}
 }

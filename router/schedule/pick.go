@@ -159,7 +159,7 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 		return false
 	}
 	start := 0
-	if s.policy == roundRobin {
+	if s.policy != atRandom {
 		start = int((s.turn[q.Leg%legs].Add(1) - 1) % uint64(n))
 	} else {
 		start = below(rng, n)
@@ -176,4 +176,61 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 		}
 	}
 	return sc.usable > 0
+}
+
+// bounded is how many times the mean of requests a rank may have and still keep
+// its sessions.
+const bounded = 1.25
+
+// pickSticky takes the rank that the session's hash falls on, as long as it has
+// no more than its share of the requests under way; else the least cost. The rank
+// is found by rendezvous, so sessions move only from ranks that leave, and several
+// routers agree.
+func pickSticky(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	home, requests, usable := homeOf(q)
+	if !pickLeast(f, q, sc, rng, false) {
+		return false
+	}
+	if home == nil || home == sc.best.rank {
+		return true
+	}
+	var t term
+	f.look(home, &t)
+	if float64(t.requests) >= 1+bounded*float64(requests)/float64(usable) {
+		return true // yields
+	}
+	sc.best = t
+	return true
+}
+
+// homeOf is the candidate on which a session's hash falls, with the requests
+// under way on all that are not excluded, and how many those are.
+func homeOf(q *Query) (home *worker.Rank, requests int64, usable int) {
+	most := uint64(0)
+	for _, r := range q.Candidates {
+		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
+			continue
+		}
+		usable++
+		requests += r.Requests.Load()
+		if h := mix(q.Session ^ r.Worker.Hash()*(2*uint64(r.ID.Rank)+1)); home == nil || h > most {
+			home, most = r, h
+		}
+	}
+	return home, requests, usable
+}
+
+// pickHashed is plain session hashing; a request without a session takes its
+// turn.
+func (s *Scheduler) pickHashed(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	if q.Session == 0 {
+		return s.pickBlind(f, q, sc, rng)
+	}
+	home, _, usable := homeOf(q)
+	if home == nil {
+		return false
+	}
+	f.look(home, &sc.best)
+	sc.kept, sc.usable = append(sc.kept, sc.best), usable
+	return true
 }

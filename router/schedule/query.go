@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -49,6 +50,17 @@ type Query struct {
 	ApproxBlockTokens int
 	// MaxTokens the client asked for; 0 unknown.
 	MaxTokens int
+	// Keys are the prompt's sequence hashes in blocks of KeyTokens tokens, by
+	// which it is known again while no event has told of it; nil does without.
+	// They are borrowed for the call.
+	Keys      []blockhash.Seq
+	KeyTokens int
+	// Session is a hash of the client's session, 0 for none: it stays on one rank
+	// while that has no more than its share of the load.
+	Session uint64
+	// Reservation, when not nil, is memory for the Choice's, which must hold
+	// nothing any more; else one is allocated.
+	Reservation *Reservation
 	// Excluded ranks have failed for this request already.
 	Excluded []*worker.Rank
 	// RequestID, for the explain record; "" keeps none.

@@ -53,7 +53,7 @@ type record struct {
 	hash      uint64
 	id        []byte // copied: ids may be borrowed from the connection's buffers
 	seq       uint64
-	begun     time.Time
+	begun     int64 // ns since the scheduler's start
 	decisions []decision
 	terms     []term // of all decisions, one after the other
 	lost      int    // decisions beyond the bound
@@ -121,7 +121,7 @@ func (b *book) open(id string, h uint64) *record {
 }
 
 // take gives the oldest slot to id, with its mutex held.
-func (b *book) take(id string, h uint64) *record {
+func (b *book) take(id string, h uint64, now int64) *record {
 	seq := b.next.Add(1)
 	i := uint32((seq - 1) % uint64(len(b.slots)))
 	r := &b.slots[i]
@@ -129,7 +129,7 @@ func (b *book) take(id string, h uint64) *record {
 	old, was := r.hash, r.used
 	r.used, r.ended, r.hash, r.seq = true, false, h, seq
 	r.id = append(r.id[:0], id...)
-	r.begun = time.Now()
+	r.begun = now
 	r.decisions = r.decisions[:0]
 	clear(r.terms) // lets go of ranks that have left
 	r.terms = r.terms[:0]
@@ -172,7 +172,7 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 		r = nil
 	}
 	if r == nil {
-		if r = b.take(id, h); r == nil {
+		if r = b.take(id, h, f.now); r == nil {
 			return
 		}
 	}
@@ -181,7 +181,7 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 		r.lost++
 		return
 	}
-	d := decision{at: time.Since(r.begun), leg: q.Leg, attempt: q.Attempt, prompt: f.prompt, output: f.output,
+	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: q.Attempt, prompt: f.prompt, output: f.output,
 		candidates: len(q.Candidates), excluded: len(q.Candidates) - sc.usable, from: len(r.terms), chosen: -1, races: races}
 	r.terms = append(r.terms, sc.kept...)
 	if ok {
@@ -216,7 +216,7 @@ func (s *Scheduler) Note(requestID, text string) {
 	if s.book == nil || requestID == "" {
 		return
 	}
-	r := s.book.current(requestID)
+	r := s.book.current(requestID, s.now())
 	if r == nil {
 		return
 	}
@@ -228,11 +228,11 @@ func (s *Scheduler) Note(requestID, text string) {
 	if len(text) > maxNoteBytes {
 		text = strings.ToValidUTF8(text[:maxNoteBytes], "") + "…"
 	}
-	r.notes = append(r.notes, note{at: time.Since(r.begun), text: strings.Clone(text)})
+	r.notes = append(r.notes, note{at: time.Duration(s.now() - r.begun), text: strings.Clone(text)})
 }
 
 // current is the record under way of a request, made where there is none.
-func (b *book) current(requestID string) *record {
+func (b *book) current(requestID string, now int64) *record {
 	id := clipID(requestID)
 	h := hashID(id)
 	if r := b.open(id, h); r != nil {
@@ -241,13 +241,13 @@ func (b *book) current(requestID string) *record {
 		}
 		r.mu.Unlock()
 	}
-	return b.take(id, h)
+	return b.take(id, h, now)
 }
 
 // End completes a request's record.
 func (s *Scheduler) End(requestID string, out Outcome) {
 	if s.book != nil && requestID != "" {
-		if r := s.book.current(requestID); r != nil {
+		if r := s.book.current(requestID, s.now()); r != nil {
 			out.Reason = strings.Clone(out.Reason)
 			r.outcome, r.ended = out, true
 			r.mu.Unlock()

@@ -2,20 +2,36 @@ package schedule
 
 import (
 	"sync/atomic"
+	"time"
 
 	"sluice/router/worker"
 )
 
 // Reservation is the load one choice put on a rank, counted in the rank's
-// PrefillTokens, DecodeBlocks and Requests. Its methods may be called from any
-// goroutine, any number of times and in any order; only the first call of each
-// counts. A nil Reservation holds nothing.
+// PrefillTokens, DecodeBlocks and Requests. PrefillDone and Release may be called
+// from any goroutine, any number of times and in any order; only the first call of
+// each counts. A nil Reservation holds nothing.
+//
+// It is also how the scheduler learns what work costs: a leg whose prefill is
+// told to be done (PrefillDone) has its times taken at Release. Who knows what
+// the engine reported calls Report before.
 type Reservation struct {
-	ledger  *ledger
-	rank    *worker.Rank
-	prefill int64
-	blocks  int64
-	state   atomic.Uint32
+	s        *Scheduler
+	rank     *worker.Rank
+	leg      Leg
+	prompt   int32
+	cached   int32 // predicted
+	reported int32 // by the engine, -1 unknown
+	prefill  int64 // tokens
+	blocks   int64
+	ns       [2]int64 // of prefill and decode, as booked in the ledger
+	ahead    int64    // tokens to prefill that were reserved before
+	beside   int64    // blocks that were reserved before
+
+	generated int64
+	begun     int64        // ns since the scheduler's start
+	first     atomic.Int64 // likewise; 0: not yet
+	state     atomic.Uint32
 }
 
 const (
@@ -24,25 +40,29 @@ const (
 )
 
 // fill sets what t's rank will carry for f.
-func (res *Reservation) fill(l *ledger, f *frame, t *term) {
-	res.ledger, res.rank, res.prefill, res.blocks = l, t.rank, 0, 0
+func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
+	res.s, res.rank, res.leg, res.prefill, res.blocks, res.ns = s, t.rank, f.leg, 0, 0, [2]int64{}
+	res.prompt, res.cached, res.reported, res.begun = int32(f.asked), t.cached, -1, f.now
+	res.ahead, res.beside, res.generated = max(0, t.reserved), max(0, int64(t.blocks)), 0
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a prompt they hold whole.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
+		res.ns[0] = int64(s.weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
 	}
 	if f.leg != PrefillLeg {
 		res.blocks = int64(blocksFor(t.rank, f.prompt, f.output))
+		res.ns[1] = int64(s.weights.decode * float64(res.blocks*int64(t.price[worker.Decoding])))
 	}
 }
 
 // reserve books t in res. It returns false, with nothing booked, when the
 // counter that the cost was made from has moved since, unless force is set.
 // That counter is swapped first, so whoever sees the new Requests sees it too.
-func (res *Reservation) reserve(l *ledger, f *frame, t *term, force bool) bool {
-	res.fill(l, f, t)
+func (res *Reservation) reserve(s *Scheduler, f *frame, t *term, force bool) bool {
+	res.fill(s, f, t)
 	r := t.rank
 	if force {
-		l.add(r.Slot, res.prefill, res.blocks)
+		s.ledger.add(r.Slot, res.ns[0], res.ns[1])
 		res.show()
 		return true
 	}
@@ -59,7 +79,7 @@ func (res *Reservation) reserve(l *ledger, f *frame, t *term, force bool) bool {
 		}
 	}
 	r.Requests.Add(1)
-	l.add(r.Slot, res.prefill, res.blocks)
+	s.ledger.add(r.Slot, res.ns[0], res.ns[1])
 	return true
 }
 
@@ -75,35 +95,50 @@ func (res *Reservation) show() {
 }
 
 // PrefillDone takes the prefill work off the rank: its first token has come.
-func (r *Reservation) PrefillDone() {
-	if r == nil || r.state.Or(prefillDone)&prefillDone != 0 {
+// Call it only when it has, not for a leg that failed.
+func (res *Reservation) PrefillDone() {
+	if res == nil || res.state.Or(prefillDone)&prefillDone != 0 {
 		return
 	}
-	r.dropPrefill()
+	res.first.Store(int64(time.Since(res.s.started)))
+	res.dropPrefill()
 }
 
-func (r *Reservation) dropPrefill() {
-	if r.prefill != 0 {
-		r.rank.PrefillTokens.Add(-r.prefill)
-		r.ledger.add(r.rank.Slot, -r.prefill, 0)
+func (res *Reservation) dropPrefill() {
+	if res.prefill != 0 {
+		res.rank.PrefillTokens.Add(-res.prefill)
+		res.s.ledger.add(res.rank.Slot, -res.ns[0], 0)
 	}
+}
+
+// Report says what the engine told of the leg: prompt tokens it found in its
+// cache, -1 unknown, and tokens it generated. Call it before Release, from the
+// goroutine that calls Release first.
+func (res *Reservation) Report(cached, generated int) {
+	if res == nil || res.state.Load()&released != 0 {
+		return
+	}
+	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }
 
 // Release takes everything off.
-func (r *Reservation) Release() {
-	if r == nil {
+func (res *Reservation) Release() {
+	if res == nil {
 		return
 	}
-	old := r.state.Or(prefillDone | released)
+	old := res.state.Or(prefillDone | released)
 	if old&released != 0 {
 		return
 	}
 	if old&prefillDone == 0 {
-		r.dropPrefill()
+		res.dropPrefill()
 	}
-	if r.blocks != 0 {
-		r.rank.DecodeBlocks.Add(-r.blocks)
-		r.ledger.add(r.rank.Slot, 0, -r.blocks)
+	if res.blocks != 0 {
+		res.rank.DecodeBlocks.Add(-res.blocks)
+		res.s.ledger.add(res.rank.Slot, 0, -res.ns[1])
 	}
-	r.rank.Requests.Add(-1)
+	res.rank.Requests.Add(-1)
+	if old&prefillDone != 0 {
+		res.s.observe(res, int64(time.Since(res.s.started)))
+	}
 }

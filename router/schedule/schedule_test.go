@@ -12,7 +12,7 @@ import (
 	"sluice/router/worker"
 )
 
-var plain = Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1}
+var plain = Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Seed: 1}
 
 func ranks(n int) []*worker.Rank {
 	rs := make([]*worker.Rank, n)
@@ -349,12 +349,12 @@ func TestExplainManyCandidatesKeepsTheBestAndTheChosen(t *testing.T) {
 		id := fmt.Sprint("a", turn)
 		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10, RequestID: id, Attempt: 1})
 		d := decode(t, s, id).Decisions[0]
-		if d.Candidates != 500 || len(d.Shown) > keepBest || len(d.Shown) < groups || d.Chosen != c.Rank.ID.String() || c.Rank != rs[0] {
+		if d.Candidates != 500 || len(d.Shown) > keepBest || len(d.Shown) < bestOpen || d.Chosen != c.Rank.ID.String() || c.Rank != rs[0] {
 			t.Fatalf("turn %d: %d shown of %d, chosen %q", turn, len(d.Shown), d.Candidates, d.Chosen)
 		}
 		for _, x := range d.Shown {
-			if x.Reserved > keepBest*20 {
-				t.Errorf("turn %d: %s with %d tokens is not among the best", turn, x.Rank, x.Reserved)
+			if x.Reserved > 1000 { // the least of 32 drawn from 10 … 5000
+				t.Errorf("turn %d: %s with %d tokens is the best of nothing", turn, x.Rank, x.Reserved)
 			}
 		}
 		c.Reservation.Release()

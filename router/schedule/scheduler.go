@@ -13,12 +13,18 @@ import (
 // used as given: zero takes a term out.
 type Options struct {
 	OverlapWeight, PrefillWeight, DecodeWeight, QueueWeight float64
+	// HostWeight and DiskWeight are what a token held in a slower tier is worth,
+	// 0…1 of one on the device. AwaitedWeight is the same for what was just sent
+	// to a rank and no event has told of yet; 0 does not look for it.
+	HostWeight, DiskWeight, AwaitedWeight float64
+	// Rates above 0 are fixed, the others learned.
+	Rates Rates
 	// Temperature 0 takes the least cost. Above, a candidate is drawn with a
 	// weight of exp(−x/Temperature), x being how far its cost lies above the
 	// least, 0…1 of the range of costs: 0.1 is a little loose, 1 nearly random.
 	Temperature float64
-	// Policy is kv (the cost), round_robin, random or least_loaded; the last
-	// three are there to compare with. Empty is kv, and so is a name not known:
+	// Policy is kv (the cost), round_robin, random, least_loaded or session (by
+	// the hash of Query.Session); the last four are there to compare with. Empty is kv, and so is a name not known:
 	// config refuses those before.
 	Policy string
 	// Explain is how many requests' records are kept; below 0: none.
@@ -37,6 +43,8 @@ type Options struct {
 // under the mutex of that one record.
 type Scheduler struct {
 	weights     weights
+	rates       rates
+	sent        *sent // nil: nothing is awaited
 	temperature float64
 	policy      policy
 	book        *book // nil: no records
@@ -56,12 +64,13 @@ const (
 	roundRobin
 	atRandom
 	leastLoaded
+	bySession
 )
 
-var policyNames = [...]string{byCost: "kv", roundRobin: "round_robin", atRandom: "random", leastLoaded: "least_loaded"}
+var policyNames = [...]string{byCost: "kv", roundRobin: "round_robin", atRandom: "random", leastLoaded: "least_loaded", bySession: "session"}
 
 const (
-	keepAll  = 64 // candidates of a choice that are all kept in its record
+	keepAll  = 16 // candidates of a choice that are all kept in its record
 	keepBest = 8  // of more, the best few
 	// retries bounds how often a lost race makes a choice anew; after that it
 	// books what it found, at worst one request more than the best.
@@ -70,16 +79,25 @@ const (
 
 // scratch is one choice under way.
 type scratch struct {
-	best   term
-	usable int // candidates not excluded
-	kept   []term
-	costs  []float64 // of all candidates, for the temperature only
+	frame    frame
+	pass     pass
+	rng      uint64
+	recorded bool
+	best     term
+	usable   int // candidates not excluded
+	kept     []term
+	costs    []float64 // of all candidates, for the temperature only
+	await    []awaited
 }
 
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
 	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature, started: time.Now()}
-	s.ledger = newLedger(&s.weights)
+	s.rates.begin(&opt.Rates)
+	s.ledger = new(ledger)
+	if opt.AwaitedWeight > 0 {
+		s.sent = newSent()
+	}
 	for p, name := range policyNames {
 		if name == opt.Policy {
 			s.policy = policy(p)
@@ -95,7 +113,7 @@ func New(opt Options) *Scheduler {
 	if opt.Explain > 0 {
 		s.book = newBook(opt.Explain)
 	}
-	s.scratch.New = func() any { return &scratch{kept: make([]term, 0, keepAll)} }
+	s.scratch.New = func() any { return &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)} }
 	return s
 }
 
@@ -103,43 +121,72 @@ func New(opt Options) *Scheduler {
 // when every candidate is excluded or there is none. It writes the decision
 // with all its terms to the explain record of q.RequestID.
 func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
-	f := newFrame(&s.weights, q)
 	sc := s.scratch.Get().(*scratch)
-	rng := s.random()
+	f, rng := &sc.frame, &sc.rng
+	*f, *rng = s.newFrame(q), s.random()
+	f.now = s.now()
+	sc.recorded = s.book != nil && q.RequestID != ""
+	awaits := s.sent != nil && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.policy == byCost
+	if awaits {
+		sc.await = s.sent.find(sc.await[:0], q.Keys, q.KeyTokens, f.now)
+		f.awaited = sc.await
+	}
 	lost := 0
+	res := q.Reservation
 	if s.fits(q) {
 		if x := s.boards.find(q.Candidates); x != nil {
 			sc.kept = sc.kept[:0]
-			c.Reservation = new(Reservation)
-			lost, ok = s.choose(x, &f, sc, &rng, c.Reservation)
+			res = room(res)
+			lost, ok = s.choose(x, f, sc, rng, res)
 		}
 	}
-	for !ok && s.pick(&f, q, sc, &rng) {
-		if c.Reservation == nil {
-			c.Reservation = new(Reservation)
-		}
-		if ok = c.Reservation.reserve(s.ledger, &f, &sc.best, s.blind() || lost >= retries); !ok {
+	for !ok && s.pick(f, q, sc, rng) {
+		res = room(res)
+		if ok = res.reserve(s, f, &sc.best, s.blind() || lost >= retries); !ok {
 			lost++
 		}
 	}
 	if ok {
 		t := &sc.best
-		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: c.Reservation}
-	} else {
-		c = Choice{}
+		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
+		if awaits {
+			s.sent.enter(t.rank.Slot, q.Keys, f.now, time.Duration(min(t.cost*nsPerMS, float64(longestWait)))+eventsLag)
+		}
 	}
-	if s.book != nil && q.RequestID != "" {
-		s.book.decide(q, &f, sc, ok, lost)
+	if sc.recorded {
+		s.book.decide(q, f, sc, ok, lost)
 	}
 	if w := s.watch.Load(); w != nil {
-		s.tell(*w, q, &f, &c)
+		s.tell(*w, q, f, c)
 	}
 	s.scratch.Put(sc)
 	return c, ok
 }
 
+// room is the Reservation that the caller brought, or a new one.
+func room(res *Reservation) *Reservation {
+	if res == nil {
+		return new(Reservation)
+	}
+	res.state.Store(0)
+	res.first.Store(0)
+	return res
+}
+
+// Forget drops what is awaited of a rank whose engine has restarted or left.
+func (s *Scheduler) Forget(slot worker.Slot) {
+	if s.sent != nil {
+		s.sent.forget(slot)
+	}
+}
+
+// now is the scheduler's clock, ns since its start.
+func (s *Scheduler) now() int64 { return int64(time.Since(s.started)) }
+
 // blind policies do not look at load, so there is no race to lose.
-func (s *Scheduler) blind() bool { return s.policy == roundRobin || s.policy == atRandom }
+func (s *Scheduler) blind() bool {
+	return s.policy == roundRobin || s.policy == atRandom || s.policy == bySession
+}
 
 // pick fills sc with the choice and the terms of its rivals.
 func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
@@ -150,9 +197,14 @@ func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 		if s.temperature > 0 {
 			return s.pickWarm(f, q, sc, rng)
 		}
+		if q.Session != 0 {
+			return pickSticky(f, q, sc, rng)
+		}
 		return pickLeast(f, q, sc, rng, false)
 	case leastLoaded:
 		return pickLeast(f, q, sc, rng, true)
+	case bySession:
+		return s.pickHashed(f, q, sc, rng)
 	}
 	return s.pickBlind(f, q, sc, rng)
 }
@@ -204,7 +256,7 @@ func (s *Scheduler) Watch(f func(*Event)) {
 	s.watch.Store(&f)
 }
 
-func (s *Scheduler) tell(f func(*Event), q *Query, fr *frame, c *Choice) {
+func (s *Scheduler) tell(f func(*Event), q *Query, fr *frame, c Choice) {
 	e := Event{Kind: "chosen", At: time.Now(), RequestID: q.RequestID, Leg: q.Leg, Attempt: q.Attempt,
 		Rank: c.Rank, Prompt: fr.prompt, Cached: c.CachedTokens, Cost: c.Cost}
 	if c.Rank == nil {

@@ -76,7 +76,11 @@ type Rank struct {
 	DecodeBlocks  atomic.Int64 // KV blocks of requests being decoded
 	Requests      atomic.Int64 // requests placed and not ended
 
-	// Reported by the engine (scraped); -1 when never seen.
+	// Price is what work on this rank costs in ns per unit, by Work, as the
+	// scheduler has learned it; 0: as everywhere.
+	Price [NumWork]atomic.Int64
+
+	// Reported by the engine (scraped or told); -1 when never seen.
 	Running atomic.Int64
 	Waiting atomic.Int64
 	kvUsage atomic.Uint64 // math.Float64bits, 0…1
@@ -132,7 +136,10 @@ func (f FeedState) String() string {
 type Worker struct {
 	Spec  Spec
 	Ranks []*Rank
+	// Speed is what the scheduler learns of the worker's work.
+	Speed Speed
 
+	hash   uint64
 	state  atomic.Uint32
 	reason atomic.Pointer[string]
 	info   atomic.Pointer[Info]
@@ -141,7 +148,7 @@ type Worker struct {
 // New makes a worker in state Joining with one Rank per rank of the Spec.
 // Slots are the fleet's to set before the worker is shown to anyone.
 func New(spec Spec) *Worker {
-	w := &Worker{Spec: spec}
+	w := &Worker{Spec: spec, hash: fnv(spec.ID)}
 	ranks := spec.Ranks
 	if len(ranks) == 0 {
 		ranks = []uint16{0}
@@ -163,6 +170,18 @@ func New(spec Spec) *Worker {
 	}
 	w.info.Store(info)
 	return w
+}
+
+// Hash is a hash of the worker's id, the same in every router.
+func (w *Worker) Hash() uint64 { return w.hash }
+
+// fnv is FNV-1a, whose values may not change: sessions are placed by them.
+func fnv(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
 }
 
 // State is the worker's state and why it is in it ("" when Ready).

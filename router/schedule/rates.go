@@ -1,0 +1,167 @@
+package schedule
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// Rates are what work costs, in ms. In Options a rate above 0 is fixed; 0 is
+// learned, worker by worker, from the assumption that doc.go gives.
+type Rates struct {
+	Prefill  float64 `json:"prefill"`  // per prompt token computed
+	Transfer float64 `json:"transfer"` // per prompt token pulled
+	Block    float64 `json:"block"`    // per KV block resident in the batch, over a request's decode
+}
+
+// The rates assumed until something is learned; doc.go says where they come from.
+const (
+	prefillMS  = 0.1
+	transferMS = 0.005
+	blockMS    = 0.15
+	// decodeSteps is over how many steps a resident block is paid for: what is
+	// learned of Decoding is the cost of one step.
+	decodeSteps = 256
+	// typical amounts of work, by which worker.Speed weighs its first rate.
+	typicalTokens, typicalBlocks = 1024, 256
+	// leastTokens of work that a leg must have to say something of the rate, and
+	// leastOutput of tokens generated.
+	leastTokens, leastOutput = 64, 8
+	// ownLegs is how many legs of its own a worker must have told of before it
+	// is judged by them; until then it is judged as the fleet.
+	ownLegs = 8
+	// ownFor is how long it stays judged by them after the last: a worker that
+	// was slow once and is not chosen any more must get another chance.
+	ownFor = 2 * time.Minute
+)
+
+// rates are what the scheduler knows of the cost of work, in ns per unit: fixed
+// by the options, or learned from all workers together. A rank's own stand in its
+// Price, 0 where it has none yet.
+type price struct {
+	ns    atomic.Int64
+	fixed bool
+}
+
+type counter interface {
+	Load() int64
+	Store(int64)
+}
+
+type rates struct {
+	common [worker.NumWork]price
+	fleet  worker.Speed
+}
+
+func (r *rates) begin(o *Rates) {
+	set := func(w worker.Work, fixed, assumed float64) {
+		r.common[w].fixed = fixed > 0
+		if fixed <= 0 {
+			fixed = assumed
+		}
+		r.common[w].ns.Store(priceOf(fixed))
+	}
+	set(worker.Prefilling, o.Prefill, prefillMS)
+	set(worker.Pulling, o.Transfer, transferMS)
+	set(worker.Decoding, o.Block, blockMS)
+}
+
+// priceOf is ms per unit as ns.
+func priceOf(ms float64) int64 {
+	return int64(min(max(math.Round(ms*nsPerMS), 1), math.MaxInt32))
+}
+
+// of is the price of one unit of work on a rank, in ns.
+func (r *rates) of(rank *worker.Rank, w worker.Work) int64 {
+	if p := rank.Price[w].Load(); p > 0 {
+		return p
+	}
+	return r.common[w].ns.Load()
+}
+
+// assumed are the rates that learning begins with, in ms per unit as Speed has it.
+var assumed = [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulling: transferMS, worker.Decoding: blockMS / decodeSteps}
+
+// learn adds what one leg took: to the fleet's rate and to its worker's.
+func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now int64) {
+	c := &r.common[w]
+	if c.fixed {
+		return
+	}
+	typical := float64(typicalTokens)
+	if w == worker.Decoding {
+		typical = typicalBlocks
+	}
+	r.fleet.Observe(w, units, ms, assumed[w], typical)
+	before, _, _ := r.fleet.Rate(w)
+	c.move(before, w)
+	own := &rank.Worker.Speed
+	own.Observe(w, units, ms, before, typical)
+	own.Last[w].Store(now)
+	rate, _, legs := own.Rate(w)
+	if legs < ownLegs {
+		return
+	}
+	for _, sibling := range rank.Worker.Ranks {
+		moveTo(&sibling.Price[w], rate, w)
+	}
+}
+
+// move takes a learned rate over.
+func (p *price) move(ms float64, w worker.Work) { moveTo(&p.ns, ms, w) }
+
+// A price follows what is learned only when that differs by a twentieth: equal
+// workers would else never be equal, and every choice would fall by noise.
+func moveTo(p counter, ms float64, w worker.Work) {
+	if w == worker.Decoding {
+		ms *= decodeSteps
+	}
+	next, old := priceOf(ms), p.Load()
+	if d := next - old; d > old/20 || d < -old/20 {
+		p.Store(next)
+	}
+}
+
+// fade lets go of what a rank's own legs told too long ago.
+func (r *rates) fade(rank *worker.Rank, now int64) {
+	for w := range rank.Price {
+		if rank.Price[w].Load() != 0 && now-rank.Worker.Speed.Last[w].Load() > int64(ownFor) {
+			rank.Price[w].Store(0)
+		}
+	}
+}
+
+// observe learns from a leg that ended: how long it took from the choice to its
+// first token for the work that lay before it, and how long a token took beside
+// so many blocks.
+func (s *Scheduler) observe(res *Reservation, now int64) {
+	first := res.first.Load()
+	if first == 0 {
+		return
+	}
+	cached := res.cached
+	if res.reported >= 0 {
+		cached = res.reported
+	}
+	todo := int64(res.prompt) - int64(cached)
+	waited := float64(first-res.begun) / nsPerMS
+	if res.leg == DecodeLeg {
+		if todo >= leastTokens {
+			s.rates.learn(res.rank, worker.Pulling, float64(todo), waited, now)
+		}
+	} else if work := max(1, todo) + res.ahead; work >= leastTokens {
+		s.rates.learn(res.rank, worker.Prefilling, float64(work), waited, now)
+	}
+	if res.leg != PrefillLeg && res.generated >= leastOutput {
+		blocks := (res.beside + res.rank.DecodeBlocks.Load() + res.blocks) / 2
+		s.rates.learn(res.rank, worker.Decoding, float64(max(1, blocks)), float64(now-first)/nsPerMS/float64(res.generated-1), now)
+	}
+}
+
+// RatesOf are the rates that a rank is judged by now.
+func (s *Scheduler) RatesOf(r *worker.Rank) Rates {
+	ms := func(w worker.Work) float64 { return float64(s.rates.of(r, w)) / nsPerMS }
+	return Rates{Prefill: ms(worker.Prefilling), Transfer: ms(worker.Pulling), Block: ms(worker.Decoding)}
+}
