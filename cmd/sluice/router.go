@@ -68,12 +68,14 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	s := cfg.Schedule
 	r.scheduler = schedule.New(schedule.Options{
 		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
+		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, AwaitedWeight: s.AwaitedWeight,
+		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
 		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
 	})
 	r.tokenizer = tokenize.New(tokenize.Options{
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: feedObserver{r.metrics, r}})
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
 		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
@@ -88,7 +90,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	})
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics,
-		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Log: log,
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -235,6 +237,28 @@ func (r *router) joined(w *worker.Worker) {
 	}
 }
 
+// feedObserver counts, and lets the scheduler know of engines that have
+// restarted: what they were sent is gone.
+type feedObserver struct {
+	*obs.Metrics
+	r *router
+}
+
+// FeedCounted implements kvevents.Observer.
+func (o feedObserver) FeedCounted(id worker.ID, counter string, n int) {
+	o.Metrics.FeedCounted(id, counter, n)
+	if counter != "restarts" && counter != "resets" {
+		return
+	}
+	for _, w := range o.r.fleet.View().Workers {
+		for _, rank := range w.Ranks {
+			if rank.ID == id {
+				o.r.scheduler.Forget(rank.Slot)
+			}
+		}
+	}
+}
+
 // left drops what the router knows of a worker's KV.
 func (r *router) left(w *worker.Worker) {
 	r.runner.Left(w)
@@ -242,11 +266,17 @@ func (r *router) left(w *worker.Worker) {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)
 		r.approx.Clear(rank.Slot)
+		r.scheduler.Forget(rank.Slot)
 		r.metrics.RankLeft(rank)
 	}
 }
 
 func (r *router) changed(w *worker.Worker, from, to worker.State, reason string) {
+	if from == worker.Ready {
+		for _, rank := range w.Ranks { // it may come back without what it was sent
+			r.scheduler.Forget(rank.Slot)
+		}
+	}
 	if r.admin != nil {
 		r.admin.WorkerChanged(w, from, to, reason)
 	}

@@ -2,6 +2,7 @@ package front
 
 import (
 	"log/slog"
+	"net/netip"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -63,6 +64,10 @@ func (x *Exchange) Log() *slog.Logger {
 
 // Header gives a request header; nil when absent. Borrowed until return.
 func (x *Exchange) Header(name string) []byte { return x.head.find(name) }
+
+// ClientIP is the address of the connection's other end, invalid where it is no
+// TCP connection. A proxy in front stands for all of its clients.
+func (x *Exchange) ClientIP() netip.Addr { return x.c.ip }
 
 // OnGone arranges that f runs once, on another goroutine, within a few
 // milliseconds of the client's closing or resetting its connection; at most

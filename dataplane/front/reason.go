@@ -9,6 +9,7 @@ const (
 	BadHTTP            Reason = "bad_http"
 	BadJSON            Reason = "bad_json"
 	BadField           Reason = "bad_field"
+	BadHeader          Reason = "bad_header"
 	ForbiddenField     Reason = "forbidden_field"
 	BodyTooLarge       Reason = "body_too_large"
 	RequestTimeout     Reason = "request_timeout"
@@ -40,6 +41,7 @@ var reasonTable = map[Reason]reasonRow{
 	BadHTTP:            {400, "invalid_request_error", ""},
 	BadJSON:            {400, "invalid_request_error", ""},
 	BadField:           {400, "invalid_request_error", ""},
+	BadHeader:          {400, "invalid_request_error", ""},
 	ForbiddenField:     {400, "invalid_request_error", ""},
 	BodyTooLarge:       {413, "invalid_request_error", ""},
 	RequestTimeout:     {408, "invalid_request_error", ""},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"net/url"
 	"reflect"
 	"regexp"
@@ -102,6 +103,11 @@ func (c *Config) check(f *faults) {
 		}
 	}
 	c.checkWorkers(bad)
+	for i, p := range c.Steering.Pins {
+		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
+			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "any", or "off" alone`, quoted(p))
+		}
+	}
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {

@@ -30,6 +30,7 @@ type Config struct {
 	Tokens   Tokens   `yaml:"tokens"`
 	Index    Index    `yaml:"index"`
 	Schedule Schedule `yaml:"schedule"`
+	Steering Steering `yaml:"steering"`
 
 	// StripForbidden cuts client-sent kv_transfer_params & co. out of a body
 	// instead of refusing the request [false].
@@ -144,11 +145,22 @@ type Index struct {
 
 // Schedule is the cost's weights; see package schedule for the formula.
 type Schedule struct {
-	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                            // how much a cached token counts against the prompt, 1 in full [1]
-	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                            // of the prefill work left [1]
-	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                             // of the decode blocks in use and reserved [1]
-	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                              // of the load queued before [1]
-	Temperature   float64 `yaml:"temperature" min:"0"`                               // 0 takes the least cost; more spreads choices around it [0]
-	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                    // decisions kept for sluice explain [10000]
-	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded"` // kv, round_robin, random, least_loaded [kv]
+	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                                    // how much a cached token counts against the prompt, 1 in full [1]
+	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                                    // of the prefill work left [1]
+	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                                     // of the decode blocks in use and reserved [1]
+	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // of the load queued before [1]
+	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // what a token held in the engine's host memory is worth of one on the device [0.8]
+	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same of one on its disk [0.5]
+	AwaitedWeight float64 `yaml:"awaited_weight" min:"0" max:"1"`                            // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
+	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
+	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
+	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a KV block resident in the batch costs a request over its decode; 0: learned [0]
+	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 takes the least cost; more spreads choices around it [0]
+	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // decisions kept for sluice explain [10000]
+	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or to compare with: round_robin, random, least_loaded, session [kv]
+}
+
+// Steering is what clients may ask of the choice by headers.
+type Steering struct {
+	Pins []string `yaml:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), any, or off [127.0.0.0/8, ::1/128]
 }

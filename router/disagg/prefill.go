@@ -86,6 +86,8 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.handleAt = time.Now()
 	q.pair.Answer = q.answer
 	q.pair.PrefillCached = relay.UsageOf(q.answer).Cached
+	choice.Reservation.Report(q.pair.PrefillCached, 0)
+	choice.Reservation.PrefillDone()
 	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.pair.PrefillCached)
 	q.pair.Handle, err = q.plan.Family.Handle(&q.pair, q.answer)
 	switch {

@@ -51,6 +51,7 @@ type Options struct {
 	PD        config.PD               // for models without an override
 	Models    map[string]config.Model // overrides by model name
 	Timeouts  config.Timeouts
+	Steering  config.Steering
 	// Completions tells of KV transfers that have ended, for families that wait
 	// for it (Awaiter); nil: decode follows prefill's answer alone.
 	Completions Completions
@@ -82,6 +83,7 @@ type Runner struct {
 	facts    facts
 	next     atomic.Uint32 // rotates whom we ask to tokenize
 	pinned   atomic.Int64  // see Pinned
+	pins     pins
 }
 
 // Pinned is how many handles are held whose decode has not been seen to begin:
@@ -102,6 +104,9 @@ func NewRunner(opt Options) (*Runner, error) {
 	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models))}
 	r.requests.New = func() any { return new(request) }
 	var err error
+	if r.pins, err = newPins(opt.Steering.Pins); err != nil {
+		return nil, err
+	}
 	if r.defaults, err = newModelPD(opt.PD); err != nil {
 		return nil, err
 	}
@@ -150,6 +155,8 @@ type request struct {
 	pd    *config.PD
 	plan  Plan
 
+	steering steering
+
 	stream    bool
 	maxTokens int
 	attempt   int // counts prefill/decode pairs from 1
@@ -188,6 +195,9 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)
 	q.maxTokens = askedTokens(&x.Doc, x.Endpoint.Kind)
 	if !q.findPool() {
+		return
+	}
+	if !q.steer() {
 		return
 	}
 	q.findPrompt()

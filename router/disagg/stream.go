@@ -62,6 +62,9 @@ func (s *streamEnd) firstToken() {
 
 func (s *streamEnd) end(res relay.Result) {
 	opt := &s.r.opt
+	if cached := res.Usage.Cached; res.Cause == relay.Completed {
+		s.reservation.Report(cached, max(res.Usage.Completion, 0))
+	}
 	s.reservation.Release()
 	outcome := "ok"
 	if b := s.beside; b != nil {

@@ -34,8 +34,10 @@ const (
 	sentBuckets = 4096 // 256 KiB
 	slotBits    = 12   // worker.MaxSlots
 	endBits     = 20
-	tick        = 10 * time.Millisecond // of the end: 2^20 of them are three hours
-	tagShift    = slotBits + endBits
+	// tick is the unit of the end; 2^20 of them are three hours, after which a
+	// cell that nothing has replaced lives once more, for a few seconds.
+	tick     = 10 * time.Millisecond
+	tagShift = slotBits + endBits
 	// eventsLag is how long after its prefill a block is still awaited, and
 	// longestWait how long at most.
 	eventsLag   = 500 * time.Millisecond

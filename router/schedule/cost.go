@@ -125,8 +125,8 @@ func (f *frame) overlap(r *worker.Rank, t *term) {
 			t.depth = int32(d)
 			t.cached = int32(min(d*size, f.prompt))
 			t.credit = float64(t.cached)
-			if anyBelow(o) {
-				host, disk := tiersOf(o, r.Slot)
+			if o.AnyBelow() {
+				host, disk := o.Below(r.Slot)
 				t.host, t.disk = int32(host), int32(disk)
 				t.credit = max(0, t.credit-f.w.below(host, disk, size))
 			}

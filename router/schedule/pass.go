@@ -244,7 +244,7 @@ const (
 // rank's own size, else the one size that counts.
 func (p *pass) runs(o *kvindex.Overlap, size int) {
 	x, f := p.x, p.f
-	slower := anyBelow(o)
+	slower := o.AnyBelow()
 	kind, load := p.kind, p.load
 	guess := size
 	if guess == 0 {
@@ -270,7 +270,7 @@ func (p *pass) runs(o *kvindex.Overlap, size int) {
 					last, todo = own, f.left(depth*own)
 				}
 				if slower {
-					host, disk := tiersOf(o, s)
+					host, disk := o.Below(s)
 					p.holder(s, int(max(0, float64(min(depth*own, f.prompt))-f.w.below(host, disk, own))), live|syncing)
 					continue
 				}

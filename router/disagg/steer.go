@@ -1,0 +1,273 @@
+package disagg
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"sluice/dataplane/front"
+	"sluice/router/worker"
+)
+
+// The headers by which a client narrows the choice of workers. Workers are named
+// by the ids that the configuration gave them, never by hosts: what a client sends
+// cannot make the router connect anywhere else.
+const (
+	headerSession = "X-Sluice-Session"
+	headerWorker  = "X-Sluice-Worker"
+	headerAllowed = "X-Sluice-Allowed-Workers"
+	headerLabels  = "X-Sluice-Require-Labels"
+	// headerSessionID is what other routers and clients call the session.
+	headerSessionID = "X-Session-ID"
+
+	maxNamed   = 64  // words of one such header
+	maxSession = 256 // bytes
+	maxListed  = 32  // ids or labels told in an error
+)
+
+// steering is what the headers of one request ask for; the zero value nothing.
+type steering struct {
+	session uint64
+	workers []worker.ID // pinned: a leg that one of them can take, takes one of them
+	ranks   []bool      // beside workers: the rank was named too
+	allowed []string    // ids; empty: all
+	labels  []string    // all must be there
+}
+
+// pins says who may name workers.
+type pins struct {
+	any  bool
+	nets []netip.Prefix
+}
+
+func newPins(words []string) (p pins, err error) {
+	for _, w := range words {
+		switch w {
+		case "any":
+			p.any = true
+		case "off":
+		default:
+			n, err := netip.ParsePrefix(w)
+			if err != nil {
+				return p, fmt.Errorf("disagg: cannot read steering.pins %q: want a network (10.0.0.0/8), any, or off", w)
+			}
+			p.nets = append(p.nets, n.Masked())
+		}
+	}
+	return p, nil
+}
+
+func (p *pins) allow(ip netip.Addr) bool {
+	return p.any || slices.ContainsFunc(p.nets, func(n netip.Prefix) bool { return n.Contains(ip) })
+}
+
+// steer reads the headers and narrows the plan's candidates. It answers and
+// returns false when they ask for what cannot be.
+func (q *request) steer() bool {
+	s := &q.steering
+	*s = steering{allowed: s.allowed[:0], labels: s.labels[:0], workers: s.workers[:0], ranks: s.ranks[:0]}
+	session := q.x.Header(headerSession)
+	if len(session) == 0 {
+		session = q.x.Header(headerSessionID)
+	}
+	if len(session) > maxSession {
+		return q.steeredWrong(headerSession, string(session[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(session), maxSession))
+	}
+	if len(session) > 0 {
+		s.session = xxh3.Hash(session) | 1
+	}
+	pin, allowed, labels := q.x.Header(headerWorker), q.x.Header(headerAllowed), q.x.Header(headerLabels)
+	if pin == nil && allowed == nil && labels == nil {
+		return true
+	}
+	if (pin != nil || allowed != nil) && !q.r.pins.allow(q.x.ClientIP()) {
+		name, value := headerWorker, pin
+		if pin == nil {
+			name, value = headerAllowed, allowed
+		}
+		return q.steeredWrong(name, string(value), "steering.pins does not let this client name workers")
+	}
+	return q.readLabels(labels) && q.readAllowed(allowed) && q.readPin(pin) && q.narrow()
+}
+
+func (q *request) readPin(value []byte) bool {
+	for word := range words(value) {
+		id, err := worker.ParseID(word)
+		if err != nil {
+			return q.steeredWrong(headerWorker, string(value), err.Error()+"; there are "+q.knownWorkers())
+		}
+		w := q.workerByID(id.Worker)
+		ranked := strings.Contains(word, "/")
+		if w == nil || ranked && !slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return r.ID == id }) {
+			return q.steeredWrong(headerWorker, string(value), fmt.Sprintf("there is no worker %q; there are %s", word, q.knownWorkers()))
+		}
+		if len(q.steering.workers) == maxNamed {
+			return q.steeredWrong(headerWorker, string(value[:40])+"…", fmt.Sprintf("more than %d workers", maxNamed))
+		}
+		q.steering.workers, q.steering.ranks = append(q.steering.workers, id), append(q.steering.ranks, ranked)
+	}
+	if value != nil && len(q.steering.workers) == 0 {
+		return q.steeredWrong(headerWorker, string(value), "it names no worker; there are "+q.knownWorkers())
+	}
+	return true
+}
+
+func (q *request) readAllowed(value []byte) bool {
+	for word := range words(value) {
+		if q.workerByID(word) == nil {
+			return q.steeredWrong(headerAllowed, string(value), fmt.Sprintf("there is no worker %q; there are %s", word, q.knownWorkers()))
+		}
+		if len(q.steering.allowed) == maxNamed {
+			return q.steeredWrong(headerAllowed, string(value[:40])+"…", fmt.Sprintf("more than %d workers", maxNamed))
+		}
+		q.steering.allowed = append(q.steering.allowed, word)
+	}
+	if value != nil && len(q.steering.allowed) == 0 {
+		return q.steeredWrong(headerAllowed, string(value), "it names no worker; there are "+q.knownWorkers())
+	}
+	return true
+}
+
+func (q *request) readLabels(value []byte) bool {
+	for word := range words(value) {
+		if len(q.steering.labels) == maxNamed {
+			return q.steeredWrong(headerLabels, string(value[:40])+"…", fmt.Sprintf("more than %d labels", maxNamed))
+		}
+		if !slices.Contains(q.knownLabels(), word) {
+			return q.steeredWrong(headerLabels, string(value), fmt.Sprintf("no worker has the label %q; there are %s", word, list(q.knownLabels())))
+		}
+		q.steering.labels = append(q.steering.labels, word)
+	}
+	return true
+}
+
+// narrow takes the candidates that do not fit out of every leg of the plan.
+func (q *request) narrow() bool {
+	s, p := &q.steering, &q.plan
+	used := make([]bool, len(s.workers))
+	for _, leg := range [...]struct {
+		name  string
+		ranks *[]*worker.Rank
+	}{{"prefill", &p.Prefill}, {"decode", &p.Decode}, {"aggregated", &p.Whole}} {
+		if len(*leg.ranks) == 0 {
+			continue
+		}
+		fit := s.fitting(*leg.ranks, used)
+		if len(fit) == 0 {
+			name, value := headerLabels, q.x.Header(headerLabels)
+			if len(s.allowed) > 0 {
+				name, value = headerAllowed, q.x.Header(headerAllowed)
+			}
+			return q.steeredWrong(name, string(value), fmt.Sprintf("it leaves no ready %s worker for model %q; ready are %s", leg.name, q.model, idsOf(*leg.ranks)))
+		}
+		*leg.ranks = fit
+	}
+	for i, u := range used {
+		if !u {
+			why := "it is not ready, takes no leg of this request, or another of these headers excludes it"
+			return q.steeredWrong(headerWorker, string(q.x.Header(headerWorker)), fmt.Sprintf("%q cannot be used for model %q: %s", s.workers[i].Worker, q.model, why))
+		}
+	}
+	return true
+}
+
+// fitting are the ranks that may take a leg: those allowed and labelled, and of
+// them the pinned where there is one.
+func (s *steering) fitting(ranks []*worker.Rank, used []bool) []*worker.Rank {
+	fit := make([]*worker.Rank, 0, len(ranks))
+	pinned := 0
+	for _, r := range ranks {
+		if len(s.allowed) > 0 && !slices.Contains(s.allowed, r.ID.Worker) {
+			continue
+		}
+		if slices.ContainsFunc(s.labels, func(l string) bool { return !slices.Contains(r.Worker.Spec.Labels, l) }) {
+			continue
+		}
+		hit := false
+		for i, id := range s.workers {
+			if id.Worker == r.ID.Worker && (!s.ranks[i] || id.Rank == r.ID.Rank) {
+				hit, used[i] = true, true
+			}
+		}
+		if hit { // those pinned stand first
+			fit = slices.Insert(fit, pinned, r)
+			pinned++
+			continue
+		}
+		fit = append(fit, r)
+	}
+	if pinned > 0 {
+		return fit[:pinned]
+	}
+	return fit
+}
+
+// words are those of a header's list, commas and spaces apart.
+func words(value []byte) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for _, w := range bytes.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' || r == '\t' }) {
+			if !yield(string(w)) {
+				return
+			}
+		}
+	}
+}
+
+func (q *request) steeredWrong(header, value, what string) bool {
+	const most = 200
+	if len(value) > most {
+		value = value[:most] + "…"
+	}
+	q.refuse(front.BadHeader, fmt.Sprintf("header %s: %q: %s", header, value, what), 0)
+	return false
+}
+
+func (q *request) workerByID(id string) *worker.Worker {
+	for _, w := range q.r.opt.Fleet.View().Workers {
+		if w.Spec.ID == id {
+			return w
+		}
+	}
+	return nil
+}
+
+func (q *request) knownWorkers() string {
+	var ids []string
+	for _, w := range q.r.opt.Fleet.View().Workers {
+		ids = append(ids, w.Spec.ID)
+	}
+	return list(ids)
+}
+
+func (q *request) knownLabels() []string {
+	var labels []string
+	for _, w := range q.r.opt.Fleet.View().Workers {
+		labels = append(labels, w.Spec.Labels...)
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels)
+}
+
+func idsOf(ranks []*worker.Rank) string {
+	ids := make([]string, len(ranks))
+	for i, r := range ranks {
+		ids[i] = r.ID.Worker
+	}
+	slices.Sort(ids)
+	return list(slices.Compact(ids))
+}
+
+func list(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	more := ""
+	if n := len(words) - maxListed; n > 0 {
+		words, more = words[:maxListed], fmt.Sprintf(" and %d more", n)
+	}
+	return strings.Join(words, ", ") + more
+}
