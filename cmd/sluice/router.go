@@ -75,7 +75,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	r.tokenizer = tokenize.New(tokenize.Options{
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: feedObserver{r.metrics, r}})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget})
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
 		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
@@ -233,28 +233,6 @@ func (r *router) joined(w *worker.Worker) {
 		})
 		if err != nil {
 			r.log.Error("cannot subscribe to KV events", "rank", rank.ID.String(), "endpoint", src.Endpoint, "err", err)
-		}
-	}
-}
-
-// feedObserver counts, and lets the scheduler know of engines that have
-// restarted: what they were sent is gone.
-type feedObserver struct {
-	*obs.Metrics
-	r *router
-}
-
-// FeedCounted implements kvevents.Observer.
-func (o feedObserver) FeedCounted(id worker.ID, counter string, n int) {
-	o.Metrics.FeedCounted(id, counter, n)
-	if counter != "restarts" && counter != "resets" {
-		return
-	}
-	for _, w := range o.r.fleet.View().Workers {
-		for _, rank := range w.Ranks {
-			if rank.ID == id {
-				o.r.scheduler.Forget(rank.Slot)
-			}
 		}
 	}
 }

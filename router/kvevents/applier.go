@@ -23,8 +23,11 @@ type Tap interface {
 type Applier struct {
 	Index kvindex.Index
 	Tap   Tap // nil: nobody
-	Rank  *worker.Rank
-	Model string // salts the hashes
+	// OnClear, when not nil, is told of a rank before what the index holds for it
+	// is dropped, so that nobody goes on to believe more than the index.
+	OnClear func(worker.Slot)
+	Rank    *worker.Rank
+	Model   string // salts the hashes
 
 	dec    *Decoder
 	ev     Event
@@ -218,6 +221,9 @@ func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
 
 // clear drops all the index holds for the rank.
 func (a *Applier) clear() {
+	if a.OnClear != nil {
+		a.OnClear(a.Rank.Slot)
+	}
 	a.Index.Clear(a.Rank.Slot)
 	if a.Tap != nil {
 		a.Tap.Cleared(a.Rank.ID)

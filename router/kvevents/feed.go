@@ -72,7 +72,7 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}),
 		log: opt.Log.With("rank", src.Rank.ID.String()), poll: zmq.NewPoller(),
 		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
-	f.Tap = opt.Tap
+	f.Tap, f.OnClear = opt.Tap, opt.OnClear
 	defer func() {
 		if err != nil {
 			f.close()
