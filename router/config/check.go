@@ -18,8 +18,8 @@ import (
 // Families of prefill/decode hand-over. The later ones are known by name, so
 // that a file written for a newer version gets a clear word.
 var (
-	families      = []string{"nixl", "off"}
-	laterFamilies = []string{"nixl-push", "sglang", "orchestrated", "lmcache", "trtllm", "mooncake", "storage"}
+	families      = []string{"nixl", "orchestrated", "storage", "trtllm", "off"}
+	laterFamilies = []string{"nixl-push", "sglang", "lmcache", "mooncake"}
 )
 
 // Validate checks the whole configuration once more; for one made in code. Load,

@@ -74,7 +74,10 @@ type Worker struct {
 
 // PD is prefill/decode disaggregation.
 type PD struct {
-	Family string `yaml:"family"` // nixl, or off [nixl when there are prefill workers]
+	// Family is how KV goes from prefill to decode: nixl (vLLM NixlConnector),
+	// orchestrated (any connector, disagg_prefill_resp), storage (a shared KV
+	// store), trtllm (TensorRT-LLM), or off [nixl when there are prefill workers].
+	Family string `yaml:"family"`
 	// Lease is how long a prefill worker keeps blocks for decode; decode is not
 	// sent later than Lease minus LeaseMargin after prefill's answer.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
@@ -87,6 +90,9 @@ type PD struct {
 	PlainDecode  bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]
 	PrefillLabel []string      `yaml:"prefill_labels"`                // only prefill workers with one of these labels are chosen [all]
 	DecodeLabel  []string      `yaml:"decode_labels"`                 // only decode workers with one of these labels are chosen [all]
+	// CacheHitThreshold is the share of a prompt, 0 to 1, that a decode worker
+	// must hold to do a request alone (family storage); 0: prefill always [0].
+	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
 }
 
 // Model overrides PD for one model.

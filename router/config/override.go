@@ -168,7 +168,9 @@ type workerFlag struct {
 var namedFlags = []struct{ name, path, usage string }{
 	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
-	{"pd", "pd.family", "prefill/decode `FAMILY`: nixl or off [nixl when there are prefill workers]"},
+	{"pd", "pd.family", "prefill/decode `FAMILY`: " + strings.Join(families, ", ") + " [nixl when there are prefill workers]"},
+	{"prefill-model-labels", "pd.prefill_labels", "`LABELS`, parted by commas: only prefill workers with one of them are chosen"},
+	{"decode-model-labels", "pd.decode_labels", "`LABELS`, parted by commas: only decode workers with one of them are chosen"},
 	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
 	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
 	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded [kv]"},

@@ -8,6 +8,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
+	"sluice/router/config"
 )
 
 // Family is the hand-over of one engine family: what is particular to it, in
@@ -146,6 +147,15 @@ var (
 // families is the one place a family is added.
 var families = []Family{
 	nixlPull{},
+	orchestrated{},
+	storage{},
+	trtllm{},
+}
+
+// configured is a Family that depends on the configuration of its models.
+type configured interface {
+	// configure gives the Family to use in its place.
+	configure(pd *config.PD) Family
 }
 
 // FamilyByName gives a family by its name in config.

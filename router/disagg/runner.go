@@ -134,6 +134,9 @@ func newModelPD(pd config.PD) (modelPD, error) {
 	if err != nil {
 		return modelPD{}, err
 	}
+	if c, ok := f.(configured); ok {
+		f = c.configure(&pd)
+	}
 	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
 }
 

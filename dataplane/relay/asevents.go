@@ -1,0 +1,105 @@
+package relay
+
+// AppendEvents appends a whole chat or completions answer as the stream it would
+// have been: the role, the content, the end of each choice, the usage where the
+// client asked for it, [DONE]. It is for answers that a leg gives whole although
+// the client wants a stream. What is no such answer becomes one event.
+func AppendEvents(dst, body []byte, usage bool) []byte {
+	w := walker{b: body}
+	if w.peek() != '{' {
+		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
+	}
+	var id, created, model, object, choices, use []byte
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
+		case "object":
+			object = w.text()
+		case "choices":
+			choices = w.raw()
+		case "usage":
+			use = w.raw()
+		default:
+			w.skip()
+		}
+	}
+	if w.bad || choices == nil {
+		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
+	}
+	chat := string(object) == "chat.completion"
+	name := "text_completion"
+	if chat {
+		name = "chat.completion.chunk"
+	}
+	open := func(dst []byte) []byte {
+		return appendHead(append(dst, "data: "...), false, name, id, created, model)
+	}
+	w = walker{b: choices}
+	w.enter('[')
+	for w.element() {
+		if chat {
+			dst = chatEvents(dst, open, w.raw())
+		} else {
+			dst = append(append(append(open(dst), `,"choices":[`...), w.raw()...), "]}\n\n"...)
+		}
+	}
+	if usage && len(use) > 0 {
+		dst = append(append(append(open(dst), `,"choices":[],"usage":`...), use...), "}\n\n"...)
+	}
+	return appendDone(dst)
+}
+
+func appendDone(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }
+
+// chatEvents appends the events of one choice of a chat answer.
+func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
+	index, message := memberOf(choice, "index"), memberOf(choice, "message")
+	event := func(delta func([]byte) []byte, rest string) {
+		dst = append(append(open(dst), `,"choices":[{"index":`...), orNull(index)...)
+		dst = delta(append(dst, `,"delta":`...))
+		dst = append(dst, rest...)
+	}
+	const running = `,"finish_reason":null}]}` + "\n\n"
+	event(func(b []byte) []byte { return append(b, `{"role":"assistant","content":""}`...) }, `,"logprobs":null`+running)
+	wrote := false
+	content := func(b []byte) []byte {
+		from := len(b)
+		w := walker{b: message}
+		for ok := len(message) > 0 && w.enter('{'); ok; {
+			var key []byte
+			if key, ok = w.member(); !ok {
+				break
+			}
+			value := w.raw()
+			switch string(key) {
+			case "content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call":
+				if v := string(value); v != "null" && v != `""` && v != "[]" {
+					b = append(appendKey(b, from, key), value...)
+					wrote = true
+				}
+			}
+		}
+		if !wrote {
+			b = append(b, '{')
+		}
+		return append(b, '}')
+	}
+	mark := len(dst)
+	event(content, "")
+	if wrote {
+		dst = append(append(dst, `,"logprobs":`...), orNull(memberOf(choice, "logprobs"))...)
+		dst = append(dst, running...)
+	} else {
+		dst = dst[:mark]
+	}
+	event(func(b []byte) []byte { return append(b, "{}"...) }, `,"logprobs":null,"finish_reason":`)
+	dst = append(dst, orNull(memberOf(choice, "finish_reason"))...)
+	dst = append(append(dst, `,"stop_reason":`...), orNull(memberOf(choice, "stop_reason"))...)
+	return append(dst, "}]}\n\n"...)
+}

@@ -1,0 +1,129 @@
+package disagg
+
+import (
+	"bytes"
+	"fmt"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
+
+// trtllm is TensorRT-LLM's hand-over, context first: a context server computes
+// the prompt and one token and answers with disaggregated_params in its first
+// choice; a generation server is given them, with the prompt as the ids that the
+// context server told, and streams everything from the first token on. The
+// transceiver's state in them is opaque and passed on byte for byte.
+type trtllm struct{}
+
+var (
+	contextOnly    = []byte(`{"request_type":"context_only"}`)
+	generationOnly = []byte(`"generation_only"`)
+)
+
+// Name implements Family.
+func (trtllm) Name() string { return "trtllm" }
+
+// Traits implements Family. The context server keeps the KV for a time that is
+// its own setting, so it is treated as a lease.
+func (trtllm) Traits() Traits { return Traits{Kinds: kindsOf(front.Chat, front.Completions)} }
+
+// Order implements Family.
+func (trtllm) Order(*Pair) Order { return PrefillFirst }
+
+// Prefill implements Family. A server makes one token of a context_only request
+// by itself; older ones have to be told.
+func (trtllm) Prefill(leg *Leg, p *Pair) {
+	leg.notStreamed()
+	leg.oneToken(p)
+	leg.Set(jsonscan.KeyDisaggregatedParams, contextOnly)
+}
+
+// Handle implements Family: the first choice's disaggregated_params. An end by
+// anything but the length means that the first token was the last.
+func (trtllm) Handle(_ *Pair, body []byte) ([]byte, error) {
+	choice, err := firstChoice(body)
+	if err != nil {
+		return nil, err
+	}
+	if end, ok, _ := jsonscan.Find(choice, "finish_reason"); ok && end.Kind == jsonscan.String {
+		switch string(choice[end.Start:end.End]) {
+		case `"length"`, `"not_finished"`:
+		default:
+			return nil, ErrFinal
+		}
+	}
+	v, ok, _ := jsonscan.Find(choice, "disaggregated_params")
+	if !ok || v.Kind != jsonscan.Object {
+		return nil, fmt.Errorf("%w: choices[0].disaggregated_params is missing or null", ErrIncompleteHandle)
+	}
+	params := choice[v.Start:v.End]
+	if id, ok, _ := jsonscan.Find(params, "ctx_request_id"); !ok || id.Kind <= jsonscan.Null {
+		return nil, fmt.Errorf("%w: ctx_request_id is missing or null", ErrIncompleteHandle)
+	}
+	tokens, ok, _ := jsonscan.Find(params, "first_gen_tokens")
+	if !ok || tokens.Kind != jsonscan.Array || !bytes.ContainsAny(params[tokens.Start:tokens.End], "0123456789") {
+		return nil, fmt.Errorf("%w: first_gen_tokens is missing or empty", ErrIncompleteHandle)
+	}
+	return params, nil
+}
+
+// firstChoice finds choices[0] of an answer; the result borrows from body.
+func firstChoice(body []byte) ([]byte, error) {
+	v, ok, err := jsonscan.Find(body, "choices")
+	if err != nil {
+		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
+	}
+	if ok {
+		if it := jsonscan.Walk(body[v.Start:v.End]); it.Next() && it.Value.Kind == jsonscan.Object {
+			return it.Raw(), nil
+		}
+	}
+	return nil, fmt.Errorf("%w: the prefill response has no choice", ErrIncompleteHandle)
+}
+
+// Decode implements Family.
+func (trtllm) Decode(leg *Leg, p *Pair) {
+	leg.Set(jsonscan.KeyDisaggregatedParams, leg.Room(func(dst []byte) []byte { return generating(dst, p.Handle) }))
+	ids, ok, _ := jsonscan.Find(p.Answer, "prompt_token_ids")
+	if !ok || ids.Kind != jsonscan.Array {
+		return // an older server: the prompt is tokenized once more
+	}
+	key := jsonscan.KeyPromptTokenIDs
+	if p.Kind == front.Completions {
+		key = jsonscan.KeyPrompt
+	}
+	leg.Set(key, p.Answer[ids.Start:ids.End])
+}
+
+// generating appends the context server's params with the request type changed.
+func generating(dst, params []byte) []byte {
+	v, ok, _ := jsonscan.Find(params, "request_type")
+	if ok {
+		dst = append(append(dst, params[:v.Start]...), generationOnly...)
+		return append(dst, params[v.End:]...)
+	}
+	dst = append(append(dst, `{"request_type":`...), generationOnly...)
+	return append(append(dst, ','), params[1:]...) // it has other members: Handle has seen two
+}
+
+// Body implements Answerer.
+func (trtllm) Body(dst []byte, _ *Pair, body []byte) []byte { return relay.AppendStripped(dst, body) }
+
+// Events implements Answerer.
+func (trtllm) Events(*Pair) relay.Rewriter { return relay.Strip{} }
+
+// Final implements Answerer.
+func (trtllm) Final(dst []byte, p *Pair, body []byte) []byte {
+	return relay.AppendEvents(dst, relay.AppendStripped(nil, body), wantsUsage(p))
+}
+
+// wantsUsage says whether a streaming client asked for the usage event.
+func wantsUsage(p *Pair) bool {
+	options := p.Doc.Raw(jsonscan.KeyStreamOptions)
+	if len(options) == 0 || options[0] != '{' {
+		return false
+	}
+	v, ok, _ := jsonscan.Find(options, "include_usage")
+	return ok && v.Kind == jsonscan.Bool && options[v.Start] == 't'
+}
