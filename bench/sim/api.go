@@ -45,7 +45,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	formatOf, generates := l.e.face.generating[r.path]
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.faults.match(r.path, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
+		if f := l.e.faults.match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
 			return nil
 		}
 		if generates {
@@ -57,7 +57,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	j := &job{c: c, req: r, done: make(chan struct{}), created: time.Now().Unix()}
 	j.format = formatOf(j)
-	b, err := readBody(r.body)
+	b, err := l.e.face.read(r.path, r.body)
 	var h *handle
 	var pd pdLeg
 	if read := pdFamilies[l.e.o.PD]; err == nil && read != nil {
@@ -85,7 +85,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		err = rerr
 	}
 	l.e.log.add(r, rank)
-	f := l.e.faults.match(r.path, leg, true)
+	f := l.e.faults.match(r, leg, true)
 	if f != nil && c.faultBefore(r, f, j.format) {
 		return nil
 	}
@@ -109,7 +109,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		ref := &refusal{400, err.Error(), ""}
 		errors.As(err, &ref)
 		body := j.format.failure(ref.status, ref.msg)
-		if ref.param != "" && r.path != "/v1/messages" {
+		if ref.param != "" && r.path != "/generate" && r.path != "/v1/messages" {
 			body = l.e.face.failure(ref.status, ref.msg, ref.param)
 		}
 		c.respond(r, ref.status, "application/json", body)
@@ -160,8 +160,10 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 		}
 		c.respond(r, status, "application/json", failure(status, "injected fault"))
 		return true
-	case f.Kind == Garbage:
-		c.respond(r, 200, "application/json", []byte(`{"id": "garbage", "choices": [{{{`))
+	case f.Phase == "body" && fm != nil:
+		return false // once the head is out
+	case f.Kind == Garbage && f.After == 0:
+		c.respond(r, 200, "application/json", []byte(garbageBody))
 		return true
 	case f.Kind == Stall && f.After == 0:
 		d := f.Delay
@@ -186,6 +188,8 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 	}
 	return false
 }
+
+const garbageBody = `{"id": "garbage", "choices": [{{{`
 
 // chooseRank is the rank of the port, of the header, or the least loaded.
 func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
@@ -248,6 +252,10 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 		return err
 	}
 	switch r.path {
+	case "/generate":
+		if maxTokens, n, stop, err = b.nativeParams(p); err != nil {
+			return err
+		}
 	case "/v1/responses":
 		maxTokens, n = b.MaxOutput, nil
 	case "/v1/messages":
@@ -326,6 +334,9 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 	for _, list := range ids {
 		for range p.n {
 			s := &seq{j: j, index: len(j.seqs), prompt: list}
+			if len(b.native) > 1 {
+				s.limit = nativeLimit(&b.native[len(j.seqs)/p.n])
+			}
 			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
 			if p.toolName != "" {
 				s.script = toolScript(b, p.toolName, s.gen.state)
@@ -356,6 +367,12 @@ func (j *job) name(r *httpRequest, b *body) {
 		}
 	}
 	j.id = j.format.(prompter).prefix() + id
+	if l := j.c.life; l.e.o.Engine == "sglang" {
+		j.rids, _, _ = oneOrMany[string](b.RID, "rid", "a string")
+		if j.id = randomHex(16); len(j.rids) > 0 {
+			j.id = j.rids[0]
+		}
+	}
 	j.internal = j.id
 	if r.path == "/v1/completions" {
 		j.internal += "-0"

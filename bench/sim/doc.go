@@ -13,6 +13,12 @@
 // protocol over HTTP: handle, lease, heartbeats, release, expiry, and what 0.32
 // does with a handle that is expired or incomplete.
 //
+// What is written from the protocol, without a capture to hold it against but for
+// SGLang's chat stream and /generate: engine "sglang" (0.5.23): native and OpenAI
+// endpoints and errors, bootstrap server, hand-over by room, its discovery, load
+// and abort calls; vLLM's MooncakeConnector and NixlPushConnector (Options.PD). A
+// family is a face (face.go) and a pdLeg; sglang.go and room.go show one whole.
+//
 // What is simulated: time (a linear cost model, see Cost), the KV transfer (a
 // private HTTP exchange instead of NIXL, paid by bytes over bandwidth), tokens (a
 // byte-level vocabulary made of fixed word pieces, see tokenizer.go) and the text,
@@ -22,7 +28,8 @@
 //
 // What is not there: sampling parameters other than seed have no effect; no
 // log-probabilities, no reasoning, no guided decoding, no images beyond an
-// affinity hash of their URL, no LoRA, no speculative decoding, no TLS. Engine
-// "sglang" changes events, hashes and /server_info, not the OpenAI chunk shapes.
+// affinity hash of their URL, no LoRA, no speculative decoding, no TLS. A batch
+// stays on one rank, where SGLang spreads it over the ranks of its rooms; a leg
+// whose prompt differs from the other's fails, where a real engine reads garbage.
 // It never imports the router.
 package sim

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -34,8 +33,6 @@ var vllmGet = map[string]func(*conn, *httpRequest){
 	"/load":             serveLoad,
 	"/metrics":          serveMetrics,
 	"/kv_event_sources": serveEventSources,
-	"/server_info":      serveServerInfo,
-	"/get_server_info":  serveServerInfo,
 	"/is_sleeping":      func(c *conn, r *httpRequest) { c.json(r, map[string]bool{"is_sleeping": false}) },
 }
 
@@ -84,7 +81,7 @@ func serveModels(c *conn, r *httpRequest) {
 	o, at := &c.life.e.o, c.life.e.start.Unix()
 	perm := map[string]any{"id": "modelperm-sim", "object": "model_permission", "created": at, "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
 		"allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false}
-	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": o.Engine,
+	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": "vllm",
 		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen, "permission": []any{perm}}}})
 }
 
@@ -108,27 +105,6 @@ func serveEventSources(c *conn, r *httpRequest) {
 			"buffer_steps": e.o.BufferSteps, "hwm": 100000, "max_queue_size": 100000, "topic": e.o.Topic}
 	}
 	c.json(r, out)
-}
-
-// serveServerInfo is SGLang's discovery of KV events.
-func serveServerInfo(c *conn, r *httpRequest) {
-	e := c.life.e
-	info := map[string]any{"model_path": e.o.Model, "served_model_name": e.o.Model, "version": e.o.Version, "dp_size": e.o.Ranks, "page_size": e.o.BlockSize,
-		"disaggregation_mode": map[string]string{"prefill": "prefill", "decode": "decode", "aggregated": "null"}[e.o.Role], "kv_events": nil}
-	if len(e.pubs) > 0 {
-		split := func(endpoint string) (string, int) {
-			i := strings.LastIndexByte(endpoint, ':')
-			port, _ := strconv.Atoi(endpoint[i+1:])
-			return strings.TrimPrefix(endpoint[:i], "tcp://"), port
-		}
-		host, port := split(e.pubs[0])
-		ev := map[string]any{"publisher": "zmq", "endpoint_host": host, "endpoint_port_base": port, "topic": e.o.Topic, "block_size": e.o.BlockSize, "dp_size": e.o.Ranks}
-		if len(e.reps) > 0 {
-			_, ev["replay_endpoint_port_base"] = split(e.reps[0])
-		}
-		info["kv_events"] = ev
-	}
-	c.json(r, info)
 }
 
 func serveTokenize(c *conn, r *httpRequest) {

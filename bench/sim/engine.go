@@ -21,6 +21,8 @@ type Engine struct {
 	start  time.Time
 
 	pubs, reps []string // endpoints of the KV events of each rank; nil when off
+	loads      []string // and of the load snapshots, SGLang's
+	bootAddr   string   // of the bootstrap server, "" when there is none
 
 	mu      sync.Mutex // life, closed and refusing change under it
 	life    *life

@@ -11,12 +11,13 @@ type face struct {
 	generating map[string]func(*job) format // endpoints that generate, all POST
 	get, post  map[string]func(*conn, *httpRequest)
 	failure    func(status int, msg, param string) []byte
+	read       func(path string, raw []byte) (*body, error)
 }
 
 // faces by Options.Engine.
 var faces = map[string]*face{
-	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody},
-	"sglang": {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody},
+	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
+	"sglang": {generating: sglangGenerating, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
 }
 
 // legReader makes of a request's P/D members the leg it asks for; nil is a plain
@@ -26,9 +27,11 @@ type legReader func(l *life, b *body, r *httpRequest) (pdLeg, error)
 // pdFamilies are the hand-overs an engine can speak, by Options.PD; nil reads
 // nothing. "nixl" is vLLM's default and lives in lease.go and pull.go.
 var pdFamilies = map[string]legReader{
-	"nixl":   nil,
-	"none":   nil,
-	"sglang": nil,
+	"nixl":      nil,
+	"none":      nil,
+	"nixl-push": readPush,
+	"mooncake":  readMooncake,
+	"sglang":    readSGLang,
 }
 
 // PDFamilies are the names Options.PD takes.

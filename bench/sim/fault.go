@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -41,9 +42,16 @@ func (k FaultKind) String() string {
 
 // Fault is one thing to go wrong and where. Zero selectors match everything.
 type Fault struct {
-	Kind   FaultKind
-	Path   string        // prefix of the request's path; "" is every inference endpoint (not health, metrics, models, …)
-	Leg    string        // "prefill" (do_remote_decode), "decode" (do_remote_prefill), "plain" (neither), "" any
+	Kind FaultKind
+	Path string // prefix of the request's path; "" is every inference endpoint (not health, metrics, models, …)
+	// Leg is "prefill", "decode" or "plain" (neither) by what the request asks
+	// for; "" any of them. "handover" is the KV transfer itself, on the engine that
+	// reads (NIXL, Mooncake) or on either (SGLang): a Stall or Slow lasts Delay, any
+	// other kind makes it fail. "bootstrap" is a call of the bootstrap server.
+	Leg    string
+	Phase  string        // "" as the kind says; "body": not before the head is out, when After is 0 before the first event
+	ID     string        // prefix of X-Request-Id, or of a body's rid
+	Body   string        // the body contains it
 	N      int           // how many requests it hits, 0 without end
 	Skip   int           // how many matching requests pass first
 	P      float64       // probability, 0 means always
@@ -72,10 +80,19 @@ func ParseFault(s string) (Fault, error) {
 		case "path":
 			f.Path = v
 		case "leg":
-			if !slices.Contains([]string{"prefill", "decode", "plain"}, v) {
-				err = fmt.Errorf("want prefill, decode or plain")
+			if !slices.Contains(faultLegs, v) {
+				err = fmt.Errorf("want %s", strings.Join(faultLegs, ", "))
 			}
 			f.Leg = v
+		case "phase":
+			if v != "body" {
+				err = fmt.Errorf("want body")
+			}
+			f.Phase = v
+		case "id":
+			f.ID = v
+		case "body":
+			f.Body = v
 		case "n":
 			f.N, err = strconv.Atoi(v)
 		case "skip":
@@ -92,7 +109,7 @@ func ParseFault(s string) (Fault, error) {
 		case "after":
 			f.After, err = strconv.Atoi(v)
 		default:
-			return f, fmt.Errorf("sim: cannot read fault %q: key %q is none of kind, path, leg, n, skip, p, status, delay, after", s, k)
+			return f, fmt.Errorf("sim: cannot read fault %q: key %q is none of kind, path, leg, phase, id, body, n, skip, p, status, delay, after", s, k)
 		}
 		if err != nil {
 			return f, fmt.Errorf("sim: cannot read fault %q: value of %s: %w", s, k, err)
@@ -102,6 +119,26 @@ func ParseFault(s string) (Fault, error) {
 		return f, fmt.Errorf("sim: cannot read fault %q: kind is missing; want one of %s", s, strings.Join(faultKinds[:], ", "))
 	}
 	return f, nil
+}
+
+var faultLegs = []string{"prefill", "decode", "plain", "handover", "bootstrap"}
+
+// hits says whether the request is one the fault is for.
+func (f *Fault) hits(r *httpRequest, leg string, inference bool) bool {
+	switch {
+	case f.Kind == Refuse || f.Kind == LoseEvents:
+		return false
+	case leg == "handover" || leg == "bootstrap":
+		if f.Leg != leg {
+			return false
+		}
+	case f.Leg != "" && f.Leg != leg || f.Path == "" && !inference:
+		return false
+	}
+	if f.ID != "" && !strings.HasPrefix(header(r, "X-Request-Id"), f.ID) && !bytes.Contains(r.body, []byte(`"rid":"`+f.ID)) {
+		return false
+	}
+	return strings.HasPrefix(r.path, f.Path) && bytes.Contains(r.body, []byte(f.Body))
 }
 
 // faultSet is what is armed. Faults are tried in the order they came.
@@ -129,12 +166,11 @@ func (s *faultSet) clear() {
 }
 
 // match gives the fault that hits this request, if any.
-func (s *faultSet) match(path, leg string, inference bool) *Fault {
+func (s *faultSet) match(r *httpRequest, leg string, inference bool) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, f := range s.list {
-		if f.Kind == Refuse || f.Kind == LoseEvents || f.Leg != "" && f.Leg != leg ||
-			f.Path == "" && !inference || !strings.HasPrefix(path, f.Path) {
+		if !f.hits(r, leg, inference) {
 			continue
 		}
 		if f.Skip > 0 {

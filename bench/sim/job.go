@@ -25,7 +25,9 @@ type job struct {
 	headOut  bool // a stream's head is written
 	over     bool // answered or dropped; the rank's goroutine decides once
 	done     chan struct{}
-	coal     []byte // events held back to go out together, with Options.Coalesce
+	rids     []string // SGLang: the client's ids, one a prompt
+	aborted  string   // SGLang: the transfer failed, and how
+	coal     []byte   // events held back to go out together, with Options.Coalesce
 }
 
 // params is what a request asks of generation.
@@ -77,6 +79,8 @@ type seq struct {
 	owed     bool      // faults: computed, but its token was held
 	held     bool      // its last token waits for a leg's settle
 	heldText string
+	limit    int      // at most so many tokens, 0 leaves it to params
+	meet     *meeting // its hand-over by room
 }
 
 func (s *seq) total() int { return len(s.prompt) + len(s.out) }
@@ -133,7 +137,7 @@ func (s *seq) produce() (id uint32, last bool) {
 		if s.script != nil {
 			s.reason = "tool_calls"
 		}
-	case len(s.out) >= p.maxTokens:
+	case len(s.out) >= p.maxTokens || len(s.out) == s.limit:
 		s.reason = "length"
 	}
 	return id, s.reason != ""

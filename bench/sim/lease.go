@@ -14,6 +14,9 @@ import (
 type lease struct {
 	blocks []int32
 	until  time.Time
+	tokens int    // of the prompt
+	cached int    // of these, found in prefill's cache
+	sum    uint64 // of the prompt, for offers
 }
 
 // leases are those of one rank, by internal request id.
@@ -33,8 +36,11 @@ func (ls *leases) untilNext(now time.Time) time.Duration {
 }
 
 // lease pins the blocks of a finished prefill.
-func (r *rank) lease(s *seq) {
-	until := time.Now().Add(r.o.Lease)
+func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
+
+// leaseAs pins them under another name than the request's, for ttl.
+func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
+	until := time.Now().Add(ttl)
 	if len(r.leases.held) == 0 || until.Before(r.leases.next) {
 		r.leases.next = until
 	}
@@ -43,7 +49,7 @@ func (r *rank) lease(s *seq) {
 	if n < len(s.blocks) {
 		r.pool.release(s.blocks[n:])
 	}
-	r.leases.held[s.j.internal] = &lease{blocks: s.blocks[:n], until: until}
+	r.leases.held[key] = &lease{blocks: s.blocks[:n], until: until, tokens: len(s.prompt), cached: s.cached}
 	r.n.leased++
 }
 
@@ -72,7 +78,14 @@ func (ls *leases) pinned() (n int) {
 	return n
 }
 
-// sideRequest is the body of every call on the side channel, the stand-in for
+// sideCalls are the other families' calls on the side channel.
+var sideCalls = map[string]func(*conn, *httpRequest){
+	"/room/open": sideRooms,
+	"/room/wait": sideRooms,
+	"/offer":     sideOffer,
+}
+
+// sideRequest is the body of the calls of NIXL's pull mode, the stand-in for
 // NIXL's handshake, reads and notifications.
 type sideRequest struct {
 	EngineID   string   `json:"engine_id"`
@@ -86,17 +99,16 @@ type sideReply struct {
 // serveSide answers other simulated engines: /read says whether the blocks are
 // still there, /done frees them, /heartbeat keeps them.
 func serveSide(c *conn, r *httpRequest) *job {
+	if call := sideCalls[r.path]; call != nil {
+		call(c, r)
+		return nil
+	}
 	var q sideRequest
 	if err := json.Unmarshal(r.body, &q); err != nil {
 		c.respond(r, 400, "text/plain", []byte(err.Error()))
 		return nil
 	}
-	var rk *rank
-	for i, x := range c.life.ranks {
-		if c.life.rankID(i) == q.EngineID {
-			rk = x
-		}
-	}
+	rk := c.life.rankByID(q.EngineID)
 	if rk == nil {
 		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
 		return nil
@@ -110,8 +122,12 @@ func serveSide(c *conn, r *httpRequest) *job {
 			switch {
 			case l == nil:
 				reply.Held = false
-				if r.path == "/done" {
+				switch {
+				case r.path != "/done":
+				case rk.o.PD == "nixl":
 					rk.n.late++
+				default:
+					rk.offers.end(id)
 				}
 			case r.path == "/done":
 				rk.pool.release(l.blocks)
@@ -139,11 +155,16 @@ func (j *job) handleJSON(b []byte) []byte {
 	if !j.params.prefillLeg || j.fault != nil && j.fault.Kind == NoHandle {
 		return append(b, "null"...)
 	}
+	return j.nixlHandle(b, j.internal, "pull")
+}
+
+// nixlHandle is the handle of blocks held under key.
+func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	s, l := j.seqs[0], j.rank.l
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
 	if j.fault == nil || j.fault.Kind != BadHandle {
 		b = append(b, '[')
-		if held := j.rank.leases.held[j.internal]; held != nil {
+		if held := j.rank.leases.held[key]; held != nil {
 			for i, id := range held.blocks {
 				if i > 0 {
 					b = append(b, ',')
@@ -164,7 +185,9 @@ func (j *job) handleJSON(b []byte) []byte {
 	b = append(b, port...)
 	b = append(b, `,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":`...)
 	b = strconv.AppendInt(b, int64(len(s.prompt)), 10)
-	b = append(b, `,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":`...)
+	b = append(b, `,"remote_blocks_expiry_time":null,"transfer_mode":"`...)
+	b = append(b, mode...)
+	b = append(b, `","remote_prefill_cached_tokens":`...)
 	b = strconv.AppendInt(b, int64(s.cached), 10)
 	return append(b, '}')
 }

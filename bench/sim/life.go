@@ -43,6 +43,12 @@ type life struct {
 	slowReaders atomic.Int64
 	early       atomic.Int64 // clients gone before the engine knew their request
 	rejected    atomic.Int64
+	warned      atomic.Int64 // P/D members that an engine warns about and ignores
+
+	boot   bootstrap    // of a prefill whose family has one
+	bootLn net.Listener // nil when it has none
+	bootMu sync.Mutex   // boots
+	boots  map[string]*bootInfo
 }
 
 func (e *Engine) newLife() (l *life, err error) {
@@ -51,6 +57,7 @@ func (e *Engine) newLife() (l *life, err error) {
 	l.stopc = l.ctx.Done()
 	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
 	l.pull.init(l)
+	l.boots = make(map[string]*bootInfo)
 	defer func() {
 		if err != nil {
 			l.stop(true)
@@ -95,6 +102,9 @@ func (e *Engine) newLife() (l *life, err error) {
 			l.wg.Add(1)
 			go r.pub.loop()
 		}
+	}
+	if err = l.startBootstrap(); err != nil {
+		return l, err
 	}
 	if !e.refuse {
 		if err = l.listen(); err != nil {
@@ -166,7 +176,7 @@ func (l *life) closeListeners() {
 	defer l.mu.Unlock()
 	keep := l.listeners[:0]
 	for _, ln := range l.listeners {
-		if ln == l.side {
+		if ln == l.side || ln == l.bootLn {
 			keep = append(keep, ln)
 			continue
 		}
@@ -201,7 +211,7 @@ func (l *life) accept(ln net.Listener, rank int, handle func(*conn, *httpRequest
 			nc.Close()
 			continue
 		}
-		c.side = ln == l.side
+		c.side = ln == l.side || ln == l.bootLn
 		l.mu.Lock()
 		if l.stopping {
 			l.mu.Unlock()

@@ -55,6 +55,20 @@ type Options struct {
 	// PullTimeout is how long a decode tries to reach a prefill that does not
 	// answer, or that does not know the engine id; 0 means 30 s.
 	PullTimeout  time.Duration
+	AbortTimeout time.Duration // Mooncake and NIXL push: how long prefill offers blocks, and decode waits for the offer; 0 means 480 s
+
+	// Bootstrap is the address of a prefill's bootstrap server (SGLang, Mooncake);
+	// "" takes a free port on the loopback.
+	Bootstrap         string
+	RegisterDelay     time.Duration // SGLang: after the start until the ranks are registered and /route tells
+	BootstrapTimeout  time.Duration // SGLang prefill: for decode's handshake; 0 means 300 s
+	WaitingTimeout    time.Duration // SGLang decode: for the KV; 0 means 300 s
+	HeartbeatInterval time.Duration // SGLang decode: two missed ones and the prefill is dead; 0 means 5 s
+	Balance           string        // SGLang prefill's ranks: "follow_bootstrap_room" ("") or "round_robin"
+	Incremental       bool          // SGLang: native streams hold deltas (--incremental-streaming-output)
+	SkipTokenizer     bool          // SGLang: native answers have no text (--skip-tokenizer-init)
+	HeaderOverrides   bool          // SGLang: x-override-* headers (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)
+
 	RestartAfter time.Duration // after a crash the engine comes back; 0 means never. Not scaled by Speed.
 
 	Coalesce       bool // write all events of a step that go to one client as one chunk
@@ -75,7 +89,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
 	fs.StringVar(&o.Engine, "engine", "vllm", "vllm or sglang")
 	fs.StringVar(&o.PD, "pd", "", "prefill/decode hand-over: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
-	fs.StringVar(&o.Version, "engine-version", "0.32.0", "what /version says")
+	fs.StringVar(&o.Version, "engine-version", "", "what /version says; empty is the release's")
 	fs.StringVar(&o.Model, "model", "sim", "model `name`")
 	fs.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
 	fs.StringVar(&o.KVEvents, "kv-events", "", "PUB `endpoint` of rank 0 (tcp://host:port, rank r at port+r), or off; empty takes free loopback ports")
@@ -108,6 +122,16 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Incomplete, "incomplete-handle", "crash", "a handle without block ids: crash (vLLM 0.32), error or recompute")
 	fs.StringVar(&o.Expired, "expired-handle", "garbage", "a handle whose lease ran out: garbage (vLLM 0.32: 200, counted), error or crash")
 	fs.DurationVar(&o.PullTimeout, "pull-timeout", 30*time.Second, "how long decode tries an unreachable prefill")
+	fs.DurationVar(&o.AbortTimeout, "abort-timeout", 480*time.Second, "Mooncake, NIXL push: how long blocks are offered and waited for")
+	fs.StringVar(&o.Bootstrap, "bootstrap", "127.0.0.1:0", "`address` of a prefill's bootstrap server (SGLang, Mooncake)")
+	fs.DurationVar(&o.RegisterDelay, "register-delay", 0, "SGLang: until prefill's ranks are registered with the bootstrap server")
+	fs.DurationVar(&o.BootstrapTimeout, "bootstrap-timeout", 300*time.Second, "SGLang: how long prefill waits for decode's handshake")
+	fs.DurationVar(&o.WaitingTimeout, "waiting-timeout", 300*time.Second, "SGLang: how long decode waits for the KV")
+	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", 5*time.Second, "SGLang: between decode's looks for a prefill that does not answer")
+	fs.StringVar(&o.Balance, "load-balance-method", "follow_bootstrap_room", "SGLang prefill: follow_bootstrap_room or round_robin")
+	fs.BoolVar(&o.Incremental, "incremental-streaming-output", false, "SGLang: native streams hold deltas")
+	fs.BoolVar(&o.SkipTokenizer, "skip-tokenizer-init", false, "SGLang: native answers have no text")
+	fs.BoolVar(&o.HeaderOverrides, "header-overrides", false, "SGLang: obey x-override-* headers")
 	fs.DurationVar(&o.RestartAfter, "restart-after", 0, "come back this long after a crash; 0 stays dead")
 	fs.BoolVar(&o.Coalesce, "coalesce", false, "one chunk for all events of a step to one client")
 	fs.BoolVar(&o.HideCached, "hide-cached-tokens", false, "no prompt_tokens_details in usage")
@@ -117,7 +141,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Records, "records", 1024, "requests remembered for tests; -1 for none")
 	fs.Uint64Var(&o.FaultSeed, "fault-seed", 0, "decides the faults that have a probability")
 	fs.BoolVar(&o.DisableScaleUp, "no-scale-out", false, "/inference/v1/* answers 403")
-	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faultKinds[:], ", "), func(s string) error {
+	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,phase=body][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faultKinds[:], ", "), func(s string) error {
 		f, err := ParseFault(s)
 		if err == nil {
 			o.Faults = append(o.Faults, f)
@@ -150,7 +174,12 @@ func (o Options) withDefaults() (Options, error) {
 	str(&o.Role, "aggregated")
 	str(&o.Engine, "vllm")
 	str(&o.PD, enginePD[o.Engine])
+	str(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
 	str(&o.Version, "0.32.0")
+	str(&o.Bootstrap, "127.0.0.1:0")
+	str(&o.Balance, "follow_bootstrap_room")
+	// A decode server of SGLang keeps no prefix cache: its KV comes from prefill.
+	o.NoPrefixCache = o.NoPrefixCache || o.PD == "sglang" && o.Role == "decode"
 	str(&o.Model, "sim")
 	str(&o.Encoding, o.Engine+"-map")
 	str(&o.Incomplete, "crash")
@@ -167,6 +196,10 @@ func (o Options) withDefaults() (Options, error) {
 	num(&o.Records, 1024)
 	dur(&o.Lease, 30*time.Second)
 	dur(&o.PullTimeout, 30*time.Second)
+	dur(&o.AbortTimeout, 480*time.Second)
+	dur(&o.BootstrapTimeout, 300*time.Second)
+	dur(&o.WaitingTimeout, 300*time.Second)
+	dur(&o.HeartbeatInterval, 5*time.Second)
 	o.Cost = o.Cost.withDefaults()
 	if o.Speed == 0 {
 		o.Speed = 1
@@ -181,6 +214,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"role", o.Role, []string{"prefill", "decode", "aggregated"}},
 		{"engine", o.Engine, slices.Sorted(maps.Keys(faces))},
 		{"pd", o.PD, PDFamilies()},
+		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
 		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
 		{"kv-encoding", o.Encoding, Encodings()},

@@ -78,7 +78,7 @@ func TestTurns(t *testing.T) {
 // TestDeterminism: the same output on every instance, rank and path, a different
 // one for another seed, model or choice, and a continuation that is one.
 func TestDeterminism(t *testing.T) {
-	a, b := fast(t, Options{}), fast(t, Options{Ranks: 2, Blocks: 64, BlockSize: 8, Role: "decode", Engine: "sglang"})
+	a, b := fast(t, Options{}), fast(t, Options{Ranks: 2, Blocks: 64, BlockSize: 8, Role: "decode"})
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
 		prompt := idPrompt(1+rng.IntN(200), rng.IntN(1000))

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -165,13 +166,35 @@ func (r *rank) pullNow(s *seq, h *handle) bool {
 		r.rest(s)
 		return false
 	}
-	s.pulling = true
-	r.pulls[s] = struct{}{}
+	r.transfer(s)
+	f := r.e.faults.match(s.j.req, "handover", false)
 	r.l.wg.Go(func() {
-		out := r.l.pull.run(h, remote-s.local)
+		out := pullFailed
+		if r.l.pull.faulty(h, f) {
+			r.l.pull.release(h)
+		} else {
+			out = r.l.pull.run(h, remote-s.local)
+		}
 		r.post(func() { r.pulled(s, h, remote, out) })
 	})
 	return true
+}
+
+// faulty lets a fault of the hand-over happen and says whether the pull fails.
+func (p *puller) faulty(h *handle, f *Fault) bool {
+	if f == nil {
+		return false
+	}
+	ctx, cancel := context.WithCancel(p.l.ctx)
+	defer cancel()
+	p.l.wg.Go(func() {
+		select {
+		case <-h.cancelled:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return !faultTransfer(ctx, f)
 }
 
 // run reads the blocks: handshake, look whether they are there, wait as long as

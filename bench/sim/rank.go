@@ -33,6 +33,8 @@ type rank struct {
 	holds   map[*seq]struct{} // their last token waits for a leg's settle
 	batch   []*seq            // scratch of emit
 	leases  leases
+	rooms   rooms
+	offers  offers
 	events  []event
 	due     time.Time // when the step under way ends
 	scratch chunker
@@ -49,6 +51,8 @@ func newRank(l *life, index int) *rank {
 	})
 	r.pulls, r.holds = make(map[*seq]struct{}), make(map[*seq]struct{})
 	r.leases.init()
+	r.rooms.init()
+	r.offers.init()
 	r.scratch.coalesce = r.o.Coalesce
 	return r
 }
@@ -165,6 +169,7 @@ func (r *rank) finish() {
 	for s := range r.holds {
 		r.fail(s.j, 500, deadMessage)
 	}
+	r.rooms.stop()
 	close(r.ended)
 }
 

@@ -33,12 +33,21 @@ type body struct {
 	MaxCompletion *int            `json:"max_completion_tokens"`
 	MaxOutput     *int            `json:"max_output_tokens"`
 	DPRank        *int            `json:"data_parallel_rank"`
+	RoutedRank    *int            `json:"routed_dp_rank"`         // SGLang, as the next five
+	PrefillRank   *int            `json:"disagg_prefill_dp_rank"` //
+	RID           json.RawMessage `json:"rid"`
+	Host          json.RawMessage `json:"bootstrap_host"`
+	Port          json.RawMessage `json:"bootstrap_port"`
+	Room          json.RawMessage `json:"bootstrap_room"`
 	AddGeneration *bool           `json:"add_generation_prompt"`
 	TokenStrings  bool            `json:"return_token_strs"`
 	Tokens        json.RawMessage `json:"tokens"`
 	Dimensions    int             `json:"dimensions"`
 	Encoding      string          `json:"encoding_format"`
 	sampling
+
+	native       []nativeSampling // of SGLang's /generate: one for all, or one a prompt
+	samplingList bool
 }
 
 type streamOptions struct {

@@ -17,6 +17,8 @@ type counters struct {
 	leased, released, expired, late, heartbeats int64
 	transfers, transferBytes, descriptors       int64
 	pullsFailed, garbage                        int64
+	roomsReused, roomsFailed                    int64
+	roomsTimedOut, roomsMismatched              int64
 	transferTime                                time.Duration
 }
 
@@ -41,6 +43,7 @@ type Stats struct {
 	// GoneEarly counts clients that left before the engine knew their request
 	// (within Cost.Admit): nothing was told to a prefill about them.
 	GoneEarly   int
+	Warned      int // requests whose P/D members were incomplete: ignored, as vLLM does with a warning
 	Rejected    int // requests refused with a 4xx or a full queue
 	SlowReaders int // connections cut because their buffer was full
 	Ranks       []RankStats
@@ -71,6 +74,11 @@ type RankStats struct {
 	TransfersFailed           int
 	GarbageReads              int // pulls that found the lease gone
 	IncompleteHandles         int
+	Rooms                     int // open on a prefill: one side has come
+	RoomsReused               int // a room or transfer id used a second time
+	RoomsFailed               int // on a prefill, for whatever reason
+	RoomsTimedOut             int // of these, the other side never came
+	RoomsMismatched           int // the legs' prompts were not the same
 	EventBatches              int // numbered so far
 	EventBytes                int // sent live
 }
@@ -80,7 +88,7 @@ func (r *rank) stats() (s RankStats) {
 		n := &r.n
 		s = RankStats{
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
-			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls),
+			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.holds),
 			BlocksTotal: r.pool.total(), BlocksFree: r.pool.nfree, BlocksCached: r.pool.copies,
 			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.held),
 			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
@@ -91,6 +99,7 @@ func (r *rank) stats() (s RankStats) {
 			LateNotifications: int(n.late), Heartbeats: int(n.heartbeats),
 			Transfers: int(n.transfers), TransferBytes: int(n.transferBytes), TransfersFailed: int(n.pullsFailed),
 			GarbageReads: int(n.garbage), IncompleteHandles: int(n.incomplete),
+			Rooms: len(r.rooms.open), RoomsReused: int(n.roomsReused), RoomsFailed: int(n.roomsFailed), RoomsTimedOut: int(n.roomsTimedOut), RoomsMismatched: int(n.roomsMismatched),
 		}
 	})
 	if r.pub != nil {
@@ -108,7 +117,7 @@ func (e *Engine) Stats() Stats {
 	}
 	e.mu.Unlock()
 	s := Stats{EngineID: l.id, Alive: alive, Lives: int(e.lives.Load()), Crashes: int(e.crashes.Load()),
-		GoneEarly: int(l.early.Load()), Rejected: int(l.rejected.Load()), SlowReaders: int(l.slowReaders.Load())}
+		GoneEarly: int(l.early.Load()), Rejected: int(l.rejected.Load()), Warned: int(l.warned.Load()), SlowReaders: int(l.slowReaders.Load())}
 	e.faults.mu.Lock()
 	s.Faults = int(e.faults.hits)
 	e.faults.mu.Unlock()
@@ -151,6 +160,11 @@ func (s Stats) Sum() (t RankStats) {
 		t.TransfersFailed += r.TransfersFailed
 		t.GarbageReads += r.GarbageReads
 		t.IncompleteHandles += r.IncompleteHandles
+		t.Rooms += r.Rooms
+		t.RoomsReused += r.RoomsReused
+		t.RoomsFailed += r.RoomsFailed
+		t.RoomsTimedOut += r.RoomsTimedOut
+		t.RoomsMismatched += r.RoomsMismatched
 		t.EventBatches += r.EventBatches
 		t.EventBytes += r.EventBytes
 	}

@@ -192,6 +192,16 @@ func (r *rank) trip(s *seq) bool {
 		r.drop(j)
 		j.req.close = true
 		r.end(j)
+	case Garbage:
+		r.drop(j)
+		if j.headOut {
+			r.scratch.open(j)
+			r.scratch.end(append(r.scratch.begin(), "data: {\"id\": {{{\n\n"...))
+			r.scratch.finish()
+		} else {
+			j.c.respond(j.req, 200, "application/json", []byte(garbageBody))
+		}
+		r.end(j)
 	case StreamFail:
 		r.fail(j, 500, "Internal server error")
 	case Dead:

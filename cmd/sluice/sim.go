@@ -15,8 +15,12 @@ Examples:
   sluice sim                                    one engine on a free port
   sluice sim --role prefill & sluice sim --role decode &
       two engines side by side, ready for: sluice serve --prefill URL --decode URL
+  sluice sim --engine sglang --role prefill --bootstrap 127.0.0.1:8998 & sluice sim --engine sglang --role decode &
+      a pair of SGLang engines that meet through the bootstrap server
+  sluice sim --pd mooncake --role prefill --bootstrap 127.0.0.1:8998    vLLM with the MooncakeConnector
   sluice sim --ranks 4 --kv-events tcp://127.0.0.1:5557 --speed 10
   sluice sim --fault kind=reset,after=5,p=0.1   one stream in ten is reset after five chunks
+  sluice sim --fault kind=stall,leg=handover,id=slow-     the KV of requests named slow-… never comes
 
 The first line on standard output is the address it listens on.
 `
@@ -42,6 +46,9 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintln(stdout, strings.TrimPrefix(e.URL(), "http://"))
 	fmt.Fprintf(stderr, "sim: %s %s engine, model %q\n", o.Engine, o.Role, o.Model)
+	if host, port := e.Bootstrap(); port > 0 {
+		fmt.Fprintf(stderr, "sim: bootstrap server on %s:%d\n", host, port)
+	}
 	for i, u := range e.KVEndpoints() {
 		fmt.Fprintf(stderr, "sim: rank %d publishes KV events at %s\n", i, u)
 	}

@@ -1,0 +1,231 @@
+package sim
+
+import (
+	"encoding/json"
+	"net"
+	"net/url"
+	"strconv"
+	"sync"
+)
+
+// bootstrap is the server on a prefill node through which decode engines find the
+// prefill's ranks: SGLang's (5.x: /route, /query_dp_ranks) or vLLM's Mooncake one
+// (/query), by Options.PD.
+type bootstrap struct {
+	mu      sync.Mutex
+	ranks   map[rankKey]rankEntry
+	size    int // ranks that must be there before /route tells
+	rooms   map[int64]int
+	order   []int64
+	workers map[string]*mooncakeEntry
+}
+
+// rankKey is a rank as decode asks for it: data-parallel, context, tensor, pipeline.
+type rankKey struct{ dp, cp, tp, pp int }
+
+// rankEntry is the body of PUT /route.
+type rankEntry struct {
+	TPSize int    `json:"attn_tp_size"`
+	TPRank int    `json:"attn_tp_rank"`
+	CPSize int    `json:"attn_cp_size"`
+	CPRank int    `json:"attn_cp_rank"`
+	DPSize int    `json:"system_dp_size"`
+	DPRank int    `json:"system_dp_rank"`
+	PPSize int    `json:"pp_size"`
+	PPRank int    `json:"pp_rank"`
+	IP     string `json:"rank_ip"`
+	Port   int    `json:"rank_port"`
+	Page   int    `json:"page_size"`
+	DType  string `json:"kv_cache_dtype"`
+}
+
+func (b *bootstrap) init() {
+	b.ranks, b.rooms = make(map[rankKey]rankEntry), make(map[int64]int)
+	b.workers = make(map[string]*mooncakeEntry)
+}
+
+// register takes a rank in, as PUT /route does.
+func (b *bootstrap) register(e rankEntry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ranks[rankKey{e.DPRank, e.CPRank, e.TPRank, e.PPRank}] = e
+	b.size = max(e.DPSize, 1) * max(e.CPSize, 1) * max(e.TPSize, 1) * max(e.PPSize, 1)
+}
+
+// setRank remembers which rank a room went to, for balance methods that do not
+// follow rooms.
+func (b *bootstrap) setRank(room int64, rank int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.rooms[room]; !ok {
+		if len(b.order) == maxRooms {
+			delete(b.rooms, b.order[0])
+			b.order = b.order[1:]
+		}
+		b.order = append(b.order, room)
+	}
+	b.rooms[room] = rank
+}
+
+// registerRanks registers this life's ranks, after Options.RegisterDelay.
+func (l *life) registerRanks() {
+	if !pause(l.ctx, l.e.o.RegisterDelay) {
+		return
+	}
+	host, port, _ := net.SplitHostPort(l.side.Addr().String())
+	n, _ := strconv.Atoi(port)
+	for i := range l.ranks {
+		l.boot.register(rankEntry{TPSize: 1, CPSize: 1, DPSize: len(l.ranks), DPRank: i, PPSize: 1, IP: host, Port: n, Page: l.e.o.BlockSize, DType: "auto"})
+		l.boot.registerWorker(mooncakeWorker{EngineID: l.rankID(i), DPRank: i, Addr: l.side.Addr().String()})
+	}
+}
+
+// serveBootstrap answers one request of the bootstrap port.
+func serveBootstrap(c *conn, r *httpRequest) *job {
+	l := c.life
+	l.e.log.add(r, -1)
+	if f := l.e.faults.match(r, "bootstrap", false); f != nil && c.faultBefore(r, f, nil) {
+		return nil
+	}
+	if l.e.o.PD == "mooncake" {
+		serveMooncakeBootstrap(c, r)
+		return nil
+	}
+	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
+	b := &l.boot
+	switch {
+	case r.path == "/health" && r.method == "GET":
+		text(200, "OK")
+	case r.path == "/route" && r.method == "GET":
+		b.route(c, r)
+	case r.path == "/route" && r.method == "PUT":
+		var e rankEntry
+		if err := json.Unmarshal(r.body, &e); err != nil {
+			text(400, err.Error())
+			return nil
+		}
+		b.register(e)
+		text(200, "OK")
+	case r.path == "/register_dp_rank" && r.method == "POST":
+		var q struct {
+			Room *int64 `json:"bootstrap_room"`
+			Rank *int   `json:"dp_rank"`
+		}
+		if json.Unmarshal(r.body, &q) != nil || q.Room == nil || q.Rank == nil {
+			text(400, "want bootstrap_room and dp_rank")
+			return nil
+		}
+		b.setRank(*q.Room, *q.Rank)
+		text(200, "OK")
+	case r.path == "/query_dp_ranks" && r.method == "POST":
+		var q struct {
+			Rooms []int64 `json:"bootstrap_rooms"`
+		}
+		if json.Unmarshal(r.body, &q) != nil {
+			text(400, "want bootstrap_rooms")
+			return nil
+		}
+		ranks := map[string]int{}
+		b.mu.Lock()
+		for _, room := range q.Rooms {
+			if k, ok := b.rooms[room]; ok {
+				ranks[strconv.FormatInt(room, 10)] = k
+			}
+		}
+		b.mu.Unlock()
+		c.json(r, ranks)
+	case r.path == "/route" || r.path == "/health" || r.path == "/register_dp_rank" || r.path == "/query_dp_ranks":
+		text(405, "405: Method Not Allowed")
+	default:
+		text(404, "404: Not Found")
+	}
+	return nil
+}
+
+// route is GET /route: all -1 asks for the server, real ranks for one of them.
+func (b *bootstrap) route(c *conn, r *httpRequest) {
+	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
+	q, err := url.ParseQuery(r.query)
+	var at [4]int
+	for i, name := range [4]string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"} {
+		if err == nil {
+			at[i], err = strconv.Atoi(q.Get(name))
+		}
+	}
+	if err != nil {
+		text(400, "Missing inputs for bootstrap server.")
+		return
+	}
+	b.mu.Lock()
+	complete := b.size > 0 && len(b.ranks) >= b.size
+	first := b.ranks[rankKey{}]
+	e, known := b.ranks[rankKey{at[0], at[1], at[2], at[3]}]
+	b.mu.Unlock()
+	o := &c.life.e.o
+	switch {
+	case at == [4]int{-1, -1, -1, -1} && !complete:
+		text(503, "Prefill server not fully registered yet.")
+	case at == [4]int{-1, -1, -1, -1}:
+		_, port, _ := net.SplitHostPort(c.life.e.addrs[0])
+		n, _ := strconv.Atoi(port)
+		c.json(r, struct {
+			TP     int    `json:"attn_tp_size"`
+			CP     int    `json:"attn_cp_size"`
+			DP     int    `json:"dp_size"`
+			PP     int    `json:"pp_size"`
+			Page   int    `json:"page_size"`
+			DType  string `json:"kv_cache_dtype"`
+			Follow bool   `json:"follow_bootstrap_room"`
+			Port   int    `json:"prefill_http_port"`
+			Policy string `json:"decode_allocation_policy"`
+		}{first.TPSize, first.CPSize, first.DPSize, first.PPSize, first.Page, first.DType, o.Balance != "round_robin", n, "auto"})
+	case !known:
+		text(404, "Bootstrap info not Found")
+	default:
+		c.json(r, struct {
+			IP   string `json:"rank_ip"`
+			Port int    `json:"rank_port"`
+		}{e.IP, e.Port})
+	}
+}
+
+// startBootstrap opens the bootstrap port of a prefill engine whose family has one.
+func (l *life) startBootstrap() error {
+	e := l.e
+	l.boot.init()
+	if e.o.Role != "prefill" || e.o.PD != "sglang" && e.o.PD != "mooncake" {
+		return nil
+	}
+	if e.bootAddr == "" {
+		h, err := holdPort(e.o.Bootstrap)
+		if err != nil {
+			return err
+		}
+		e.holds = append(e.holds, h)
+		e.bootAddr = h.addr.String()
+	}
+	ln, err := listenHeld(e.bootAddr)
+	if err != nil {
+		return err
+	}
+	l.bootLn = ln
+	l.listeners = append(l.listeners, ln)
+	l.wg.Add(1)
+	go l.accept(ln, -1, serveBootstrap)
+	if e.o.RegisterDelay <= 0 {
+		l.registerRanks()
+	} else {
+		l.wg.Go(l.registerRanks)
+	}
+	return nil
+}
+
+// Bootstrap is the host and port of the bootstrap server; "", 0 when there is none.
+func (e *Engine) Bootstrap() (host string, port int) {
+	host, p, err := net.SplitHostPort(e.bootAddr)
+	if err != nil {
+		return "", 0
+	}
+	port, _ = strconv.Atoi(p)
+	return host, port
+}

@@ -1,0 +1,230 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// mooncakeLeg is one side of vLLM's MooncakeConnector (0.16 and later): prefill
+// answers no handle; both legs carry a transfer_id, and decode the engine id and
+// the bootstrap address of the prefill.
+type mooncakeLeg struct {
+	plainLeg
+	prefill bool
+	id      string // transfer_id
+	engine  string // decode: remote_engine_id
+	boot    string // decode: remote_bootstrap_addr, without scheme
+	ctx     context.Context
+	stop    context.CancelFunc
+	addr    string // decode: the prefill rank's, once known
+	done    bool   // decode: prefill has been told
+}
+
+// readMooncake reads kv_transfer_params. A decode that lacks one of its three
+// keys computes the prompt itself, with a warning: it is counted, and plain.
+func readMooncake(l *life, b *body, r *httpRequest) (pdLeg, error) {
+	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
+		return nil, nil
+	}
+	if _, err := readTransferParams(b.KVTransfer); err != nil {
+		return nil, refuse(400, "body.kv_transfer_params", "%s", err)
+	}
+	var p struct {
+		Decode  bool   `json:"do_remote_decode"`
+		Prefill bool   `json:"do_remote_prefill"`
+		ID      string `json:"transfer_id"`
+		Engine  string `json:"remote_engine_id"`
+		Boot    string `json:"remote_bootstrap_addr"`
+	}
+	if err := json.Unmarshal(b.KVTransfer, &p); err != nil {
+		return nil, refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
+	}
+	switch {
+	case p.Prefill && p.ID != "" && p.Engine != "" && strings.HasPrefix(p.Boot, "http://"):
+		return &mooncakeLeg{id: p.ID, engine: p.Engine, boot: strings.TrimPrefix(p.Boot, "http://")}, nil
+	case p.Decode && !p.Prefill && p.ID != "":
+		return &mooncakeLeg{prefill: true, id: p.ID}, nil
+	case p.Prefill || p.Decode:
+		l.warned.Add(1)
+	}
+	return nil, nil
+}
+
+func (g *mooncakeLeg) side() string {
+	if g.prefill {
+		return "prefill"
+	}
+	return "decode"
+}
+
+func (g *mooncakeLeg) submit(r *rank, j *job) {
+	if !g.prefill {
+		g.ctx, g.stop = context.WithCancel(r.l.ctx)
+		r.waiting = append(r.waiting, j.seqs[0]) // the others of n find its blocks
+		return
+	}
+	r.waiting = append(r.waiting, j.seqs...)
+}
+
+// keep: a prefill that ended because max_tokens was reached offers its blocks, any
+// other end drops the transfer.
+func (g *mooncakeLeg) keep(r *rank, s *seq) bool {
+	if !g.prefill || s != s.j.seqs[0] {
+		return false
+	}
+	if s.reason == "length" {
+		return r.offer(s, g.id, r.o.AbortTimeout)
+	}
+	r.offers.end(g.id)
+	return false
+}
+
+func (g *mooncakeLeg) admitted(r *rank, s *seq) bool {
+	if g.prefill || s != s.j.seqs[0] {
+		return false
+	}
+	f := r.e.faults.match(s.j.req, "handover", false)
+	r.transfer(s)
+	q := offerCall{EngineID: g.engine, Key: g.id, Sum: sumOf(s.prompt)}
+	local := s.local
+	r.l.wg.Go(func() {
+		addr, err := r.l.mooncakeWorker(g.ctx, g.boot, g.engine)
+		var reply offerReply
+		ok := err == nil
+		if ok {
+			reply, ok = r.l.fetch(g.ctx, f, addr, q, local)
+			r.l.giveBack(addr, g.engine, g.id)
+		}
+		r.post(func() {
+			g.done = true
+			r.pulledOffer(s, reply, ok)
+		})
+	})
+	return true
+}
+
+// pulledOffer ends a fetch on the rank's goroutine; a failed one fails the
+// request, as kv_load_failure_policy "fail" does.
+func (r *rank) pulledOffer(s *seq, reply offerReply, ok bool) {
+	tokens := 0
+	if ok {
+		tokens = reply.Tokens
+	}
+	if reply.Another {
+		r.n.roomsMismatched++
+	}
+	if !r.arrived(s, tokens, reply.Tokens) {
+		return
+	}
+	if !ok {
+		r.n.pullsFailed++
+		r.fail(s.j, 500, "Internal server error")
+		return
+	}
+	r.rest(s)
+}
+
+// drop: vLLM tells the prefill when a decode ends before it was scheduled.
+func (g *mooncakeLeg) drop(r *rank, j *job) {
+	if g.prefill {
+		r.offers.end(g.id)
+		return
+	}
+	if g.stop != nil {
+		g.stop()
+	}
+	if !g.done && !j.seqs[0].pulling && !j.seqs[0].pulled {
+		g.done = true
+		r.l.wg.Go(func() {
+			if addr, err := r.l.mooncakeWorker(r.l.ctx, g.boot, g.engine); err == nil {
+				r.l.giveBack(addr, g.engine, g.id)
+			}
+		})
+	}
+}
+
+// mooncakeWorker is the body of POST /register.
+type mooncakeWorker struct {
+	EngineID string `json:"engine_id"`
+	DPRank   int    `json:"dp_rank"`
+	TPRank   int    `json:"tp_rank"`
+	PPRank   int    `json:"pp_rank"`
+	Addr     string `json:"addr"`
+}
+
+// mooncakeEntry is one data-parallel rank in GET /query.
+type mooncakeEntry struct {
+	EngineID string                       `json:"engine_id"`
+	Addr     map[string]map[string]string `json:"worker_addr"`
+}
+
+func (b *bootstrap) registerWorker(w mooncakeWorker) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := strconv.Itoa(w.DPRank)
+	e := b.workers[key]
+	if e == nil {
+		e = &mooncakeEntry{EngineID: w.EngineID, Addr: make(map[string]map[string]string)}
+		b.workers[key] = e
+	}
+	if e.EngineID != w.EngineID {
+		return fmt.Errorf("dp_rank %d is registered with engine_id %q", w.DPRank, e.EngineID)
+	}
+	tp, pp := strconv.Itoa(w.TPRank), strconv.Itoa(w.PPRank)
+	if e.Addr[tp] == nil {
+		e.Addr[tp] = make(map[string]string)
+	}
+	if old, ok := e.Addr[tp][pp]; ok {
+		return fmt.Errorf("worker dp_rank %d, tp_rank %d, pp_rank %d is registered at %q", w.DPRank, w.TPRank, w.PPRank, old)
+	}
+	e.Addr[tp][pp] = w.Addr
+	return nil
+}
+
+// serveMooncakeBootstrap is vLLM's Mooncake bootstrap server: /query, /register.
+func serveMooncakeBootstrap(c *conn, r *httpRequest) {
+	b := &c.life.boot
+	switch {
+	case r.path == "/query" && r.method == "GET":
+		b.mu.Lock()
+		body, _ := json.Marshal(b.workers)
+		b.mu.Unlock()
+		c.respond(r, 200, "application/json", body)
+	case r.path == "/register" && r.method == "POST":
+		var w mooncakeWorker
+		err := json.Unmarshal(r.body, &w)
+		if err == nil && (w.EngineID == "" || w.Addr == "") {
+			err = fmt.Errorf("engine_id and addr are required")
+		}
+		if err == nil {
+			err = b.registerWorker(w)
+		}
+		if err != nil {
+			body, _ := json.Marshal(map[string]string{"detail": err.Error()})
+			c.respond(r, 400, "application/json", body)
+			return
+		}
+		c.json(r, map[string]string{"status": "ok"})
+	case r.path == "/query" || r.path == "/register":
+		c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+	default:
+		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+	}
+}
+
+// mooncakeWorker asks a bootstrap server for the worker of an engine id.
+func (l *life) mooncakeWorker(ctx context.Context, boot, engine string) (string, error) {
+	var ranks map[string]mooncakeEntry
+	if err := l.ask(ctx, "GET", strings.TrimSuffix(boot, "/"), "/query", nil, &ranks); err != nil {
+		return "", err
+	}
+	for _, e := range ranks {
+		if e.EngineID == engine && e.Addr["0"]["0"] != "" {
+			return e.Addr["0"]["0"], nil
+		}
+	}
+	return "", fmt.Errorf("sim: %s does not know engine id %q", boot, engine)
+}

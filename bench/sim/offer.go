@@ -1,0 +1,167 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Some families name a transfer before there are blocks: both legs start at once
+// and meet under a key that the router gave them. The prefill side offers the
+// blocks under the key for as long as nobody comes (leases, with the family's
+// time-out); the decode side waits on the side channel until they are offered.
+
+// offers are the keys of one rank that are waited for or past.
+type offers struct {
+	awaited map[string]chan struct{} // closed when the blocks are offered
+	past    map[string]bool          // dropped or given back before they were offered
+	order   []string
+}
+
+func (o *offers) init() { o.awaited, o.past = make(map[string]chan struct{}), make(map[string]bool) }
+
+// end makes a key one that will not be offered (any more).
+func (o *offers) end(key string) {
+	if ch := o.awaited[key]; ch != nil {
+		close(ch)
+		delete(o.awaited, key)
+	}
+	if o.past[key] {
+		return
+	}
+	if len(o.order) == tombstones {
+		delete(o.past, o.order[0])
+		o.order = o.order[1:]
+	}
+	o.past[key] = true
+	o.order = append(o.order, key)
+}
+
+// offer keeps the blocks of a finished prefill under key; false when decode has
+// given them back already.
+func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
+	if r.offers.past[key] {
+		return false
+	}
+	if old := r.leases.held[key]; old != nil { // a key used twice: the second takes it
+		r.n.roomsReused++
+		r.pool.release(old.blocks)
+	}
+	r.leaseAs(key, s, ttl)
+	r.leases.held[key].sum = sumOf(s.prompt)
+	if ch := r.offers.awaited[key]; ch != nil {
+		close(ch)
+		delete(r.offers.awaited, key)
+	}
+	return true
+}
+
+// offerCall asks a prefill rank for the blocks under a key; Sum is of decode's own
+// prompt, as in roomCall.
+type offerCall struct {
+	EngineID string `json:"engine_id"`
+	Key      string `json:"key"`
+	Sum      uint64 `json:"sum"`
+}
+
+type offerReply struct {
+	Held    bool `json:"held"`    // the blocks are there
+	Gone    bool `json:"gone"`    // and will not be
+	Another bool `json:"another"` // they are of another prompt
+	Tokens  int  `json:"tokens"`
+	Cached  int  `json:"cached"`
+}
+
+// sideOffer answers /offer on the side channel: at once, or when the blocks come,
+// or after a while that they have not.
+func sideOffer(c *conn, r *httpRequest) {
+	var q offerCall
+	rk := (*rank)(nil)
+	if json.Unmarshal(r.body, &q) == nil {
+		rk = c.life.rankByID(q.EngineID)
+	}
+	if rk == nil {
+		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
+		return
+	}
+	var ch chan struct{}
+	var reply offerReply
+	look := func() {
+		rk.expire(time.Now())
+		if l := rk.leases.held[q.Key]; l != nil {
+			reply = offerReply{Held: true, Another: l.sum != q.Sum, Tokens: l.tokens, Cached: l.cached}
+		} else if rk.offers.past[q.Key] {
+			reply.Gone = true
+		} else if ch = rk.offers.awaited[q.Key]; ch == nil {
+			ch = make(chan struct{})
+			rk.offers.awaited[q.Key] = ch
+		}
+	}
+	if rk.do(look); ch != nil {
+		t := time.NewTimer(roomWait)
+		select {
+		case <-ch:
+			rk.do(look)
+		case <-t.C:
+			rk.do(func() {
+				if rk.offers.awaited[q.Key] == ch {
+					delete(rk.offers.awaited, q.Key)
+					close(ch) // others who wait for it look again
+				}
+			})
+		case <-c.life.stopc:
+		}
+		t.Stop()
+	}
+	body, _ := json.Marshal(reply)
+	c.respond(r, 200, "application/json", body)
+}
+
+// fetch waits for an offer and reads it: the tokens moved, those prefill had
+// cached, and whether it worked.
+func (l *life) fetch(ctx context.Context, f *Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
+	if !faultTransfer(ctx, f) {
+		return reply, false
+	}
+	o := &l.e.o
+	unreachable := time.Time{}
+	for end := time.Now().Add(o.AbortTimeout); ; {
+		err := l.ask(ctx, "POST", addr, "/offer", q, &reply)
+		now := time.Now()
+		switch {
+		case ctx.Err() != nil:
+			return reply, false
+		case err != nil:
+			if unreachable.IsZero() {
+				unreachable = now
+			}
+			if now.Sub(unreachable) > o.PullTimeout || !pause(ctx, min(o.PullTimeout/10, 100*time.Millisecond)) {
+				return reply, false
+			}
+			continue
+		case reply.Gone || reply.Another || now.After(end):
+			return reply, false
+		case reply.Held:
+			moved := max(min(reply.Tokens, 1<<30)-local, 0)
+			return reply, pause(ctx, scaled(o.Cost.transfer(moved), o.Speed))
+		}
+		unreachable = time.Time{}
+	}
+}
+
+// giveBack tells a prefill that the blocks under key are read, or not wanted.
+func (l *life) giveBack(addr, engine, key string) {
+	l.wg.Go(func() {
+		l.ask(l.ctx, "POST", addr, "/done", sideRequest{engine, []string{key}}, nil)
+	})
+}
+
+// rankByID is the rank of an engine id, nil when it is not of this life.
+func (l *life) rankByID(id string) *rank {
+	for i, x := range l.ranks {
+		if l.rankID(i) == id {
+			return x
+		}
+	}
+	return nil
+}

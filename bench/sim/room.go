@@ -1,0 +1,301 @@
+package sim
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+)
+
+// meeting is a sequence's part of a hand-over by room.
+type meeting struct {
+	room int64
+	host string
+	port int
+	ctx  context.Context // ends with the job, or when the transfer is over
+	stop context.CancelFunc
+	rank int    // decode: the prefill's, once known
+	side string // decode: the prefill rank's address, once known
+}
+
+// room is where a prefill's request and a decode's handshake meet, in either
+// order. It belongs to the rank's goroutine, but done, closed at the end, and the
+// result, which is written before.
+type room struct {
+	id     int64
+	seq    *seq        // the prefill's request, nil until it came
+	asked  *roomCall   // decode's handshake, nil until it came
+	timer  *time.Timer // ends the wait for the other
+	done   chan struct{}
+	result roomReply
+}
+
+// roomCall is decode's handshake on the prefill rank's side channel, the stand-in
+// for SGLang's ZMQ messages between the ranks. Tokens and Sum are of decode's own
+// prompt: KV of another prompt is an error here, where it is garbage in a real one.
+type roomCall struct {
+	Room   int64  `json:"room"`
+	Rank   int    `json:"dp_rank"`
+	Tokens int    `json:"tokens"`
+	Sum    uint64 `json:"sum"`
+}
+
+type roomReply struct {
+	Done   bool   `json:"done"`
+	Error  string `json:"error,omitempty"`
+	Cached int    `json:"cached"`
+}
+
+const (
+	maxRooms   = 1 << 16 // open ones of a rank
+	tombstones = 1 << 16
+)
+
+// rooms are those of one rank: open ones and the numbers of those used up, which
+// a request can never use again.
+type rooms struct {
+	open  map[int64]*room
+	used  map[int64]roomReply // how it ended; not Done when nobody was told
+	order []int64
+}
+
+func (rs *rooms) init() { rs.open, rs.used = make(map[int64]*room), make(map[int64]roomReply) }
+
+// stop ends the timers of a life's rooms.
+func (rs *rooms) stop() {
+	for _, x := range rs.open {
+		x.timer.Stop()
+	}
+}
+
+// bury makes id's number unusable.
+func (rs *rooms) bury(id int64, how roomReply) {
+	if _, ok := rs.used[id]; ok {
+		return
+	}
+	if len(rs.order) == tombstones {
+		delete(rs.used, rs.order[0])
+		rs.order = rs.order[1:]
+	}
+	rs.used[id] = how
+	rs.order = append(rs.order, id)
+}
+
+func sumOf(ids []uint32) uint64 {
+	b := make([]byte, 0, 4*len(ids))
+	for _, id := range ids {
+		b = binary.LittleEndian.AppendUint32(b, id)
+	}
+	return xxh3.Hash(b)
+}
+
+// enter gives the open room of that number, made when there is none; nil and why
+// when there cannot be one.
+func (r *rank) enter(id int64) (*room, string) {
+	if x := r.rooms.open[id]; x != nil {
+		return x, ""
+	}
+	if _, ok := r.rooms.used[id]; ok {
+		r.n.roomsReused++
+		return nil, "Room was used before"
+	}
+	if len(r.rooms.open) >= maxRooms {
+		return nil, "Too many rooms are open"
+	}
+	x := &room{id: id, done: make(chan struct{})}
+	x.timer = time.AfterFunc(r.o.BootstrapTimeout, func() {
+		r.post(func() {
+			if x.seq == nil || x.asked == nil {
+				r.n.roomsTimedOut++
+				r.leave(x, fmt.Sprintf("Request timed out after %.1fs in KVPoll.Bootstrapping", r.o.BootstrapTimeout.Seconds()))
+			}
+		})
+	})
+	r.rooms.open[id] = x
+	return x, ""
+}
+
+// leave ends a room: reason "" is success. A prefill's request that is in it and
+// has not been answered fails with the reason.
+func (r *rank) leave(x *room, reason string) {
+	if r.rooms.open[x.id] != x {
+		return
+	}
+	x.timer.Stop()
+	delete(r.rooms.open, x.id)
+	x.result.Done, x.result.Error = true, reason
+	r.rooms.bury(x.id, x.result)
+	close(x.done)
+	if reason != "" {
+		r.n.roomsFailed++
+		if x.seq != nil {
+			r.failRoom(x.seq, reason)
+		}
+	}
+}
+
+// failRoom answers a sequence's job as SGLang does a failed transfer.
+func (r *rank) failRoom(s *seq, reason string) {
+	if s.j.over {
+		return
+	}
+	s.j.aborted = fmt.Sprintf("%s transfer failed for request rank=%d req.rid=%q with exception KVTransferError(bootstrap_room=%d): %s",
+		map[bool]string{true: "Prefill", false: "Decode"}[s.limit == 1], r.index, s.j.id, s.meet.room, reason)
+	r.fail(s.j, 500, s.j.aborted)
+}
+
+// submit: a prefill waits for its decode's handshake, a decode finds its prefill.
+func (g *sglangLeg) submit(r *rank, j *job) {
+	for _, s := range j.seqs {
+		s.meet.ctx, s.meet.stop = context.WithCancel(r.l.ctx)
+	}
+	for _, s := range j.seqs {
+		if j.over {
+			return
+		}
+		if !g.prefill {
+			g.find(r, s)
+			continue
+		}
+		if !g.follow {
+			r.l.boot.setRank(s.meet.room, r.index)
+		}
+		x, why := r.enter(s.meet.room)
+		if x != nil && x.seq != nil {
+			r.n.roomsReused++
+			x, why = nil, "Room is in use"
+		}
+		if x == nil {
+			r.failRoom(s, why)
+			return
+		}
+		x.seq = s
+		r.transfer(s) // it waits, and has no blocks yet
+		r.meet(x)
+	}
+}
+
+// meet lets the prefill compute once both are there.
+func (r *rank) meet(x *room) {
+	if x.seq == nil || x.asked == nil {
+		return
+	}
+	x.timer.Stop()
+	s := x.seq
+	if x.asked.Tokens != len(s.prompt) || x.asked.Sum != sumOf(s.prompt) {
+		r.n.roomsMismatched++
+		r.leave(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.asked.Tokens, len(s.prompt)))
+		return
+	}
+	s.pulling = false
+	delete(r.pulls, s)
+	r.waiting = append(r.waiting, s)
+}
+
+// hold: a prefill's answer waits until decode has the KV.
+func (g *sglangLeg) hold(r *rank, s *seq) bool {
+	x := r.rooms.open[s.meet.room]
+	if !g.prefill || x == nil || x.seq != s {
+		return false
+	}
+	f := r.e.faults.match(s.j.req, "handover", false)
+	s.pulling = true // the transfer has the blocks
+	r.l.wg.Go(func() {
+		defer s.meet.stop()
+		ok := faultTransfer(s.meet.ctx, f) && pause(s.meet.ctx, scaled(r.o.Cost.transfer(len(s.prompt)), r.o.Speed))
+		r.post(func() {
+			s.pulling = false
+			if s.j.over {
+				r.pool.release(s.blocks)
+				s.blocks = nil
+			}
+			switch {
+			case !ok:
+				r.n.pullsFailed++
+				r.leave(x, "Failed to send kv chunk")
+			default:
+				x.result.Cached = s.cached
+				r.leave(x, "")
+				r.settle(s)
+			}
+		})
+	})
+	return true
+}
+
+// drop: what was waited for in the room will not come. Decode is not told of a
+// prefill's end, nor prefill of a decode's: they find out by their time-outs.
+func (g *sglangLeg) drop(r *rank, j *job) {
+	for _, s := range j.seqs {
+		if s.meet.stop != nil {
+			s.meet.stop()
+		}
+		if !g.prefill {
+			continue // what it waits for ends with its context
+		}
+		if s.pulling && !s.held { // it waited in the room, without blocks
+			s.pulling = false
+			delete(r.pulls, s)
+		}
+		if x := r.rooms.open[s.meet.room]; x != nil && x.seq == s {
+			x.timer.Stop()
+			delete(r.rooms.open, x.id)
+			r.rooms.bury(x.id, roomReply{})
+		}
+	}
+}
+
+// sideRooms answers decode on a prefill rank's side channel: /room/open tells that
+// decode has its blocks ready, /room/wait gives the result or, after a while, none.
+func sideRooms(c *conn, r *httpRequest) {
+	var q roomCall
+	if err := json.Unmarshal(r.body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.life.ranks) {
+		c.respond(r, 400, "text/plain", []byte("want a room and a rank"))
+		return
+	}
+	rk := c.life.ranks[q.Rank]
+	var x *room
+	reply := roomReply{Done: true}
+	rk.do(func() {
+		if r.path == "/room/wait" {
+			if x = rk.rooms.open[q.Room]; x == nil {
+				reply = rk.rooms.used[q.Room]
+			}
+			return
+		}
+		var why string
+		if x, why = rk.enter(q.Room); x == nil {
+			reply.Error = why
+			return
+		}
+		if x.asked != nil {
+			rk.n.roomsReused++
+			x, reply.Error = nil, "Room is in use"
+			return
+		}
+		x.asked = &q
+		rk.meet(x)
+	})
+	if x != nil || !reply.Done {
+		var done chan struct{} // nil: nobody will tell
+		if x != nil {
+			done = x.done
+		}
+		reply.Done = false
+		t := time.NewTimer(roomWait)
+		select {
+		case <-done:
+			reply = x.result
+		case <-t.C:
+		case <-c.life.stopc:
+		}
+		t.Stop()
+	}
+	body, _ := json.Marshal(reply)
+	c.respond(r, 200, "application/json", body)
+}
+
+const roomWait = time.Second // how long one /room call is kept open

@@ -1,0 +1,228 @@
+package sim
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+)
+
+// sglangGenerating are SGLang's endpoints that generate (0.5.23).
+var sglangGenerating = map[string]func(*job) format{
+	"/generate":            newNativeFormat,
+	"/v1/chat/completions": newSGLangChat,
+	"/v1/completions":      newSGLangCompletion,
+}
+
+func readSGLangBody(path string, raw []byte) (*body, error) {
+	if path == "/generate" {
+		return readNative(raw)
+	}
+	return readBody(raw)
+}
+
+// sglangError is an error of SGLang's OpenAI endpoints and of its HTTP layer: flat.
+func sglangError(status int, msg, param string) []byte {
+	b := append([]byte(nil), `{"object":"error","message":`...)
+	b = appendJSON(b, msg)
+	b = append(b, `,"type":`...)
+	b = appendJSON(b, errorType(status))
+	b = append(b, `,"param":`...)
+	if param == "" {
+		b = append(b, "null"...)
+	} else {
+		b = appendJSON(b, param)
+	}
+	b = append(b, `,"code":`...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	return append(b, '}')
+}
+
+// sglangLeg is one side of SGLang's hand-over: prefill and decode get the same
+// request at the same time and meet in a room, through the bootstrap server of
+// the prefill node.
+type sglangLeg struct {
+	plainLeg
+	prefill     bool
+	hosts       []string // by prompt of the batch, or one for all
+	ports       []int
+	rooms       []int64
+	roomList    bool // rooms came as a list, which is repeated for n > 1; else they count up
+	routed      int  // data-parallel rank of this server, -1 not said
+	prefillRank int  // to decode: the rank that has the KV, -1 not said
+	follow      bool // the rank follows from the room
+}
+
+// readSGLang reads the bootstrap members, after the headers that override them.
+// On a server that is no part of a P/D pair they mean nothing but the rank.
+func readSGLang(l *life, b *body, r *httpRequest) (pdLeg, error) {
+	o := &l.e.o
+	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
+	rank := func(p *int, to *int, name string) error {
+		if p == nil {
+			return nil
+		}
+		if *p < 0 {
+			return refuse(400, name, "%s %d is out of range.", name, *p)
+		}
+		*to = *p
+		return nil
+	}
+	if err := rank(b.DPRank, &leg.routed, "data_parallel_rank"); err != nil {
+		return nil, err
+	}
+	if err := rank(b.RoutedRank, &leg.routed, "routed_dp_rank"); err != nil {
+		return nil, err
+	}
+	if err := rank(b.PrefillRank, &leg.prefillRank, "disagg_prefill_dp_rank"); err != nil {
+		return nil, err
+	}
+	if o.HeaderOverrides && r.path != "/v1/completions" {
+		if err := leg.override(b, r); err != nil {
+			return nil, err
+		}
+	}
+	if v, ok := r.get("X-Data-Parallel-Rank"); ok {
+		k, err := strconv.Atoi(strings.TrimSpace(v))
+		if err != nil {
+			return nil, refuse(400, "", "Invalid X-Data-Parallel-Rank header: %q is not an integer.", v)
+		}
+		leg.routed = k
+	}
+	if leg.routed >= o.Ranks {
+		return nil, refuse(400, "", "routed_dp_rank=%d is out of range [0, %d).", leg.routed, o.Ranks)
+	}
+	if o.Role == "aggregated" || o.PD != "sglang" {
+		return &rankLeg{routed: leg.routed}, nil
+	}
+	if len(b.Room) == 0 || string(b.Room) == "null" {
+		return nil, refuse(400, "", "Disaggregated request received without bootstrap room id")
+	}
+	var err error
+	if leg.rooms, leg.roomList, err = oneOrMany[int64](b.Room, "bootstrap_room", "an integer from 0 to 2^63-1"); err != nil {
+		return nil, err
+	}
+	for _, room := range leg.rooms {
+		if room < 0 {
+			return nil, refuse(400, "bootstrap_room", "bootstrap_room %d is out of range [0, 2^63).", room)
+		}
+	}
+	if leg.hosts, _, err = oneOrMany[string](b.Host, "bootstrap_host", "a string"); err != nil {
+		return nil, err
+	}
+	if leg.ports, _, err = oneOrMany[int](b.Port, "bootstrap_port", "an integer"); err != nil {
+		return nil, err
+	}
+	if leg.ports == nil {
+		leg.ports = []int{8998}
+	}
+	if !leg.prefill && leg.hosts == nil {
+		return nil, refuse(400, "bootstrap_host", "bootstrap_host is required on a decode server.")
+	}
+	return leg, nil
+}
+
+// override applies the headers of SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
+func (g *sglangLeg) override(b *body, r *httpRequest) error {
+	raw := func(name string, to *json.RawMessage, quoted bool) {
+		if v, ok := r.get("x-override-" + name); ok {
+			if *to = json.RawMessage(v); quoted {
+				*to = appendJSON(nil, v)
+			}
+		}
+	}
+	raw("rid", &b.RID, true)
+	raw("bootstrap-host", &b.Host, true)
+	raw("bootstrap-port", &b.Port, false)
+	raw("bootstrap-room", &b.Room, false)
+	for name, to := range map[string]*int{"routed-dp-rank": &g.routed, "disagg-prefill-dp-rank": &g.prefillRank} {
+		v, ok := r.get("x-override-" + name)
+		if !ok {
+			continue
+		}
+		k, err := strconv.Atoi(v)
+		if err != nil || k < 0 {
+			return refuse(400, "", "Invalid x-override-%s header: %q is not a rank.", name, v)
+		}
+		*to = k
+	}
+	return nil
+}
+
+// oneOrMany reads a scalar or a list of T; list says which. Null and absent are nil.
+func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bool, err error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, false, nil
+	}
+	var one T
+	if json.Unmarshal(raw, &one) == nil {
+		return []T{one}, false, nil
+	}
+	if json.Unmarshal(raw, &vals) != nil || len(vals) == 0 {
+		return nil, false, refuse(400, name, "1 validation error:\n  {'loc': 'body.%s', 'msg': 'Input should be %s, or a list of them'}", name, want)
+	}
+	return vals, true, nil
+}
+
+// rankLeg only says on which rank a plain request runs.
+type rankLeg struct {
+	plainLeg
+	routed int
+}
+
+func (g *rankLeg) rank(int) int { return g.routed }
+
+func (g *sglangLeg) side() string {
+	if g.prefill {
+		return "prefill"
+	}
+	return "decode"
+}
+
+// rank follows SGLang's rule: what the request says; on prefill, else, the room's
+// remainder when the balance method follows rooms. A batch runs on its first
+// room's rank here, where the real one is spread over the ranks of its rooms.
+func (g *sglangLeg) rank(ranks int) int {
+	if g.routed >= 0 || !g.prefill || !g.follow {
+		return g.routed
+	}
+	return int(g.rooms[0] % int64(ranks))
+}
+
+// begin gives every sequence its room.
+func (g *sglangLeg) begin(j *job) error {
+	batch := len(j.seqs) / j.params.n
+	for _, c := range []struct {
+		name string
+		n    int
+	}{{"bootstrap_host", len(g.hosts)}, {"bootstrap_port", len(g.ports)}} {
+		if c.n > 1 && c.n != batch {
+			return refuse(400, c.name, "%s has %d elements for a batch of %d.", c.name, c.n, batch)
+		}
+	}
+	if g.roomList && len(g.rooms) != batch {
+		return refuse(400, "bootstrap_room", "bootstrap_room has %d elements for a batch of %d.", len(g.rooms), batch)
+	}
+	seen := make(map[int64]bool)
+	for i, s := range j.seqs {
+		item, sample := i/j.params.n, i%j.params.n
+		m := &meeting{}
+		if g.roomList {
+			m.room = g.rooms[item] // repeated for every sample, as the engine does
+		} else {
+			m.room = g.rooms[0] + int64(sample*batch+item)
+		}
+		if m.room < 0 || seen[m.room] {
+			return refuse(400, "bootstrap_room", "bootstrap_room %d is used twice in one request.", m.room)
+		}
+		seen[m.room] = true
+		if g.hosts != nil {
+			m.host = g.hosts[item%len(g.hosts)]
+		}
+		m.port = g.ports[item%len(g.ports)]
+		s.meet = m
+		if g.prefill {
+			s.limit = 1
+		}
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// find asks the bootstrap server which rank has the room and where it is; the
+// sequence queues for blocks only then.
+func (g *sglangLeg) find(r *rank, s *seq) {
+	r.transfer(s)
+	m := s.meet
+	r.l.wg.Go(func() {
+		why := r.l.findPrefill(m, g.prefillRank)
+		r.post(func() {
+			s.pulling = false
+			delete(r.pulls, s)
+			switch {
+			case s.j.over:
+			case why != "":
+				r.n.pullsFailed++
+				r.failRoom(s, why)
+			default:
+				r.waiting = append(r.waiting, s)
+			}
+		})
+	})
+}
+
+// admitted: the blocks are there, so prefill may send.
+func (g *sglangLeg) admitted(r *rank, s *seq) bool {
+	if g.prefill {
+		return false
+	}
+	r.transfer(s)
+	m, f := s.meet, r.e.faults.match(s.j.req, "handover", false)
+	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.prompt), Sum: sumOf(s.prompt)}
+	r.l.wg.Go(func() {
+		defer m.stop()
+		reply, why := r.l.receive(m, f, call)
+		r.post(func() {
+			if why == "" {
+				r.arrived(s, len(s.prompt), reply.Cached)
+			} else if r.arrived(s, 0, 0) {
+				r.n.pullsFailed++
+				r.failRoom(s, why)
+			}
+		})
+	})
+	return true
+}
+
+// bootInfo is what a decode remembers of a prefill server.
+type bootInfo struct {
+	DPSize int  `json:"dp_size"`
+	Follow bool `json:"follow_bootstrap_room"`
+	sides  map[int]string
+}
+
+const findTries = 3 // before a bootstrap server that does not answer fails the request
+
+// findPrefill fills m's rank and side; it gives the reason when it cannot.
+func (l *life) findPrefill(m *meeting, rank int) string {
+	addr := net.JoinHostPort(m.host, strconv.Itoa(m.port))
+	for try := 1; ; try++ {
+		why := l.lookUp(m, rank, addr)
+		if why == "" || try == findTries || !pause(m.ctx, 100*time.Millisecond) {
+			return why
+		}
+	}
+}
+
+func (l *life) lookUp(m *meeting, rank int, addr string) string {
+	l.bootMu.Lock()
+	info := l.boots[addr]
+	l.bootMu.Unlock()
+	if info == nil {
+		info = &bootInfo{sides: make(map[int]string)}
+		if err := l.ask(m.ctx, "GET", addr, "/route?"+routeQuery(-1), nil, info); err != nil || info.DPSize < 1 {
+			return fmt.Sprintf("Could not fetch prefill parallel info from bootstrap_addr: %s: %v", addr, err)
+		}
+		if !pause(m.ctx, scaled(l.e.o.Cost.Handshake, l.e.o.Speed)) {
+			return "aborted"
+		}
+		l.bootMu.Lock()
+		if len(l.boots) > 1024 {
+			clear(l.boots)
+		}
+		l.boots[addr] = info
+		l.bootMu.Unlock()
+	}
+	switch {
+	case rank >= 0:
+	case info.Follow:
+		rank = int(m.room % int64(info.DPSize))
+	default:
+		var why string
+		if rank, why = l.queryRank(m, addr); why != "" {
+			return why
+		}
+	}
+	l.bootMu.Lock()
+	side, ok := info.sides[rank]
+	l.bootMu.Unlock()
+	if !ok {
+		var at struct {
+			IP   string `json:"rank_ip"`
+			Port int    `json:"rank_port"`
+		}
+		if err := l.ask(m.ctx, "GET", addr, "/route?"+routeQuery(rank), nil, &at); err != nil {
+			return fmt.Sprintf("Could not fetch bootstrap info for dp rank %d from bootstrap_addr: %s: %v", rank, addr, err)
+		}
+		side = net.JoinHostPort(at.IP, strconv.Itoa(at.Port))
+		l.bootMu.Lock()
+		info.sides[rank] = side
+		l.bootMu.Unlock()
+	}
+	m.rank, m.side = rank, side
+	return ""
+}
+
+// queryRank asks for the rank a room went to until prefill has registered it.
+func (l *life) queryRank(m *meeting, addr string) (int, string) {
+	for end := time.Now().Add(l.e.o.WaitingTimeout); ; {
+		var ranks map[string]int
+		key := strconv.FormatInt(m.room, 10)
+		err := l.ask(m.ctx, "POST", addr, "/query_dp_ranks", map[string]any{"bootstrap_rooms": []int64{m.room}}, &ranks)
+		if err != nil {
+			return 0, fmt.Sprintf("Could not query dp ranks from bootstrap_addr: %s: %v", addr, err)
+		}
+		if k, ok := ranks[key]; ok {
+			return k, ""
+		}
+		if time.Now().After(end) || !pause(m.ctx, 20*time.Millisecond) {
+			return 0, "Request timed out waiting for the prefill dp rank"
+		}
+	}
+}
+
+func routeQuery(rank int) string {
+	other := "0"
+	if rank < 0 {
+		other = "-1"
+	}
+	return url.Values{"prefill_dp_rank": {strconv.Itoa(rank)}, "prefill_cp_rank": {other}, "target_tp_rank": {other}, "target_pp_rank": {other}}.Encode()
+}
+
+// receive tells prefill that the blocks are ready and waits for the KV.
+func (l *life) receive(m *meeting, f *Fault, call roomCall) (roomReply, string) {
+	if !faultTransfer(m.ctx, f) {
+		return roomReply{}, "Failed to receive kv chunk"
+	}
+	path, failures := "/room/open", 0
+	for end := time.Now().Add(l.e.o.WaitingTimeout); ; {
+		var reply roomReply
+		err := l.ask(m.ctx, "POST", m.side, path, call, &reply)
+		switch {
+		case m.ctx.Err() != nil:
+			return reply, "aborted"
+		case err != nil:
+			l.forget(net.JoinHostPort(m.host, strconv.Itoa(m.port)))
+			if failures++; failures == 2 {
+				return reply, fmt.Sprintf("Lost connection with prefill instance (bootstrap_addr: %s:%d)", m.host, m.port)
+			}
+			pause(m.ctx, l.e.o.HeartbeatInterval)
+			continue
+		case reply.Done:
+			return reply, reply.Error
+		}
+		path, failures = "/room/wait", 0
+		if time.Now().After(end) {
+			return reply, fmt.Sprintf("Request timed out after %.1fs in KVPoll.WaitingForInput", l.e.o.WaitingTimeout.Seconds())
+		}
+	}
+}
+
+func (l *life) forget(addr string) {
+	l.bootMu.Lock()
+	delete(l.boots, addr)
+	l.bootMu.Unlock()
+}
+
+// ask is one call to another engine's bootstrap server or side channel.
+func (l *life) ask(ctx context.Context, method, addr, path string, body, reply any) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var rd io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		rd = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, rd)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := l.peer.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != 200 {
+		return fmt.Errorf("%s %s: %s: %.100s", method, path, resp.Status, b)
+	}
+	if reply == nil {
+		return nil
+	}
+	return json.Unmarshal(b, reply)
+}
+
+// pause sleeps d; false when ctx ended meanwhile.
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// faultTransfer lets a fault of the hand-over happen: Stall and Slow wait (a stall
+// without a delay until ctx ends), all others make it fail, which is false.
+func faultTransfer(ctx context.Context, f *Fault) bool {
+	switch {
+	case f == nil:
+		return true
+	case f.Kind == Stall && f.Delay <= 0:
+		<-ctx.Done()
+		return false
+	case f.Kind == Stall || f.Kind == Slow:
+		return pause(ctx, f.Delay)
+	}
+	return false
+}

@@ -1,0 +1,256 @@
+package sim
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+)
+
+// readNative reads the body of SGLang's /generate into the common one. Text and
+// input_ids become the prompt; sampling_params may be a list, one a prompt.
+func readNative(raw []byte) (*body, error) {
+	var n struct {
+		Text        json.RawMessage `json:"text"`
+		IDs         json.RawMessage `json:"input_ids"`
+		Sampling    json.RawMessage `json:"sampling_params"`
+		Stream      bool            `json:"stream"`
+		RID         json.RawMessage `json:"rid"`
+		Host        json.RawMessage `json:"bootstrap_host"`
+		Port        json.RawMessage `json:"bootstrap_port"`
+		Room        json.RawMessage `json:"bootstrap_room"`
+		RoutedRank  *int            `json:"routed_dp_rank"`
+		DPRank      *int            `json:"data_parallel_rank"`
+		PrefillRank *int            `json:"disagg_prefill_dp_rank"`
+		CacheSalt   string          `json:"cache_salt"`
+	}
+	if err := json.Unmarshal(raw, &n); err != nil {
+		_, err = readBody(raw) // says it in the usual words when the whole is broken
+		if err == nil {
+			err = refuse(400, "", "1 validation error for GenerateReqInput")
+		}
+		return &body{}, err
+	}
+	given := func(m json.RawMessage) bool { return len(m) > 0 && string(m) != "null" }
+	b := &body{Stream: n.Stream, RID: n.RID, Host: n.Host, Port: n.Port, Room: n.Room,
+		RoutedRank: n.RoutedRank, DPRank: n.DPRank, PrefillRank: n.PrefillRank, CacheSalt: n.CacheSalt}
+	switch {
+	case given(n.Text) == given(n.IDs):
+		return b, refuse(400, "", "Either text, input_ids or input_embeds should be provided.")
+	case given(n.Text):
+		b.Prompt = n.Text
+	default:
+		b.Prompt = n.IDs
+	}
+	if !given(n.Sampling) {
+		return b, nil
+	}
+	list := []json.RawMessage{n.Sampling}
+	if n.Sampling[0] == '[' {
+		if json.Unmarshal(n.Sampling, &list) != nil || len(list) == 0 {
+			return b, refuse(400, "", "sampling_params should be a dict or a list of dicts.")
+		}
+		b.samplingList = true
+	}
+	for _, raw := range list {
+		var s nativeSampling
+		if err := json.Unmarshal(raw, &s); err != nil {
+			return b, refuse(400, "", "sampling_params: %s", err)
+		}
+		b.native = append(b.native, s)
+	}
+	return b, nil
+}
+
+// nativeSampling is what the simulated engine minds of SGLang's sampling_params.
+type nativeSampling struct {
+	MaxNew    *int            `json:"max_new_tokens"`
+	MinNew    int             `json:"min_new_tokens"`
+	Stop      json.RawMessage `json:"stop"`
+	IgnoreEOS bool            `json:"ignore_eos"`
+	N         *int            `json:"n"`
+	Seed      int64           `json:"sampling_seed"`
+}
+
+const nativeMaxNew = 128 // SGLang's default of max_new_tokens
+
+// nativeParams is what sampling_params of /generate mean for the common ones; with
+// a list every prompt has its own limit and the longest is the job's.
+func (b *body) nativeParams(p *params) (maxTokens, n *int, stop json.RawMessage, err error) {
+	limit := nativeMaxNew
+	if len(b.native) > 0 {
+		limit = 0
+	}
+	for i := range b.native {
+		limit = max(limit, nativeLimit(&b.native[i]))
+	}
+	if len(b.native) > 0 {
+		s := &b.native[0]
+		p.seed, p.minTokens, p.ignoreEOS = s.Seed, s.MinNew, s.IgnoreEOS
+		n, stop = s.N, s.Stop
+		for _, x := range b.native[1:] {
+			if (x.N == nil) != (n == nil) || n != nil && *x.N != *n {
+				return nil, nil, nil, refuse(400, "", "The parallel_sample_num should be the same for all samples in sample params.")
+			}
+		}
+	}
+	return &limit, n, stop, nil
+}
+
+func nativeLimit(s *nativeSampling) int {
+	if s.MaxNew == nil {
+		return nativeMaxNew
+	}
+	return *s.MaxNew
+}
+
+// nativeFormat is SGLang's /generate: each event repeats all text and ids so far,
+// or with Options.Incremental holds only what is new.
+type nativeFormat struct {
+	j     *job
+	batch bool // the answer is a list, events carry an index
+	begun time.Time
+}
+
+func newNativeFormat(j *job) format { return &nativeFormat{j: j, begun: time.Now()} }
+
+func (f *nativeFormat) prefix() string  { return "" }
+func (f *nativeFormat) needsText() bool { return true }
+
+func (f *nativeFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+	lists, err := prompts(b.Prompt)
+	if err != nil {
+		return nil, refuse(400, "", "Either text, input_ids or input_embeds should be provided.")
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(b.Prompt, &items) == nil && len(items) > 0 && (items[0][0] == '[' || items[0][0] == '"') {
+		f.batch = true
+	}
+	if b.samplingList && len(b.native) != len(lists) {
+		return nil, refuse(400, "", "sampling_params has %d elements for a batch of %d.", len(b.native), len(lists))
+	}
+	for _, s := range b.native {
+		f.batch = f.batch || s.N != nil && *s.N > 1
+	}
+	return lists, nil
+}
+
+// meta appends text, output_ids and meta_info of a sequence.
+func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte {
+	b = append(b, '{')
+	if !f.j.c.life.e.o.SkipTokenizer {
+		b = append(b, `"text":`...)
+		b = appendJSON(b, text)
+		b = append(b, ',')
+	}
+	b = append(b, `"output_ids":`...)
+	b = appendIDs(b, ids)
+	b = append(b, `,"meta_info":{"id":`...)
+	b = appendJSON(b, f.j.rid(s))
+	b = append(b, `,"finish_reason":`...)
+	b = f.reason(b, s)
+	b = append(b, `,"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(len(s.prompt)), 10)
+	b = append(b, `,"weight_version":"default","num_retractions":0,"reasoning_tokens":0,"completion_tokens":`...)
+	b = strconv.AppendInt(b, int64(len(s.out)), 10)
+	b = append(b, `,"cached_tokens":`...)
+	b = strconv.AppendInt(b, int64(s.cached), 10)
+	b = append(b, `,"cached_tokens_details":null,"dp_rank":`...)
+	if len(f.j.rank.l.ranks) > 1 {
+		b = strconv.AppendInt(b, int64(f.j.rank.index), 10)
+	} else {
+		b = append(b, "null"...)
+	}
+	if s.reason != "" {
+		b = append(b, `,"e2e_latency":`...)
+		b = strconv.AppendFloat(b, time.Since(f.begun).Seconds(), 'f', 6, 64)
+	}
+	return append(b, '}')
+}
+
+func (f *nativeFormat) reason(b []byte, s *seq) []byte {
+	switch {
+	case f.j.aborted != "":
+		b = append(b, `{"type":"abort","message":`...)
+		b = appendJSON(b, f.j.aborted)
+		return append(b, `,"status_code":500,"err_type":"InternalServerError"}`...)
+	case s.reason == "":
+		return append(b, "null"...)
+	case s.reason == "abort":
+		return append(b, `{"type":"abort","message":"Abort in waiting queue","status_code":null,"err_type":null}`...)
+	case s.reason == "length":
+		b = append(b, `{"type":"length","length":`...)
+		b = strconv.AppendInt(b, int64(len(s.out)), 10)
+		return append(b, '}')
+	}
+	b = append(b, `{"type":"stop","matched":`...)
+	if s.stopped != "" {
+		b = appendJSON(b, s.stopped)
+	} else {
+		b = strconv.AppendInt(b, tokEOS, 10)
+	}
+	return append(b, '}')
+}
+
+func (f *nativeFormat) event(w *chunker, s *seq, text string, ids []uint32) {
+	b := f.meta(append(w.begin(), "data: "...), s, text, ids)
+	if f.batch {
+		b = append(b, `,"index":`...)
+		b = strconv.AppendInt(b, int64(s.index), 10)
+	}
+	w.end(append(b, "}\n\n"...))
+}
+
+func (f *nativeFormat) first(*chunker, *seq) {}
+
+func (f *nativeFormat) delta(w *chunker, s *seq, id uint32, text string) {
+	if f.j.c.life.e.o.Incremental {
+		f.event(w, s, text, []uint32{id})
+		return
+	}
+	f.event(w, s, string(s.text), s.out)
+}
+
+func (f *nativeFormat) last(w *chunker, _ *job) { done(w) }
+
+func (f *nativeFormat) whole(b []byte, j *job) []byte {
+	if !f.batch {
+		return append(f.meta(b, j.seqs[0], string(j.seqs[0].text), j.seqs[0].out), '}')
+	}
+	b = append(b, '[')
+	for i, s := range j.seqs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(f.meta(b, s, string(s.text), s.out), '}')
+	}
+	return append(b, ']')
+}
+
+// broken: a failed transfer is an ordinary chunk whose finish_reason says so; any
+// other failure an error event.
+func (f *nativeFormat) broken(w *chunker, j *job, status int, msg string) {
+	if j.aborted != "" {
+		for _, s := range j.seqs {
+			f.event(w, s, string(s.text), s.out)
+		}
+	} else {
+		b := append(w.begin(), `data: {"error":{"message":`...)
+		b = appendJSON(b, msg)
+		b = append(b, `,"type":"invalid_request_error","code":`...)
+		b = strconv.AppendInt(b, int64(status), 10)
+		w.end(append(b, ",\"retryable\":false}}\n\n"...))
+	}
+	done(w)
+}
+
+func (f *nativeFormat) failure(_ int, msg string) []byte {
+	return append(appendJSON([]byte(`{"error":{"message":`), msg), "}}"...)
+}
+
+// rid is the request id of one sequence: the client's, one a prompt, or our own.
+func (j *job) rid(s *seq) string {
+	if item := s.index / j.params.n; item < len(j.rids) {
+		return j.rids[item]
+	}
+	return j.id
+}

@@ -1,0 +1,192 @@
+package sim
+
+import "strconv"
+
+// sglangOpenAI is what SGLang's OpenAI endpoints share.
+type sglangOpenAI struct{ j *job }
+
+func (sglangOpenAI) prefix() string                        { return "" }
+func (sglangOpenAI) needsText() bool                       { return false }
+func (sglangOpenAI) failure(status int, msg string) []byte { return sglangError(status, msg, "") }
+
+func (sglangOpenAI) broken(w *chunker, _ *job, status int, msg string) {
+	b := append(w.begin(), `data: {"error":`...)
+	b = append(b, sglangError(status, msg, "")...)
+	w.end(append(b, "}\n\n"...))
+	done(w)
+}
+
+// usage is SGLang's: the cached tokens are told as with --enable-cache-report.
+func (f sglangOpenAI) usage(b []byte) []byte {
+	prompt, completion, cached := f.j.usage()
+	b = appendCounts(b, prompt, completion)
+	b = append(b, `,"prompt_tokens_details":`...)
+	if f.j.c.life.e.o.HideCached {
+		b = append(b, "null"...)
+	} else {
+		b = append(b, `{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(cached), 10)
+		b = append(b, '}')
+	}
+	return append(b, `,"reasoning_tokens":0,"completion_tokens_details":null}`...)
+}
+
+// ending appends finish_reason and matched_stop.
+func (f sglangOpenAI) ending(b []byte, s *seq) []byte {
+	if s.reason == "" {
+		return append(b, `null,"matched_stop":null`...)
+	}
+	b = appendJSON(b, s.reason)
+	b = append(b, `,"matched_stop":`...)
+	switch {
+	case s.stopped != "":
+		return appendJSON(b, s.stopped)
+	case s.reason == "stop":
+		return strconv.AppendInt(b, tokEOS, 10)
+	}
+	return append(b, "null"...)
+}
+
+func (f sglangOpenAI) open(w *chunker, object string) []byte {
+	b := f.j.identity(append(w.begin(), "data: "...), object)
+	return append(b, `,"choices":[`...)
+}
+
+// usageEvent ends a stream that asked for its usage.
+func (f sglangOpenAI) usageEvent(w *chunker, object string) {
+	if f.j.params.includeUsage {
+		b := append(f.open(w, object), `],"usage":`...)
+		w.end(append(f.usage(b), "}\n\n"...))
+	}
+	done(w)
+}
+
+// sglangChat is /v1/chat/completions; against a capture of 0.5.23.
+type sglangChat struct{ sglangOpenAI }
+
+func newSGLangChat(j *job) format { return &sglangChat{sglangOpenAI{j}} }
+
+func (f *sglangChat) prompts(j *job, b *body) ([][]uint32, error) {
+	return (&chatFormat{}).prompts(j, b)
+}
+
+const sglangChunk = "chat.completion.chunk"
+
+func (f *sglangChat) choice(w *chunker, s *seq, delta string) []byte {
+	b := append(f.open(w, sglangChunk), `{"index":`...)
+	b = strconv.AppendInt(b, int64(s.index), 10)
+	return append(b, `,"delta":{"reasoning_content":null`+delta...)
+}
+
+func (f *sglangChat) first(w *chunker, s *seq) {
+	b := f.choice(w, s, `,"role":"assistant","content":""`)
+	w.end(append(b, "},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
+	if s.script != nil {
+		b = f.choice(w, s, `,"tool_calls":[{"id":`)
+		b = appendJSON(b, f.callID(s))
+		b = append(b, `,"index":0,"type":"function","function":{"name":`...)
+		b = appendJSON(b, f.j.params.toolName)
+		w.end(append(b, ",\"arguments\":\"\"}}]},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
+	}
+}
+
+func (f *sglangChat) callID(s *seq) string {
+	return "call_" + strconv.FormatUint(mix(s.gen.state^uint64(s.index)), 16)
+}
+
+func (f *sglangChat) delta(w *chunker, s *seq, id uint32, text string) {
+	if text == "" {
+		return // the reason goes out in an event of its own
+	}
+	var b []byte
+	if s.script != nil {
+		b = f.choice(w, s, `,"tool_calls":[{"id":null,"index":0,"type":"function","function":{"name":null,"arguments":`)
+		b = append(appendJSON(b, text), "}}]"...)
+	} else {
+		b = appendJSON(f.choice(w, s, `,"content":`), text)
+	}
+	w.end(append(b, "},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
+}
+
+func (f *sglangChat) last(w *chunker, j *job) {
+	for _, s := range j.seqs {
+		b := append(f.choice(w, s, ""), `},"logprobs":null,"finish_reason":`...)
+		w.end(append(f.ending(b, s), "}]}\n\n"...))
+	}
+	f.usageEvent(w, sglangChunk)
+}
+
+func (f *sglangChat) whole(b []byte, j *job) []byte {
+	b = j.identity(b, "chat.completion")
+	b = append(b, `,"choices":[`...)
+	for i, s := range j.seqs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"index":`...)
+		b = strconv.AppendInt(b, int64(i), 10)
+		b = append(b, `,"message":{"role":"assistant","content":`...)
+		if s.script != nil {
+			b = append(b, `null,"reasoning_content":null,"tool_calls":[{"id":`...)
+			b = appendJSON(b, f.callID(s))
+			b = append(b, `,"index":0,"type":"function","function":{"name":`...)
+			b = appendJSON(b, j.params.toolName)
+			b = append(b, `,"arguments":`...)
+			b = appendJSON(b, string(s.text))
+			b = append(b, "}}]"...)
+		} else {
+			b = appendJSON(b, string(s.text))
+			b = append(b, `,"reasoning_content":null,"tool_calls":null`...)
+		}
+		b = append(b, `},"logprobs":null,"finish_reason":`...)
+		b = append(f.ending(b, s), '}')
+	}
+	b = append(b, `],"usage":`...)
+	b = f.usage(b)
+	return append(b, `,"metadata":{"weight_version":"default"}}`...)
+}
+
+// sglangCompletion is /v1/completions.
+type sglangCompletion struct{ sglangOpenAI }
+
+func newSGLangCompletion(j *job) format { return &sglangCompletion{sglangOpenAI{j}} }
+
+func (f *sglangCompletion) prompts(_ *job, b *body) ([][]uint32, error) { return prompts(b.Prompt) }
+
+func (f *sglangCompletion) first(*chunker, *seq) {}
+
+func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
+	b := append(f.open(w, "text_completion"), `{"index":`...)
+	b = strconv.AppendInt(b, int64(s.index), 10)
+	b = append(b, `,"text":"`...)
+	if len(s.out) == 1 && f.j.params.echo {
+		b = appendEscaped(b, Detokenize(s.prompt))
+	}
+	b = appendEscaped(b, text)
+	b = append(b, `","logprobs":null,"finish_reason":`...)
+	w.end(append(f.ending(b, s), "}]}\n\n"...))
+}
+
+func (f *sglangCompletion) last(w *chunker, _ *job) { f.usageEvent(w, "text_completion") }
+
+func (f *sglangCompletion) whole(b []byte, j *job) []byte {
+	b = j.identity(b, "text_completion")
+	b = append(b, `,"choices":[`...)
+	for i, s := range j.seqs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"index":`...)
+		b = strconv.AppendInt(b, int64(i), 10)
+		b = append(b, `,"text":"`...)
+		if j.params.echo {
+			b = appendEscaped(b, Detokenize(s.prompt))
+		}
+		b = appendEscaped(b, string(s.text))
+		b = append(b, `","logprobs":null,"finish_reason":`...)
+		b = append(f.ending(b, s), '}')
+	}
+	b = append(b, `],"usage":`...)
+	b = f.usage(b)
+	return append(b, `,"metadata":{"weight_version":"default"}}`...)
+}
