@@ -32,6 +32,7 @@ var directDependencies = []string{
 	"github.com/VictoriaMetrics/metrics",      // /metrics
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/goccy/go-yaml",                // strict config with line and column
+	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
 	"github.com/pebbe/zmq4",                   // KV events, LMCache's notifications
 	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front

@@ -35,6 +35,8 @@ var commands = []command{
 	{"load", "send load and print latencies", runLoad},
 	{"init", "probe engines and write a commented config file", plain(runInit)},
 	{"check", "validate a config and say what it would do", plain(runCheck)},
+	{"record", "write a running router's events, choices and outcomes to files", runRecord},
+
 	{"explain", "say why a request went where it went", plain(runExplain)},
 	{"version", "print versions", plain(runVersion)},
 }

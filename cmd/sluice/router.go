@@ -18,6 +18,7 @@ import (
 	"sluice/router/kvevents"
 	"sluice/router/kvindex"
 	"sluice/router/obs"
+	"sluice/router/record"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -36,6 +37,7 @@ type router struct {
 	metrics   *obs.Metrics
 	runner    *disagg.Runner
 	feeds     *kvevents.Feeds
+	recorder  *record.Recorder
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
@@ -66,16 +68,17 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
 	s := cfg.Schedule
+	r.recorder = r.newRecorder()
 	r.scheduler = schedule.New(schedule.Options{
 		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
 		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, AwaitedWeight: s.AwaitedWeight,
 		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
-		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
+		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain, Ended: r.recorder.Ended,
 	})
 	r.tokenizer = tokenize.New(tokenize.Options{
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget, Tap: r.recorder})
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
 		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
@@ -89,7 +92,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		OnState:        r.changed,
 	})
 	r.runner, err = disagg.NewRunner(disagg.Options{
-		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics,
+		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Log: log,
 	})
 	if err != nil {
@@ -117,6 +120,9 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 			return nil, err
 		}
 	}
+	if err := r.startRecording(); err != nil {
+		return nil, err
+	}
 	// Last: from here on workers join, and changed and joined are called.
 	for _, spec := range cfg.Specs() {
 		if err := r.fleet.Add(spec); err != nil {
@@ -129,7 +135,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 func (r *router) newAdmin() (*admin.Server, error) {
 	opt := admin.Options{
 		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: version, Log: r.log,
-		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics,
+		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config: func() any { return r.cfg },
 	}
 	if r.twin != nil {
@@ -211,6 +217,9 @@ func (r *router) Close() {
 		if r.feeds != nil {
 			r.feeds.Close()
 		}
+		if r.recorder != nil {
+			r.recorder.Close()
+		}
 	})
 }
 
@@ -221,6 +230,7 @@ func (r *router) joined(w *worker.Worker) {
 			continue // joined before; another of the worker's servers came up
 		}
 		r.metrics.RankJoined(rank)
+		r.recorder.Joined(rank)
 		src, ok := r.fleet.Events(rank)
 		if !ok {
 			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
@@ -245,6 +255,7 @@ func (r *router) left(w *worker.Worker) {
 		r.index.Clear(rank.Slot)
 		r.approx.Clear(rank.Slot)
 		r.scheduler.Forget(rank.Slot)
+		r.recorder.Left(rank)
 		r.metrics.RankLeft(rank)
 	}
 }

@@ -73,6 +73,11 @@ func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 	if resp.StatusCode == http.StatusOK {
 		return body, nil
 	}
+	return nil, wrongAnswer(resp, body, path)
+}
+
+// wrongAnswer makes an *Error of an answer other than 200.
+func wrongAnswer(resp *http.Response, body []byte, path string) error {
 	var wrong struct {
 		Error struct {
 			Code    string `json:"code"`
@@ -82,7 +87,33 @@ func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 	if json.Unmarshal(body, &wrong) != nil || wrong.Error.Message == "" {
 		wrong.Error.Message = fmt.Sprintf("the router answered %s to %q", resp.Status, path)
 	}
-	return nil, &Error{Status: resp.StatusCode, Code: wrong.Error.Code, Message: wrong.Error.Message}
+	return &Error{Status: resp.StatusCode, Code: wrong.Error.Code, Message: wrong.Error.Message}
+}
+
+// Record gives the frames of a recording that begins now, as record.Copy takes
+// them, until ctx ends or the caller closes it.
+func (c *Client) Record(ctx context.Context) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/admin/v1/record", nil)
+	if err != nil {
+		return nil, fmt.Errorf("admin: cannot ask for a recording: %w", err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	endless := *c.http
+	endless.Timeout = 0
+	resp, err := endless.Do(req)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return nil, fmt.Errorf("admin: cannot reach the router at %s: %w", c.base, op.Err)
+		}
+		return nil, fmt.Errorf("admin: cannot ask for a recording: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBodyBytes))
+		return nil, wrongAnswer(resp, body, "/admin/v1/record")
+	}
+	return resp.Body, nil
 }
 
 func (c *Client) get(ctx context.Context, path string, v any) error {

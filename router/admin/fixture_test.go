@@ -14,6 +14,7 @@ import (
 
 	"sluice/router/fleet"
 	"sluice/router/obs"
+	"sluice/router/record"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -100,7 +101,7 @@ func start(t *testing.T, change func(*Options)) *fixture {
 	f := &fixture{crew: newCrew(), metrics: obs.NewMetrics(),
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
-		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics}
+		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{})}
 	if change != nil {
 		change(&opt)
 	}
@@ -154,7 +155,7 @@ func (f *fixture) ask(t *testing.T, method, path string, change func(*http.Reque
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if resp.Header.Get("Content-Type") == "text/event-stream" {
+	if c := resp.Header.Get("Content-Type"); c == "text/event-stream" || c == "application/octet-stream" {
 		return resp.StatusCode, resp.Header, ""
 	}
 	body, err := io.ReadAll(resp.Body)

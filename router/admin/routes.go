@@ -42,6 +42,7 @@ func init() {
 		{"GET", "/admin/v1/twin", "the same of the router compared with", false, (*Server).twinStats},
 		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
 		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
+		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
 	}
 }

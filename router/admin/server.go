@@ -15,6 +15,7 @@ import (
 
 	"sluice/router/fleet"
 	"sluice/router/obs"
+	"sluice/router/record"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -43,6 +44,8 @@ type Options struct {
 	// Config gives the configuration for /admin/v1/config, where every value
 	// whose key names a secret is masked; nil: 404.
 	Config func() any
+	// Recorder for /admin/v1/record; nil: 404.
+	Recorder *record.Recorder
 	// Twin is a second router on the same load to compare with; nil: none.
 	Twin *Twin
 }

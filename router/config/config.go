@@ -31,6 +31,7 @@ type Config struct {
 	Index    Index    `yaml:"index"`
 	Schedule Schedule `yaml:"schedule"`
 	Steering Steering `yaml:"steering"`
+	Record   Record   `yaml:"record"`
 
 	// StripForbidden cuts client-sent kv_transfer_params & co. out of a body
 	// instead of refusing the request [false].
@@ -147,6 +148,13 @@ type Tokens struct {
 type Index struct {
 	MaxBytes  int64         `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
 	ApproxTTL time.Duration `yaml:"approx_ttl" min:"1s"`               // how long a choice is believed to have left its blocks in a cache, for engines without events [2m]
+}
+
+// Record writes every event, choice and outcome to files, for sluice replay.
+type Record struct {
+	Dir      string `yaml:"dir"`                               // where recordings go, made with mode 0700; block hashes are written, never text or tokens; empty: nothing is recorded [empty]
+	MaxFile  int64  `yaml:"max_file" unit:"bytes" min:"1MiB"`  // a file of about so much is followed by the next [64MiB]
+	MaxTotal int64  `yaml:"max_total" unit:"bytes" min:"2MiB"` // of all recordings in dir; the oldest are deleted first [1GiB]
 }
 
 // Schedule is the cost's weights; see package schedule for the formula.

@@ -168,7 +168,20 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
 		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
 	}
+	q.record(c)
 	return c, ok
+}
+
+// record tells the recorder of a choice, with the prompt's blocks of the last
+// size it was looked up by.
+func (q *request) record(c schedule.Choice) {
+	switch n := len(q.sized); {
+	case q.r.opt.Recorder == nil:
+	case n > 0:
+		q.r.opt.Recorder.Chose(&q.query, c, q.keyRoom, q.sized[n-1].BlockSize, true)
+	default:
+		q.r.opt.Recorder.Chose(&q.query, c, q.keys, approxBlockTokens, false)
+	}
 }
 
 // guessKeys are the blocks that the approximate index is told a rank will hold:

@@ -40,7 +40,14 @@ type Observer interface {
 	Cached(id worker.ID, promptTokens, predicted, actual int)
 }
 
-// Options of a Runner. All but Completions and Log are required.
+// Recorder is told every choice; record.Recorder is one. seqs, of blockSize tokens
+// each, are borrowed; exact says that they are the index's and not the
+// approximate one's. It runs on the request path and must return at once.
+type Recorder interface {
+	Chose(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
+}
+
+// Options of a Runner. All but Recorder, Completions and Log are required.
 type Options struct {
 	Fleet     *fleet.Fleet
 	Scheduler *schedule.Scheduler
@@ -48,6 +55,7 @@ type Options struct {
 	Approx    *kvindex.Approx
 	Tokenizer *tokenize.Tokenizer
 	Observer  Observer
+	Recorder  Recorder
 	PD        config.PD               // for models without an override
 	Models    map[string]config.Model // overrides by model name
 	Timeouts  config.Timeouts

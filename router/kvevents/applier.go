@@ -12,9 +12,9 @@ import (
 // feed's own goroutine: it must return at once. What it is given is borrowed for
 // the call.
 type Tap interface {
-	Stored(id worker.ID, ev *kvindex.Stored)
-	Removed(id worker.ID, tier kvindex.Tier, engine []kvindex.EngineHash)
-	Cleared(id worker.ID) // all the rank held, by the engine's word or for want of trust
+	Stored(r *worker.Rank, ev *kvindex.Stored)
+	Removed(r *worker.Rank, tier kvindex.Tier, engine []kvindex.EngineHash)
+	Cleared(r *worker.Rank) // all the rank held, by the engine's word or for want of trust
 }
 
 // Applier decodes one rank's messages and puts their events into the index. It
@@ -202,7 +202,7 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 		a.counts["orphans"]++
 	}
 	if a.Tap != nil {
-		a.Tap.Stored(a.Rank.ID, &a.stored)
+		a.Tap.Stored(a.Rank, &a.stored)
 	}
 }
 
@@ -215,7 +215,7 @@ func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
 	a.counts["removed"] += removed
 	a.counts["unknown_removed"] += unknown
 	if a.Tap != nil {
-		a.Tap.Removed(a.Rank.ID, tier, hashes)
+		a.Tap.Removed(a.Rank, tier, hashes)
 	}
 }
 
@@ -226,7 +226,7 @@ func (a *Applier) clear() {
 	}
 	a.Index.Clear(a.Rank.Slot)
 	if a.Tap != nil {
-		a.Tap.Cleared(a.Rank.ID)
+		a.Tap.Cleared(a.Rank)
 	}
 }
 

@@ -72,6 +72,9 @@ var Catalog = []Family{
 	{"sluice_tokenizer_cache_entries", "gauge", "", "Prompts in the token cache."},
 	{"sluice_tokenizer_cache_bytes", "gauge", "", "Memory of the token cache."},
 	{"sluice_memory_budget_used_bytes", "gauge", "", "Request bodies held now, against limits.body_budget."},
+	{"sluice_record_entries_total", "counter", "", "Entries written to recordings (record.dir, sluice record)."},
+	{"sluice_record_dropped_total", "counter", "", "Entries not recorded because the queue was full; the recording has their number too."},
+	{"sluice_record_bytes_total", "counter", "", "Compressed bytes given to recordings."},
 	{"sluice_build_info", "gauge", "version", "1, with the version in its label."},
 }
 

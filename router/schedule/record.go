@@ -253,6 +253,9 @@ func (s *Scheduler) End(requestID string, out Outcome) {
 			r.mu.Unlock()
 		}
 	}
+	if s.ended != nil {
+		s.ended(requestID, out)
+	}
 	if w := s.watch.Load(); w != nil {
 		(*w)(&Event{Kind: "ended", At: time.Now(), RequestID: requestID, Outcome: out})
 	}

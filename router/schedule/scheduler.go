@@ -30,6 +30,9 @@ type Options struct {
 	// Explain is how many requests' records are kept; below 0: none.
 	Explain int    // [10000]
 	Seed    uint64 // 0: random
+	// Ended, where set, is told every outcome, on the request's own goroutine: it
+	// must return at once.
+	Ended func(requestID string, out Outcome)
 }
 
 // Scheduler chooses. Safe for concurrent use. A fleet has one: the load of a
@@ -49,6 +52,7 @@ type Scheduler struct {
 	policy      policy
 	book        *book // nil: no records
 	ledger      *ledger
+	ended       func(string, Outcome)
 	boards      boards
 	started     time.Time
 	seed        atomic.Uint64
@@ -92,7 +96,7 @@ type scratch struct {
 
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature, started: time.Now()}
+	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature, started: time.Now(), ended: opt.Ended}
 	s.rates.begin(&opt.Rates)
 	s.ledger = new(ledger)
 	if opt.AwaitedWeight > 0 {

@@ -1,0 +1,62 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"sluice/router/record"
+	"sluice/router/schedule"
+)
+
+func TestRecordOverTheAPI(t *testing.T) {
+	var rec *record.Recorder
+	f := start(t, func(o *Options) { rec = o.Recorder })
+	dir := t.TempDir()
+	files, err := record.NewFiles(record.FilesOptions{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stream, err := f.client.Record(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wrong *Error
+	if _, err := f.client.Record(ctx); !errors.As(err, &wrong) || wrong.Status != 409 {
+		t.Errorf("a second recording: %v, want 409", err)
+	}
+	copied := make(chan error, 1)
+	go func() { copied <- record.Copy(files, stream) }()
+	rec.Ended("r1", schedule.Outcome{Status: 200})
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	await("the entry is not sent", func() bool { n, _, b := rec.Counts(); return n == 1 && b > 0 })
+	await("no file is made", func() bool { made, _ := filepath.Glob(filepath.Join(dir, "*.rec")); return len(made) == 1 })
+	time.Sleep(50 * time.Millisecond) // what was sent arrives; less would only make the file shorter
+	cancel()
+	<-copied
+	stream.Close()
+	await("the router still records", func() bool { return !rec.On() })
+	if err := files.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := record.Open(files.Made()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var e record.Entry
+	if err := r.Next(&e); err != nil || e.Kind != record.Settings {
+		t.Errorf("the file begins with %v, %v", e.Kind, err)
+	}
+}

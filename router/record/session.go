@@ -1,0 +1,236 @@
+package record
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"sluice/router/worker"
+)
+
+const (
+	queueLength = 1 << 14
+	frameBytes  = 1 << 20 // of entries, before compression
+	// startEvery is how many frames lie between two that a file may begin with.
+	startEvery = 16
+	flushEvery = time.Second
+	maxPools   = 1024
+	keepBuffer = 64 << 10
+	stopWithin = 10 * time.Second
+)
+
+// session is one recording: a bounded queue and the goroutine that empties it.
+type session struct {
+	r     *Recorder
+	sink  Sink
+	queue chan item
+	held  atomic.Int64 // bytes in the queue
+	lost  atomic.Uint64
+	free  sync.Pool
+	stop  chan struct{}
+	once  sync.Once
+	done  chan struct{}
+	err   error // once done
+
+	// The goroutine's own.
+	enc     *zstd.Encoder
+	entries []byte
+	frame   []byte
+	frames  int
+	pools   map[poolKey]uint64
+	poolRef [][]*worker.Rank // by number: keeps the slices' addresses theirs
+}
+
+// item is one entry; pool are the candidates of a choice.
+type item struct {
+	b    *buffer
+	pool []*worker.Rank
+}
+
+type buffer struct {
+	b    []byte
+	head int // of a choice: where the pool's number goes
+}
+
+// poolKey is a slice of candidates, which never change once given to a choice.
+type poolKey struct {
+	first *(*worker.Rank)
+	n     int
+}
+
+func newSession(r *Recorder, sink Sink) *session {
+	s := &session{r: r, sink: sink, queue: make(chan item, queueLength), stop: make(chan struct{}), done: make(chan struct{}),
+		pools: make(map[poolKey]uint64)}
+	s.free.New = func() any { return new(buffer) }
+	return s
+}
+
+func (s *session) room() *buffer {
+	b := s.free.Get().(*buffer)
+	b.b, b.head = b.b[:0], 0
+	return b
+}
+
+// offer queues an entry or drops it.
+func (s *session) offer(b *buffer, pool []*worker.Rank) {
+	n := int64(len(b.b))
+	if s.held.Add(n) <= s.r.opt.QueueBytes {
+		select {
+		case s.queue <- item{b, pool}:
+			return
+		default:
+		}
+	}
+	s.held.Add(-n)
+	s.lost.Add(1)
+	s.r.dropped.Add(1)
+	s.recycle(b)
+}
+
+func (s *session) recycle(b *buffer) {
+	if cap(b.b) <= keepBuffer {
+		s.free.Put(b)
+	}
+}
+
+func (s *session) run() {
+	defer close(s.done)
+	defer s.r.session.CompareAndSwap(s, nil)
+	err := s.write()
+	if closed := s.sink.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		s.r.opt.Log.Error("the recording ends", "err", err)
+	}
+	s.err = err
+}
+
+func (s *session) write() (err error) {
+	// One goroutine, the fastest level: the router has better things to do.
+	if s.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20)); err != nil {
+		return err
+	}
+	defer s.enc.Close()
+	s.restate()
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case it := <-s.queue:
+			s.add(it)
+			if len(s.entries) >= frameBytes {
+				err = s.flush()
+			}
+		case <-tick.C:
+			err = s.flush()
+		case <-s.stop:
+			for {
+				select {
+				case it := <-s.queue:
+					s.add(it)
+					if len(s.entries) < frameBytes {
+						continue
+					}
+					if err := s.flush(); err != nil {
+						return err
+					}
+				default:
+					return s.flush()
+				}
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// restate writes what entries refer to, so that a file may begin here.
+func (s *session) restate() {
+	now := time.Now()
+	e := Entry{Kind: Settings, At: now, Policy: s.r.opt.Policy, Weights: s.r.opt.Weights}
+	s.entries = e.Append(s.entries)
+	for _, rank := range s.r.opt.Ranks() {
+		b := joined(s.room(), rank)
+		s.entries = append(s.entries, b.b...)
+		s.recycle(b)
+	}
+	for n, ranks := range s.poolRef {
+		s.entries = poolEntry(s.entries, now, uint64(n), ranks)
+	}
+}
+
+func (s *session) add(it item) {
+	b := it.b
+	s.held.Add(-int64(len(b.b)))
+	if b.head > 0 {
+		n := s.pool(it.pool)
+		s.entries = append(s.entries, b.b[:b.head]...)
+		s.entries = binary.AppendUvarint(s.entries, n)
+		s.entries = append(s.entries, b.b[b.head:]...)
+	} else {
+		s.entries = append(s.entries, b.b...)
+	}
+	s.r.entries.Add(1)
+	s.recycle(b)
+}
+
+// pool gives the number of a pool, and defines it at its first sight.
+func (s *session) pool(ranks []*worker.Rank) uint64 {
+	var key poolKey
+	if key.n = len(ranks); key.n > 0 {
+		key.first = &ranks[0]
+	}
+	n, ok := s.pools[key]
+	if !ok {
+		if len(s.poolRef) >= maxPools {
+			clear(s.pools)
+			s.poolRef = s.poolRef[:0]
+		}
+		n = uint64(len(s.poolRef))
+		s.pools[key], s.poolRef = n, append(s.poolRef, ranks)
+		s.entries = poolEntry(s.entries, time.Now(), n, ranks)
+	}
+	return n
+}
+
+func (s *session) flush() error {
+	if n := s.lost.Swap(0); n > 0 {
+		e := Entry{Kind: Dropped, At: time.Now(), Count: n}
+		s.entries = e.Append(s.entries)
+	}
+	if len(s.entries) == 0 {
+		return nil
+	}
+	kind := frameData
+	if s.frames%startEvery == 0 {
+		kind = frameStart
+	}
+	s.frame = appendFrame(s.frame[:0], kind, s.enc, s.entries)
+	s.frames++
+	s.entries = s.entries[:0]
+	if err := s.sink.Frame(kind == frameStart, s.frame); err != nil {
+		return fmt.Errorf("record: cannot write: %w", err)
+	}
+	s.r.bytes.Add(uint64(len(s.frame)))
+	if s.frames%startEvery == 0 {
+		s.restate()
+	}
+	return nil
+}
+
+// close ends the recording and waits for it, but not for ever: a sink may hang.
+func (s *session) close() error {
+	s.once.Do(func() { close(s.stop) })
+	select {
+	case <-s.done:
+		return s.err
+	case <-time.After(stopWithin):
+		return fmt.Errorf("record: the last of the recording is not written after %v", stopWithin)
+	}
+}
