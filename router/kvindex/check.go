@@ -6,97 +6,57 @@ import (
 	"sluice/router/worker"
 )
 
-// checkSome is check every so often, where it costs little. A Clear under way
-// keeps entries in its own hands, so the sums would not agree.
-func (ix *radix) checkSome() {
-	if ix.ops++; ix.ops%256 != 0 || ix.Len() > 4096 || ix.clearing > 0 {
+// checkSome is check every so often, where it costs little and no other writer is
+// under way. The caller has a rank's lock.
+func (ix *radix) checkSome(own *rankState) {
+	if ix.checks.Add(1)%256 != 0 || ix.Len() > 4096 {
 		return
+	}
+	for i := range ix.ranks {
+		if r := ix.ranks[i].Load(); r != nil && r != own {
+			if !r.mu.TryLock() {
+				return
+			}
+			defer r.mu.Unlock()
+		}
 	}
 	if err := ix.check(); err != nil {
 		panic("kvindex: " + err.Error())
 	}
 }
 
+// tally is what a check of a shard has found.
+type tally struct {
+	held            map[worker.Slot]int
+	entries, copies int
+	bytes           int64
+}
+
 // check verifies what the index believes of itself. It takes time in proportion
-// to all it holds; the caller has mu, or the index alone.
+// to all it holds; the caller has every rank's lock, or the index alone.
 func (ix *radix) check() error {
-	nodes := &ix.table.nodes
-	type spot struct {
-		run uint32
-		pos int
-	}
-	covered := make(map[uint64]spot)
-	held := make(map[worker.Slot]int)
-	runs, frags, used := 0, 0, int64(0)
-	holds := 0 // (rank, tier, block)
-	for id := uint32(1); id < ix.runs.used; id++ {
-		r := ix.runs.at(id)
-		if r.line == 0 {
-			continue
-		}
-		runs++
-		used += int64(classes[r.class])
-		if r.tail == 0 || int(r.len) != nodes.at(r.tail).end() || r.len > classes[r.class] {
-			return fmt.Errorf("run %d: tail %d, length %d, class %d", id, r.tail, r.len, r.class)
-		}
-		if leaf := nodes.at(r.tail).kids() == 0; leaf != r.listed {
-			return fmt.Errorf("run %d: leaf %v, listed %v", id, leaf, r.listed)
-		}
-		next := uint32(0)
-		for f := r.tail; f != 0; f = nodes.links(f).prev {
-			n := nodes.at(f)
-			frags++
-			switch {
-			case n.run() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.line || n.len() == 0:
-				return fmt.Errorf("fragment %d of run %d: %x", f, id, *n)
-			case nodes.links(f).next != next:
-				return fmt.Errorf("fragment %d of run %d: next is %d, not %d", f, id, nodes.links(f).next, next)
-			case next != 0 && n.end() > nodes.at(next).off():
-				return fmt.Errorf("fragments %d and %d of run %d overlap", f, next, id)
-			case next != 0 && n.end() == nodes.at(next).off() && n.kids() == 0 && ix.sameHolders(n, nodes.at(next)):
-				return fmt.Errorf("fragments %d and %d of run %d should be one", f, next, id)
-			case n[wFirst] != ix.word(r, n.off()) || n[wLast] != ix.word(r, n.end()-1):
-				return fmt.Errorf("fragment %d of run %d: its ends are not the storage's", f, id)
-			case ix.table.find(n[wFirst]) != f:
-				return fmt.Errorf("fragment %d of run %d is not in the table", f, id)
-			}
-			if n.kind()&hasSet != 0 {
-				used += int64(setWidth(setRef(n)))
-				if ix.words.setLen(setRef(n), 1) <= listLen {
-					return fmt.Errorf("fragment %d has a set where a list would do", f)
-				}
-			}
-			if n.kind()&hasLower != 0 {
-				used += 2 * int64(setWidth(lowerRef(n)))
-			}
-			any := false
-			ix.eachHolder(n, func(slot worker.Slot, tier Tier) {
-				any = true
-				held[slot] += n.len()
-				holds += n.len()
-			})
-			if !any {
-				return fmt.Errorf("fragment %d of run %d is held by nobody", f, id)
-			}
-			for pos := n.off(); pos < n.end(); pos++ {
-				if at, twice := covered[ix.word(r, pos)]; twice {
-					return fmt.Errorf("block %x is at %v and at run %d, %d", ix.word(r, pos), at, id, pos)
-				}
-				covered[ix.word(r, pos)] = spot{id, pos}
-			}
-			next = f
+	sum := tally{held: make(map[worker.Slot]int)}
+	inShard := make([]int, shardCount)
+	for i := range ix.shards {
+		sh := &ix.shards[i]
+		sh.mu.Lock()
+		err := sh.check(&sum)
+		inShard[i] = sh.entries
+		sh.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
-	if runs != ix.runs.live || frags != nodes.live() || used != ix.words.inUse {
-		return fmt.Errorf("%d runs, %d fragments, %d words found; %d, %d, %d counted",
-			runs, frags, used, ix.runs.live, nodes.live(), ix.words.inUse)
+	if sum.bytes != ix.Bytes() {
+		return fmt.Errorf("shards take %d bytes, counted %d", sum.bytes, ix.Bytes())
 	}
-	entries, copies := 0, 0
-	for slot, rank := range &ix.ranks {
+	entries := 0
+	for slot := range ix.ranks {
 		slot := worker.Slot(slot)
-		if ix.Held(slot) != held[slot] {
-			return fmt.Errorf("slot %d holds %d, counted %d", slot, held[slot], ix.Held(slot))
+		if ix.Held(slot) != sum.held[slot] {
+			return fmt.Errorf("slot %d holds %d, counted %d", slot, sum.held[slot], ix.Held(slot))
 		}
+		rank := ix.ranks[slot].Load()
 		if rank == nil {
 			continue
 		}
@@ -115,8 +75,10 @@ func (ix *radix) check() error {
 					continue
 				}
 				entries++
-				f := ix.nodeOf(ix.runs.at(placeRun(c.place)), placePos(c.place))
-				if f == 0 || !ix.holds(nodes.at(f), slot, placeTier(c.place)) {
+				inShard[placeShard(c.place)]--
+				sh := &ix.shards[placeShard(c.place)]
+				f := sh.nodeOf(sh.runs.at(placeRun(c.place)), placePos(c.place))
+				if f == 0 || !sh.holds(sh.table.nodes.at(f), slot, placeTier(c.place)) {
 					return fmt.Errorf("slot %d: hash %d names run %d, %d, which it does not hold", slot, c.hash, placeRun(c.place), placePos(c.place))
 				}
 			}
@@ -125,12 +87,113 @@ func (ix *radix) check() error {
 			return fmt.Errorf("slot %d: %d cells in use, %d counted", slot, n, rank.side.n)
 		}
 	}
-	for _, n := range ix.copies {
+	for i, n := range inShard {
+		if n != 0 {
+			return fmt.Errorf("shard %d counts %d entries more than there are", i, n)
+		}
+	}
+	if entries != ix.Len()+sum.copies {
+		return fmt.Errorf("%d entries and %d copies of %d blocks held", entries, sum.copies, ix.Len())
+	}
+	return nil
+}
+
+// check verifies a shard and adds to the tally.
+func (sh *shard) check(sum *tally) error {
+	nodes := &sh.table.nodes
+	type spot struct {
+		run uint32
+		pos int
+	}
+	covered := make(map[uint64]spot)
+	loose, kids, kidsFound, kidsCounted := 0, make(map[uint32]int), 0, 0
+	runs, frags, used := 0, 0, int64(0)
+	holds := 0 // (rank, tier, block)
+	for id := uint32(1); id < sh.runs.used; id++ {
+		r := sh.runs.at(id)
+		if r.line == 0 {
+			continue
+		}
+		runs++
+		used += int64(classes[r.class])
+		if r.tail == 0 || r.len() != nodes.at(r.tail).end() || r.len() > int(classes[r.class]) {
+			return fmt.Errorf("run %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
+		}
+		if leaf := nodes.at(r.tail).kids() == 0; leaf != r.listed {
+			return fmt.Errorf("run %d: leaf %v, listed %v", id, leaf, r.listed)
+		}
+		next := uint32(0)
+		for f := r.tail; f != 0; f = nodes.links(f).prev {
+			n := nodes.at(f)
+			frags++
+			kidsCounted += int(n.kids())
+			switch {
+			case n.run() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.line || n.len() == 0:
+				return fmt.Errorf("fragment %d of run %d: %x", f, id, *n)
+			case nodes.links(f).next != next:
+				return fmt.Errorf("fragment %d of run %d: next is %d, not %d", f, id, nodes.links(f).next, next)
+			case next != 0 && n.end() > nodes.at(next).off():
+				return fmt.Errorf("fragments %d and %d of run %d overlap", f, next, id)
+			case next != 0 && n.end() == nodes.at(next).off() && n.kids() == 0 && sh.sameHolders(n, nodes.at(next)):
+				return fmt.Errorf("fragments %d and %d of run %d should be one", f, next, id)
+			case n[wFirst] != sh.word(r, n.off()) || n[wLast] != sh.word(r, n.end()-1):
+				return fmt.Errorf("fragment %d of run %d: its ends are not the storage's", f, id)
+			case sh.table.find(n[wFirst]) != f:
+				return fmt.Errorf("fragment %d of run %d is not in the table", f, id)
+			}
+			if n.kind()&hasSet != 0 {
+				used += int64(setWidth(setRef(n)))
+				if sh.words.setLen(setRef(n), 1) <= listLen {
+					return fmt.Errorf("fragment %d has a set where a list would do", f)
+				}
+			}
+			if n.kind()&hasLower != 0 {
+				used += 2 * int64(setWidth(lowerRef(n)))
+			}
+			any := false
+			sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
+				any = true
+				sum.held[slot] += n.len()
+				holds += n.len()
+			})
+			if !any {
+				return fmt.Errorf("fragment %d of run %d is held by nobody", f, id)
+			}
+			for pos := n.off(); pos < n.end(); pos++ {
+				if at, twice := covered[sh.word(r, pos)]; twice {
+					return fmt.Errorf("block %x is at %v and at run %d, %d", sh.word(r, pos), at, id, pos)
+				}
+				covered[sh.word(r, pos)] = spot{id, pos}
+			}
+			loose += sh.gap(nodes.links(f).prev, f)
+			next = f
+		}
+		if p := sh.parentOf(r); p != 0 {
+			kids[p]++
+		} else if !r.root {
+			loose++
+		}
+	}
+	for f, n := range kids {
+		if int(nodes.at(f).kids()) != n {
+			return fmt.Errorf("fragment %d counts %d children, has %d", f, nodes.at(f).kids(), n)
+		}
+		kidsFound += n
+	}
+	if loose != sh.loose || kidsFound != kidsCounted {
+		return fmt.Errorf("%d loose, counted %d; %d children, counted %d", loose, sh.loose, kidsFound, kidsCounted)
+	}
+	if runs != sh.runs.live || frags != nodes.live() || used != sh.words.inUse {
+		return fmt.Errorf("%d runs, %d fragments, %d words found; %d, %d, %d counted",
+			runs, frags, used, sh.runs.live, nodes.live(), sh.words.inUse)
+	}
+	copies := 0
+	for _, n := range sh.copies {
 		copies += n
 	}
 	listed := 0
-	for id, older := ix.oldest, uint32(0); id != 0; id = ix.runs.at(id).newer {
-		if r := ix.runs.at(id); !r.listed || r.older != older {
+	for id, older := sh.oldest, uint32(0); id != 0; id = sh.runs.at(id).newer {
+		if r := sh.runs.at(id); !r.listed || r.older != older {
 			return fmt.Errorf("the list is broken at run %d", id)
 		}
 		older = id
@@ -138,8 +201,10 @@ func (ix *radix) check() error {
 			return fmt.Errorf("the list does not end")
 		}
 	}
-	if entries != ix.entries || holds != ix.Len() || entries != holds+copies {
-		return fmt.Errorf("%d entries and %d copies of %d blocks held; counted %d entries, %d blocks", entries, copies, holds, ix.entries, ix.Len())
+	if holds != int(sh.len.Load()) || sh.entries != holds+copies {
+		return fmt.Errorf("%d entries counted, of %d blocks held and %d copies; %d blocks counted", sh.entries, holds, copies, sh.len.Load())
 	}
+	sum.copies += copies
+	sum.bytes += sh.used
 	return nil
 }

@@ -1,97 +1,149 @@
 package kvindex
 
-import "sluice/router/worker"
+import (
+	"math"
+
+	"sluice/router/worker"
+)
 
 // evictStep is the most blocks that go from the end of a branch at a time.
 const evictStep = 64
 
-// evict drops the coldest leaves until the index is in its bounds. Runs that end
-// in a leaf stand in a list by their last use by a Store, and lose their ends first.
-func (ix *radix) evict() {
-	for ix.used() > ix.max && ix.oldest != 0 {
-		ix.evictFrom(ix.oldest)
+// evictHold is how many such steps are made under a shard's lock at a time.
+const evictHold = 8
+
+// evict drops the coldest leaves until the index is in its bounds. Each shard has
+// its runs that end in a leaf in a list by their last use, and says of what tick the
+// coldest is; the shard with the coldest of all goes first, and within it a run
+// loses its end first. own is the rank whose lock the caller has.
+func (ix *radix) evict(own *rankState) {
+	for ix.bytes.Load() > ix.max {
+		sh := ix.coldest()
+		if sh == nil {
+			return
+		}
+		sh.lock()
+		sh.countReaders()
+		for range evictHold {
+			if sh.oldest == 0 || ix.bytes.Load() > ix.max && sh.coldest.Load() > ix.coldest().coldest.Load() {
+				break
+			}
+			sh.evictFrom(sh.oldest)
+			sh.account()
+			if ix.bytes.Load() <= ix.max {
+				break
+			}
+		}
+		tidy := sh.tidy
+		sh.tidy = nil
+		sh.unlock()
+		for _, slot := range tidy {
+			rank := ix.ranks[slot].Load()
+			// A rank whose lock is taken will see to it itself.
+			if rank == own {
+				rank.tidy(ix)
+			} else if rank.mu.TryLock() {
+				rank.tidy(ix)
+				rank.mu.Unlock()
+			}
+		}
 	}
 }
 
-func (ix *radix) evictFrom(run uint32) {
-	r := ix.runs.at(run)
+// coldest is the shard that has the coldest leaf, nil if there are no leaves.
+func (ix *radix) coldest() (coldest *shard) {
+	least := uint64(math.MaxUint64)
+	for i := range ix.shards {
+		if at := ix.shards[i].coldest.Load(); at < least {
+			coldest, least = &ix.shards[i], at
+		}
+	}
+	return coldest
+}
+
+func (sh *shard) evictFrom(run uint32) {
+	r := sh.runs.at(run)
 	id := r.tail
-	n := ix.table.nodes.at(id)
+	n := sh.table.nodes.at(id)
 	from, to := max(n.off(), n.end()-evictStep), n.end()
 	// The engines' hashes cannot be found from here. Their cells remain for
 	// now: they name a place past the end of a run that grows no more.
-	r.sealed, r.len = true, uint16(from)
-	ix.eachHolder(n, func(slot worker.Slot, tier Tier) {
+	r.sealed = true
+	r.setLen(from)
+	sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
 		lost, cells := to-from, to-from
-		if len(ix.copies) > 0 {
+		if len(sh.copies) > 0 {
 			for pos := from; pos < to; pos++ {
 				key := copyOf{run, uint16(pos), slot, tier}
-				cells += ix.copies[key]
-				delete(ix.copies, key)
+				cells += sh.copies[key]
+				delete(sh.copies, key)
 			}
 		}
-		ix.counts(slot, -lost)
-		ix.evicted.Add(uint64(lost))
-		ix.entries -= cells
-		side := &ix.ranks[slot].side
-		if side.stale += cells; side.stale > side.n/2+64 {
-			side.room(0, ix.factor, ix.validPlace)
+		sh.counts(slot, -lost)
+		sh.ix.evicted.Add(uint64(lost))
+		sh.entries -= cells
+		rank := sh.ix.ranks[slot].Load()
+		if stale := rank.side.stale.Add(int64(cells)); stale > rank.cells.Load()/2+64 && len(sh.tidy) < 64 {
+			sh.tidy = append(sh.tidy, slot)
 		}
 	})
 	if from > n.off() {
-		ix.cut(id, from)
+		sh.cut(id, from)
 	} else {
-		ix.remove(id)
+		sh.remove(id)
 	}
-	ix.settle(run)
+	sh.settle(run)
 }
 
 // touch makes a run that ends in a leaf the one used last.
-func (ix *radix) touch(run uint32) {
-	if ix.newest == run {
+func (sh *shard) touch(run uint32) {
+	r := sh.runs.at(run)
+	r.used = sh.ix.tick.Load()
+	if sh.newest == run {
 		return
 	}
-	r := ix.runs.at(run)
 	if r.listed {
-		ix.unlist(run)
-	} else if r.tail == 0 || ix.table.nodes.at(r.tail).kids() != 0 {
+		sh.unlist(run)
+	} else if r.tail == 0 || sh.table.nodes.at(r.tail).kids() != 0 {
 		return
 	}
-	r.listed, r.older, r.newer = true, ix.newest, 0
-	if ix.newest != 0 {
-		ix.runs.at(ix.newest).newer = run
+	r.listed, r.older, r.newer = true, sh.newest, 0
+	if sh.newest != 0 {
+		sh.runs.at(sh.newest).newer = run
 	} else {
-		ix.oldest = run
+		sh.oldest = run
 	}
-	ix.newest = run
+	sh.newest = run
 }
 
-func (ix *radix) listOldest(run uint32) {
-	ix.unlist(run)
-	r := ix.runs.at(run)
-	r.listed, r.older, r.newer = true, 0, ix.oldest
-	if ix.oldest != 0 {
-		ix.runs.at(ix.oldest).older = run
+// listOldest makes a run the next to go.
+func (sh *shard) listOldest(run uint32) {
+	sh.unlist(run)
+	r := sh.runs.at(run)
+	r.listed, r.older, r.newer = true, 0, sh.oldest
+	if sh.oldest != 0 {
+		sh.runs.at(sh.oldest).older = run
+		r.used = sh.runs.at(sh.oldest).used
 	} else {
-		ix.newest = run
+		sh.newest = run
 	}
-	ix.oldest = run
+	sh.oldest = run
 }
 
-func (ix *radix) unlist(run uint32) {
-	r := ix.runs.at(run)
+func (sh *shard) unlist(run uint32) {
+	r := sh.runs.at(run)
 	if !r.listed {
 		return
 	}
 	if r.older != 0 {
-		ix.runs.at(r.older).newer = r.newer
+		sh.runs.at(r.older).newer = r.newer
 	} else {
-		ix.oldest = r.newer
+		sh.oldest = r.newer
 	}
 	if r.newer != 0 {
-		ix.runs.at(r.newer).older = r.older
+		sh.runs.at(r.newer).older = r.older
 	} else {
-		ix.newest = r.older
+		sh.newest = r.older
 	}
 	r.listed, r.older, r.newer = false, 0, 0
 }

@@ -208,26 +208,25 @@ func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	if slot >= worker.MaxSlots || ix.Held(slot) == 0 {
 		return
 	}
-	c := chains{yield: yield}
+	c := chains{yield: yield, follows: ix.follows}
+	rank := ix.rank(slot)
 	// A key's place in the order of homes is its own, wherever its cell may be
 	// shifted and however the table grows: so no entry is passed by.
 	for from, last := uint64(0), false; !last; {
-		rank := ix.lock(slot)
+		rank.mu.Lock()
 		from, last = rank.side.from(from, exportStep, ix.factor, func(cell sideCell) {
 			if p := cell.place; ix.valid(p) {
 				c.all = append(c.all, holding{at: spotAt(p), hash: EngineHash(cell.hash)})
 			}
 		})
-		ix.unlock(rank)
-	}
-	c.follows = func(line uint64) spot {
-		rank := ix.lock(slot)
-		defer ix.unlock(rank)
-		return ix.follows(line)
+		rank.mu.Unlock()
 	}
 	c.read = func(line []holding) {
-		rank := ix.lock(slot)
-		defer ix.unlock(rank)
+		rank.mu.Lock()
+		defer rank.mu.Unlock()
+		sh, _ := ix.line(line[0].at.line())
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
 		for i := range line {
 			h := &line[i]
 			cells, at := rank.side.get(uint64(h.hash), h.at.tier(), ix.factor)
@@ -236,7 +235,7 @@ func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
 				continue
 			}
 			p := cells[at].place
-			h.seq = blockhash.Seq(ix.word(ix.runs.at(placeRun(p)), placePos(p)))
+			h.seq = blockhash.Seq(sh.word(sh.runs.at(placeRun(p)), placePos(p)))
 		}
 	}
 	c.give()
@@ -244,22 +243,31 @@ func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
 
 // spotAt is a place's spot.
 func spotAt(p uint64) spot {
-	return spotOf(uint64(placeRun(p))<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
+	return spotOf(p>>32<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
 }
 
-// follows is the spot that a run branches off from.
+// line is the run of a line.
+func (ix *radix) line(line uint64) (*shard, *run) {
+	p := line >> genBits << 32
+	sh := &ix.shards[placeShard(p)]
+	return sh, sh.runs.at(placeRun(p))
+}
+
+// follows is the spot that a line branches off from.
 func (ix *radix) follows(line uint64) spot {
-	r := ix.runs.at(uint32(line >> genBits))
-	if r.gen != uint16(line&lastGen) || r.parent == 0 && !r.root {
+	sh, r := ix.line(line)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if r.gen() != uint16(line&lastGen) {
 		return noSpot
 	}
 	if r.root {
 		return rootSpot
 	}
-	if p := ix.runs.at(r.parent); p.gen != r.parentGen || r.parentPos >= p.len {
+	if sh.parentOf(r) == 0 {
 		return noSpot
 	}
-	return spotOf(uint64(r.parent)<<genBits|uint64(r.parentGen), int(r.parentPos), 0)
+	return spotAt(sh.place(r.parent, int(r.parentPos), 0))
 }
 
 // Import implements Importer.

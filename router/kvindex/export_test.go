@@ -203,7 +203,7 @@ func TestExportWhileWriting(t *testing.T) {
 			}
 		})
 	}
-	for range 20 {
+	for range envInt("KVINDEX_ROUNDS", 12) {
 		seen := map[blockhash.Seq]int{}
 		ix.(Exporter).Export(3, func(x *Exported) bool {
 			for _, seq := range x.Seqs {

@@ -17,15 +17,15 @@ func lowerRef(n *fragment) uint32 { return uint32(n[wSets]) }
 func bitOf(slot worker.Slot) (word uint32, bit uint64) { return uint32(slot) >> 6, 1 << (slot & 63) }
 
 // holds says whether a rank holds a node's blocks in a tier.
-func (ix *radix) holds(n *fragment, slot worker.Slot, tier Tier) bool {
+func (sh *shard) holds(n *fragment, slot worker.Slot, tier Tier) bool {
 	w, bit := bitOf(slot)
 	switch kind := n.kind(); {
 	case tier != Device:
-		return kind&hasLower != 0 && ix.words.setWord(lowerRef(n), uint32(tier-1), w)&bit != 0
+		return kind&hasLower != 0 && sh.words.setWord(lowerRef(n), uint32(tier-1), w)&bit != 0
 	case w == 0:
 		return n[wLow]&bit != 0
 	case kind&hasSet != 0:
-		return ix.words.setWord(setRef(n), 0, w)&bit != 0
+		return sh.words.setWord(setRef(n), 0, w)&bit != 0
 	case kind&hasList != 0:
 		for list := n[wList]; list != 0; list >>= 16 {
 			if worker.Slot(list) == slot {
@@ -37,11 +37,11 @@ func (ix *radix) holds(n *fragment, slot worker.Slot, tier Tier) bool {
 }
 
 // sole says whether a rank in a tier, which holds a node's blocks, is alone.
-func (ix *radix) sole(n *fragment, slot worker.Slot, tier Tier) bool {
+func (sh *shard) sole(n *fragment, slot worker.Slot, tier Tier) bool {
 	w, bit := bitOf(slot)
 	switch kind := n.kind(); {
 	case tier != Device:
-		return n[wLow] == 0 && kind == hasLower && ix.holds(n, slot, tier) && ix.words.setLen(lowerRef(n), 2) == 1
+		return n[wLow] == 0 && kind == hasLower && sh.holds(n, slot, tier) && sh.words.setLen(lowerRef(n), 2) == 1
 	case w == 0:
 		return n[wLow] == bit && kind == 0
 	default:
@@ -49,33 +49,33 @@ func (ix *radix) sole(n *fragment, slot worker.Slot, tier Tier) bool {
 	}
 }
 
-func (ix *radix) sameHolders(n, m *fragment) bool {
+func (sh *shard) sameHolders(n, m *fragment) bool {
 	kind := n.kind()
 	return n[wLow] == m[wLow] && kind == m.kind() &&
 		(kind&hasList == 0 || n[wList] == m[wList]) &&
-		(kind&hasSet == 0 || ix.words.sameSets(setRef(n), setRef(m), 1)) &&
-		(kind&hasLower == 0 || ix.words.sameSets(lowerRef(n), lowerRef(m), 2))
+		(kind&hasSet == 0 || sh.words.sameSets(setRef(n), setRef(m), 1)) &&
+		(kind&hasLower == 0 || sh.words.sameSets(lowerRef(n), lowerRef(m), 2))
 }
 
 // addHolder adds a rank that does not hold the node's blocks in that tier.
-func (ix *radix) addHolder(n *fragment, slot worker.Slot, tier Tier) {
+func (sh *shard) addHolder(n *fragment, slot worker.Slot, tier Tier) {
 	w, bit := bitOf(slot)
 	kind := n.kind()
 	switch {
 	case tier != Device && kind&hasLower == 0:
-		ref := ix.words.newSet(widthFor(uint32(slot)), 2)
-		ix.words.putWord(ref, uint32(tier-1), w, bit)
+		ref := sh.words.newSet(widthFor(uint32(slot)), 2)
+		sh.words.putWord(ref, uint32(tier-1), w, bit)
 		n.store(wSets, n[wSets]&genMask|uint64(ref))
 		n.commit(n.len(), kind|hasLower)
 	case tier != Device:
 		ref := lowerRef(n)
-		ix.setBit(n, ref, 2, uint32(tier-1), slot, func(to uint32) uint64 { return n[wSets]&genMask | uint64(to) })
+		sh.setBit(n, ref, 2, uint32(tier-1), slot, func(to uint32) uint64 { return n[wSets]&genMask | uint64(to) })
 	case w == 0:
 		n.store(wLow, n[wLow]|bit)
 		n.changed()
 	case kind&hasSet != 0:
 		ref := setRef(n)
-		ix.setBit(n, ref, 1, 0, slot, func(to uint32) uint64 { return uint64(to)<<32 | uint64(lowerRef(n)) })
+		sh.setBit(n, ref, 1, 0, slot, func(to uint32) uint64 { return uint64(to)<<32 | uint64(lowerRef(n)) })
 	case kind&hasList == 0:
 		n.store(wList, uint64(slot))
 		n.commit(n.len(), kind|hasList)
@@ -84,65 +84,65 @@ func (ix *radix) addHolder(n *fragment, slot worker.Slot, tier Tier) {
 		n.changed()
 	default:
 		list := n[wList]
-		ref := ix.words.newSet(widthFor(max(uint32(slot), uint32(list>>(16*(listLen-1))))), 1)
+		ref := sh.words.newSet(widthFor(max(uint32(slot), uint32(list>>(16*(listLen-1))))), 1)
 		for list = n[wList]; list != 0; list >>= 16 {
 			w, bit := bitOf(worker.Slot(list))
-			ix.words.putWord(ref, 0, w, ix.words.setWord(ref, 0, w)|bit)
+			sh.words.putWord(ref, 0, w, sh.words.setWord(ref, 0, w)|bit)
 		}
-		ix.words.putWord(ref, 0, w, ix.words.setWord(ref, 0, w)|bit)
+		sh.words.putWord(ref, 0, w, sh.words.setWord(ref, 0, w)|bit)
 		n.store(wSets, uint64(ref)<<32|uint64(lowerRef(n)))
 		n.commit(n.len(), kind&^hasList|hasSet)
 	}
 }
 
 // setBit puts a slot into a node's set, or into a wider copy that takes its place.
-func (ix *radix) setBit(n *fragment, ref uint32, arrays int, array uint32, slot worker.Slot, refs func(uint32) uint64) {
+func (sh *shard) setBit(n *fragment, ref uint32, arrays int, array uint32, slot worker.Slot, refs func(uint32) uint64) {
 	w, bit := bitOf(slot)
 	if w < setWidth(ref) {
-		ix.words.putWord(ref, array, w, ix.words.setWord(ref, array, w)|bit)
+		sh.words.putWord(ref, array, w, sh.words.setWord(ref, array, w)|bit)
 		n.changed()
 		return
 	}
-	to := ix.words.copySet(ref, widthFor(uint32(slot)), arrays)
-	ix.words.putWord(to, array, w, ix.words.setWord(to, array, w)|bit)
+	to := sh.words.copySet(ref, widthFor(uint32(slot)), arrays)
+	sh.words.putWord(to, array, w, sh.words.setWord(to, array, w)|bit)
 	n.store(wSets, refs(to))
 	n.changed()
-	ix.words.freeSet(ref, arrays)
+	sh.words.freeSet(ref, arrays)
 }
 
 // delHolder takes a rank away that holds the node's blocks in that tier.
-func (ix *radix) delHolder(n *fragment, slot worker.Slot, tier Tier) {
+func (sh *shard) delHolder(n *fragment, slot worker.Slot, tier Tier) {
 	w, bit := bitOf(slot)
 	kind := n.kind()
 	switch {
 	case tier != Device:
 		ref := lowerRef(n)
-		ix.words.putWord(ref, uint32(tier-1), w, ix.words.setWord(ref, uint32(tier-1), w)&^bit)
-		if ix.words.setLen(ref, 2) > 0 {
+		sh.words.putWord(ref, uint32(tier-1), w, sh.words.setWord(ref, uint32(tier-1), w)&^bit)
+		if sh.words.setLen(ref, 2) > 0 {
 			n.changed()
 			return
 		}
 		n.commit(n.len(), kind&^hasLower)
-		ix.words.freeSet(ref, 2)
+		sh.words.freeSet(ref, 2)
 	case w == 0:
 		n.store(wLow, n[wLow]&^bit)
 		n.changed()
 	case kind&hasSet != 0:
 		ref := setRef(n)
-		ix.words.putWord(ref, 0, w, ix.words.setWord(ref, 0, w)&^bit)
-		if ix.words.setLen(ref, 1) > listLen {
+		sh.words.putWord(ref, 0, w, sh.words.setWord(ref, 0, w)&^bit)
+		if sh.words.setLen(ref, 1) > listLen {
 			n.changed()
 			return
 		}
 		list := uint64(0)
 		for w := range setWidth(ref) {
-			for set := ix.words.setWord(ref, 0, w); set != 0; set &= set - 1 {
+			for set := sh.words.setWord(ref, 0, w); set != 0; set &= set - 1 {
 				list = listWith(list, worker.Slot(w*64+uint32(bits.TrailingZeros64(set))))
 			}
 		}
 		n.store(wList, list)
 		n.commit(n.len(), kind&^hasSet|hasList)
-		ix.words.freeSet(ref, 1)
+		sh.words.freeSet(ref, 1)
 	default:
 		list := listWithout(n[wList], slot)
 		n.store(wList, list)
@@ -174,7 +174,7 @@ func listWithout(list uint64, slot worker.Slot) uint64 {
 }
 
 // eachHolder calls do for every (slot, tier) that holds a node's blocks.
-func (ix *radix) eachHolder(n *fragment, do func(worker.Slot, Tier)) {
+func (sh *shard) eachHolder(n *fragment, do func(worker.Slot, Tier)) {
 	each := func(w uint32, set uint64, tier Tier) {
 		for ; set != 0; set &= set - 1 {
 			do(worker.Slot(w*64+uint32(bits.TrailingZeros64(set))), tier)
@@ -189,13 +189,13 @@ func (ix *radix) eachHolder(n *fragment, do func(worker.Slot, Tier)) {
 	}
 	if kind&hasSet != 0 {
 		for w := range setWidth(setRef(n)) {
-			each(w, ix.words.setWord(setRef(n), 0, w), Device)
+			each(w, sh.words.setWord(setRef(n), 0, w), Device)
 		}
 	}
 	if kind&hasLower != 0 {
 		for tier := Host; tier < NumTiers; tier++ {
 			for w := range setWidth(lowerRef(n)) {
-				each(w, ix.words.setWord(lowerRef(n), uint32(tier-1), w), tier)
+				each(w, sh.words.setWord(lowerRef(n), uint32(tier-1), w), tier)
 			}
 		}
 	}

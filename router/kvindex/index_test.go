@@ -251,7 +251,7 @@ func TestReserve(t *testing.T) {
 	ix.Reserve(3, 5000)
 	ix.Reserve(worker.MaxSlots, 5000)
 	ix.Reserve(3, -1)
-	cells := &ix.ranks[3].side.cells[0]
+	cells := &ix.rank(3).side.cells[0]
 	for sid := range 50 {
 		ev, seqs := chain(3, sid, 100)
 		ix.Store(&ev)
@@ -259,7 +259,7 @@ func TestReserve(t *testing.T) {
 			t.Fatalf("prompt %d: depth %d", sid, got)
 		}
 	}
-	if &ix.ranks[3].side.cells[0] != cells {
+	if &ix.rank(3).side.cells[0] != cells {
 		t.Error("the table moved")
 	}
 	ix.Clear(3)
@@ -270,7 +270,7 @@ func TestReserve(t *testing.T) {
 	}
 	small := New(Options{MaxBytes: 100_000}).(*radix)
 	small.Reserve(1, 1<<40)
-	if got := len(small.ranks[1].side.cells); got > 100_000/16 {
+	if got := len(small.rank(1).side.cells); got > 100_000/16 {
 		t.Errorf("%d cells reserved against the bound", got)
 	}
 	if err := ix.check(); err != nil {
@@ -294,7 +294,7 @@ func TestGrowthInSteps(t *testing.T) {
 			}
 			delete(model, sid/2)
 		}
-		if ix.ranks[9].side.old != nil {
+		if ix.rank(9).side.old != nil {
 			moving++
 		}
 	}

@@ -31,12 +31,14 @@ type Overlap struct {
 	alive, holds [worker.MaxSlots / 64]uint64
 	below        [2][worker.MaxSlots / 64]uint64
 	passed       []passed
+	finds        uint32
 }
 
 type overlapRun struct{ depth, from, words uint32 }
 
 type passed struct {
 	frag  *fragment
+	id    uint32
 	state uint64
 }
 

@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"sluice/router/worker"
 )
@@ -14,157 +13,115 @@ func New(opt Options) Index {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = defaultMaxBytes
 	}
-	ix := &radix{max: opt.MaxBytes, factor: rand.Uint64() | 1, copies: make(map[copyOf]int)}
-	ix.table.init(rand.Uint64())
+	ix := &radix{max: opt.MaxBytes, spread: rand.Uint64() | 1, factor: rand.Uint64() | 1}
+	for i := range ix.shards {
+		ix.shards[i].init(ix, uint64(i))
+	}
 	ix.validPlace = ix.valid
 	return ix
 }
 
-// radix is a path-compressed radix index over sequence hashes.
+// radix is a path-compressed radix index over sequence hashes, cut into shards.
 //
-// A sequence hash names a block and all before it, so a prompt is found without
-// walking a tree of children: the reader table leads from the hash of a fragment's
-// first block to the fragment (node), whose last hash tells whether the prompt goes
-// all through it, and the prompt's next hash is looked up in the table again. A
-// rank that stops inside a fragment splits it; neighbours that come to have the same
-// holders are joined. A block lies in one fragment at most. Side tables, one a rank,
-// lead from engines' hashes to places in runs, which splits and joins leave alone.
+// A prompt lies in one shard, chosen by the hash of its first block, and a shard is
+// an index by itself: see shard. What ranks know of their engines' hashes lies in
+// side tables, one a rank, which lead to places in the shards' runs; splits and joins
+// leave places alone.
 //
-// Readers take no lock, never wait for a writer and allocate nothing; see node for
-// the memory order and find.go for what they are promised. Writers take mu for the
-// time of one event (Clear for a part of its work), and a rank's own mutex before
-// it. Nothing here but the directories of the slabs holds pointers, so the garbage
-// collector passes by.
+// Readers take no lock, never wait for a writer and allocate nothing; see fragment
+// for the memory order and find.go for what they are promised.
+//
+// Writers. A writer takes its rank's lock, which orders what one rank says, and
+// under it the lock of one shard at a time, for one batch of blocks. Only the walk
+// and the change of the shard happen under the second: the engine's hashes are
+// looked up, entered and taken out, tables are moved, all under the first. That is
+// the larger part of the work and most of its cache misses, so writers of different
+// ranks go on side by side even while all their prompts begin alike and lie in one
+// shard. An entry is told from one whose block was evicted by two numbers that a run
+// publishes in one atomic word (run.life), so no shard is locked for that.
+//
+// Cache lines. What readers load (the tables' directories) is apart from what
+// writers store; a shard's writers share its line of counters, a rank's writer has
+// its own; common to all writers are bytes, which is added to once a batch, and
+// tick, which changes once in many. Nothing here but directories holds pointers, so
+// the garbage collector passes by.
 type radix struct {
-	table readTable
-	words wordSlab
-	hands raised
-
-	_ [cacheLine]byte
-
-	mu         sync.Mutex
-	runs       runSlab
-	ranks      [worker.MaxSlots]*rankState
-	copies     map[copyOf]int // of blocks with several engine hashes: those beyond the first
-	factor     uint64         // odd, random: spreads engines' hashes
-	validPlace func(uint64) bool
+	spread     uint64 // odd, random: which prompts and fragments meet cannot be chosen from outside
+	factor     uint64 // odd, random: spreads engines' hashes
 	max        int64
-	entries    int    // cells of all side tables that name a block held
-	clears     uint32 // numbers the Clears
-	clearing   int    // how many are under way
-	ops        uint64 // counted for checkSome
-	sink       uint64 // what sideTable.touch loads, so that it does
-	// The list of runs that end in a leaf, by last use.
-	oldest, newest uint32
+	validPlace func(uint64) bool
+	ranks      [worker.MaxSlots]atomic.Pointer[rankState]
+	shards     [shardCount]shard
 
-	len     atomic.Int64
-	bytes   atomic.Int64
-	evicted atomic.Uint64
-	held    [worker.MaxSlots]atomic.Int64
+	bytes    atomic.Int64
+	_        [cacheLine]byte
+	tick     atomic.Uint32 // the time by which leaves are cold
+	clears   atomic.Uint32 // numbers the Clears
+	evicted  atomic.Uint64
+	reserved atomic.Int64 // cells that all ranks' tables are never to go below
+	checks   atomic.Uint64
 }
 
-// rankState is what the writer knows of one rank.
+// rankState is what the index knows of one rank. The rank's lock comes before any
+// shard's, and no two ranks' are held at a time but by tries.
 type rankState struct {
-	mu   sync.Mutex // held through a whole Clear; before radix.mu
-	side sideTable
+	mu    sync.Mutex // held through a whole Clear
+	side  sideTable
+	batch batch
+	sink  uint64       // what sideTable.touch loads, so that it does
+	held  atomic.Int64 // blocks
+	cells atomic.Int64 // in use in side, for who has no lock
+	_     [cacheLine]byte
 }
 
-// copyOf is a block that a rank's tier holds under more than one engine hash.
-type copyOf struct {
-	run  uint32
-	pos  uint16
-	slot worker.Slot
-	tier Tier
-}
+// batchMax is the most blocks that are placed or taken away under one hold of a
+// shard's lock.
+const batchMax = 64
 
-// raised counts the readers that writers keep overtaking and that ask them to hold
-// back.
-type raised struct{ atomic.Int32 }
-
-// holdBack is how long a writer lets readers with a raised hand go first.
-const holdBack = 200 * time.Microsecond
-
-func (r *raised) goFirst() {
-	if r.Load() == 0 {
-		return
-	}
-	for start := time.Now(); r.Load() > 0 && time.Since(start) < holdBack; {
-		yield()
-	}
-}
-
-// What things are taken to cost beside their own size: a slot of the reader table
-// with its share of empty ones, a cell of a side table likewise.
-const (
-	nodeCost  = 64 + 8 + 16
-	runCost   = 40
-	entryCost = 24
-	copyCost  = 64
-)
-
-// account publishes what the entries take. The caller has mu.
-func (ix *radix) account() {
-	ix.bytes.Store(ix.used())
-}
-
-func (ix *radix) used() int64 {
-	return int64(ix.table.nodes.live())*nodeCost + int64(ix.runs.live)*runCost +
-		ix.words.inUse*8 + int64(ix.entries)*entryCost + int64(len(ix.copies))*copyCost
+// batch is a writer's scratch space.
+type batch struct {
+	cell   [batchMax]int32  // see sideTable.put
+	place  [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
+	before []uint64         // displaced places in other shards
 }
 
 func (ix *radix) rank(slot worker.Slot) *rankState {
-	if ix.ranks[slot] == nil {
-		ix.ranks[slot] = new(rankState)
+	if r := ix.ranks[slot].Load(); r != nil {
+		return r
 	}
-	return ix.ranks[slot]
+	ix.ranks[slot].CompareAndSwap(nil, new(rankState))
+	return ix.ranks[slot].Load()
 }
 
-// lock takes the locks of an operation on a rank.
-func (ix *radix) lock(slot worker.Slot) *rankState {
-	ix.mu.Lock()
-	r := ix.rank(slot)
-	if !r.mu.TryLock() { // a Clear is under way: it needs mu to go on
-		ix.mu.Unlock()
-		r.mu.Lock()
-		ix.mu.Lock()
+// done ends a writer's turn.
+func (ix *radix) done(rank *rankState) {
+	if ix.bytes.Load() > ix.max {
+		ix.evict(rank)
 	}
-	ix.hands.goFirst()
-	return r
-}
-
-func (ix *radix) unlock(r *rankState) {
-	ix.account()
+	rank.cells.Store(int64(rank.side.n))
 	if invariants {
-		ix.checkSome()
+		ix.checkSome(rank)
 	}
-	ix.mu.Unlock()
-	r.mu.Unlock()
+	rank.mu.Unlock()
+}
+
+// tidy gives back the cells whose blocks were evicted. The caller has the rank's lock.
+func (r *rankState) tidy(ix *radix) {
+	if r.side.stale.Load() > int64(r.side.n)/4+64 {
+		r.side.room(0, ix.factor, ix.validPlace)
+		r.cells.Store(int64(r.side.n))
+	}
+}
+
+func (ix *radix) shardOf(seq uint64) *shard {
+	return &ix.shards[seq*ix.spread>>(64-shardBits)]
 }
 
 // valid says whether a place names a block that its rank holds: what was evicted
 // is past the end of its run, or the run is another by now.
 func (ix *radix) valid(p uint64) bool {
-	r := ix.runs.at(placeRun(p))
-	return r.gen == placeGen(p) && placePos(p) < int(r.len)
-}
-
-// word is the sequence hash at a position of a run.
-func (ix *radix) word(r *run, pos int) uint64 {
-	p, at := ix.words.page(r.line)
-	return p[at+uint32(pos)]
-}
-
-// nodeOf finds the fragment of a run that covers a position, 0 in a hole.
-func (ix *radix) nodeOf(r *run, pos int) uint32 {
-	for id := r.tail; id != 0; id = ix.table.nodes.links(id).prev {
-		if n := ix.table.nodes.at(id); n.off() <= pos {
-			if pos < n.end() {
-				return id
-			}
-			return 0
-		}
-	}
-	return 0
+	life := ix.shards[placeShard(p)].runs.at(placeRun(p)).life.Load()
+	return uint16(life>>16) == placeGen(p) && placePos(p) < int(life&lenMask)
 }
 
 // Reserve implements Reserver. What is reserved for all ranks together is bounded
@@ -173,30 +130,34 @@ func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	if slot >= worker.MaxSlots || blocks <= 0 {
 		return
 	}
-	r := ix.lock(slot)
-	defer ix.unlock(r)
-	reserved := int64(0)
-	for _, other := range &ix.ranks {
-		if other != nil && other != r {
-			reserved += int64(other.side.floor) * 16
-		}
-	}
-	if room := (ix.max/2 - reserved) / 20; int64(blocks) > room {
+	rank := ix.rank(slot)
+	rank.mu.Lock()
+	defer rank.mu.Unlock()
+	floor := rank.side.floor
+	if room := (ix.max/2 - (ix.reserved.Load()-int64(floor))*16) / 20; int64(blocks) > room {
 		blocks = int(max(0, room))
 	}
-	r.side.reserve(blocks, ix.factor, ix.validPlace)
+	rank.side.reserve(blocks, ix.factor, ix.validPlace)
+	ix.reserved.Add(int64(rank.side.floor - floor))
 }
 
 // Held implements Index.
 func (ix *radix) Held(slot worker.Slot) int {
-	if slot >= worker.MaxSlots {
-		return 0
+	if slot < worker.MaxSlots {
+		if r := ix.ranks[slot].Load(); r != nil {
+			return int(r.held.Load())
+		}
 	}
-	return int(ix.held[slot].Load())
+	return 0
 }
 
 // Len implements Index.
-func (ix *radix) Len() int { return int(ix.len.Load()) }
+func (ix *radix) Len() (n int) {
+	for i := range ix.shards {
+		n += int(ix.shards[i].len.Load())
+	}
+	return n
+}
 
 // Bytes implements Index: what the entries take now. Memory once taken for nodes
 // and runs is kept for later ones and not counted twice.
@@ -204,97 +165,3 @@ func (ix *radix) Bytes() int64 { return ix.bytes.Load() }
 
 // Evicted implements Evictor.
 func (ix *radix) Evicted() uint64 { return ix.evicted.Load() }
-
-// counts notes blocks that a rank has come to hold, or lost.
-func (ix *radix) counts(slot worker.Slot, blocks int) {
-	ix.len.Add(int64(blocks))
-	ix.held[slot].Add(int64(blocks))
-}
-
-// Remove implements Index.
-func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (removed, unknown int) {
-	if tier >= NumTiers || slot >= worker.MaxSlots {
-		return 0, len(engine)
-	}
-	rank := ix.lock(slot)
-	defer ix.unlock(rank)
-	// Blocks that lie together are taken away together.
-	var in uint32
-	var from, to int
-	flush := func() {
-		if in != 0 {
-			ix.unhold(in, from, to, slot, tier)
-			in = 0
-		}
-	}
-	ix.sink += rank.side.touch(engine, tier, ix.factor)
-	for _, hash := range engine {
-		cells, at := rank.side.get(uint64(hash), tier, ix.factor)
-		if at < 0 {
-			unknown++
-			continue
-		}
-		p := cells[at].place
-		ok := ix.valid(p)
-		rank.side.remove(cells, at, ix.factor)
-		if !ok {
-			rank.side.stale = max(0, rank.side.stale-1)
-			unknown++
-			continue
-		}
-		removed++
-		ix.entries--
-		id, pos := placeRun(p), placePos(p)
-		if ix.oneCopyLess(id, pos, slot, tier) {
-			continue
-		}
-		switch {
-		case in == id && pos == to:
-			to++
-		case in == id && pos == from-1:
-			from--
-		default:
-			flush()
-			in, from, to = id, pos, pos+1
-		}
-	}
-	flush()
-	rank.side.shrink(ix.factor, ix.validPlace)
-	return removed, unknown
-}
-
-// oneCopyLess takes away one of several engine hashes of a block, if there are.
-func (ix *radix) oneCopyLess(run uint32, pos int, slot worker.Slot, tier Tier) bool {
-	if len(ix.copies) == 0 {
-		return false
-	}
-	key := copyOf{run, uint16(pos), slot, tier}
-	n := ix.copies[key]
-	if n == 0 {
-		return false
-	}
-	if n == 1 {
-		delete(ix.copies, key)
-	} else {
-		ix.copies[key] = n - 1
-	}
-	return true
-}
-
-// Store implements Index.
-func (ix *radix) Store(ev *Stored) (res StoreResult) {
-	if !ev.valid() {
-		return res
-	}
-	rank := ix.lock(ev.Slot)
-	s := storing{ix: ix, ev: ev, side: &rank.side}
-	if ev.HasParent && !s.findParent() {
-		res.Orphan = true
-	} else {
-		s.store()
-		res = s.res
-		ix.evict()
-	}
-	ix.unlock(rank)
-	return res
-}

@@ -37,8 +37,8 @@ const cacheLine = 64
 
 const (
 	partCount = 64
-	partShift = 64 - 6
-	minPart   = 16
+	partShift = 64 - 6 - shardBits // below the bits that say which shard
+	minPart   = 8
 )
 
 func (t *readTable) init(factor uint64) {
@@ -52,7 +52,7 @@ func (t *readTable) init(factor uint64) {
 // say which slot is the first to try, so a part is rebuilt without the nodes.
 func (t *readTable) where(seq uint64) (at, tag uint64) {
 	x := seq * t.factor
-	return x >> partShift, (x ^ x>>32) << 32
+	return x >> partShift % partCount, (x ^ x>>32) << 32
 }
 
 // insert publishes a node. Its hash is not there yet.

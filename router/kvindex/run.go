@@ -1,28 +1,41 @@
 package kvindex
 
+import "sync/atomic"
+
 // run is contiguous storage for the sequence hashes of a prompt's blocks, one
 // after the other. Its live parts are fragments (node); between them there may be
-// holes, whose storage is not used again. Only the writer knows runs: readers are
+// holes, whose storage is not used again. Only writers know runs: readers are
 // led to the storage by nodes.
 type run struct {
+	// life is generation<<16 | blocks, to the end of the last fragment. It is stored
+	// under the shard's lock and loaded without it, by whoever has an entry that
+	// names a block here and wants to know whether it still does: what was once
+	// past the end, or of an earlier generation, is so for good.
+	life  atomic.Uint32
 	line  uint32 // of the storage; 0: the record is free
 	tail  uint32 // the last fragment
-	len   uint16 // blocks, to the end of the last fragment
 	class uint8
 	// sealed: the end was evicted, or what others branch off from was removed.
 	// Entries of the side tables, or those branches, may still name its positions,
 	// so they are not used again before the run is gone.
 	sealed bool
-	gen    uint16 // tells entries of an earlier run of this number
 	// Where the run branches off: 0 at the start of a prompt.
 	parentGen    uint16
 	parent       uint32
 	parentPos    uint16
-	listed       bool   // in the list of leaves
-	root         bool   // the first block begins a prompt
-	mark         uint32 // the Clear that has passed here
-	older, newer uint32 // neighbours in that list
+	listed       bool          // in the list of leaves
+	root         bool          // the first block begins a prompt
+	used         uint32        // the tick of its last use
+	older, newer uint32        // neighbours in that list
+	mark         atomic.Uint32 // the Clear that has passed here
 }
+
+// gen tells entries of an earlier run of this number.
+func (r *run) gen() uint16 { return uint16(r.life.Load() >> 16) }
+
+func (r *run) len() int { return int(r.life.Load() & lenMask) }
+
+func (r *run) setLen(n int) { r.life.Store(r.life.Load()&^lenMask | uint32(n)) }
 
 const (
 	runPage = 1 << 10
@@ -33,13 +46,14 @@ const (
 // runSlab hands out runs by number; 0 is nobody. Numbers come back with another
 // generation, and not at all once the generations are used up.
 type runSlab struct {
-	pages [][]run
+	dir   atomic.Pointer[[]*[runPage]run]
+	_     [cacheLine]byte // what follows is the writer's
 	freed []uint32
 	used  uint32
 	live  int
 }
 
-func (s *runSlab) at(id uint32) *run { return &s.pages[id/runPage][id%runPage] }
+func (s *runSlab) at(id uint32) *run { return &(*s.dir.Load())[id/runPage][id%runPage] }
 
 func (s *runSlab) alloc() uint32 {
 	s.live++
@@ -49,8 +63,8 @@ func (s *runSlab) alloc() uint32 {
 		return id
 	}
 	s.used = max(s.used, 1)
-	if int(s.used/runPage) == len(s.pages) {
-		s.pages = append(s.pages, make([]run, runPage))
+	if s.used%runPage == 0 || s.used == 1 {
+		addPage(&s.dir, new([runPage]run))
 	}
 	s.used++
 	return s.used - 1
@@ -59,8 +73,10 @@ func (s *runSlab) alloc() uint32 {
 func (s *runSlab) free(id uint32) {
 	s.live--
 	r := s.at(id)
-	gen := r.gen + 1
-	*r = run{gen: gen}
+	gen := r.gen() + 1
+	r.life.Store(uint32(gen) << 16)
+	r.line, r.tail, r.class, r.sealed, r.root, r.listed = 0, 0, 0, false, false, false
+	r.parent, r.parentGen, r.parentPos = 0, 0, 0
 	if gen < lastGen {
 		s.freed = append(s.freed, id)
 	}

@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math/bits"
+	"sync/atomic"
 )
 
 // sideTable is one rank's map from (tier, engine hash) to the place of the block:
@@ -11,8 +12,8 @@ import (
 // clusters at a time, from the front, by the operations that use it.
 type sideTable struct {
 	cells []sideCell
-	n     int // cells in use, in both arrays
-	stale int // of those, how many name blocks that were evicted; about
+	n     int          // cells in use, in both arrays
+	stale atomic.Int64 // of those, how many name blocks that were evicted; about
 
 	old   []sideCell // what is being moved, from at on
 	at    int
@@ -20,8 +21,8 @@ type sideTable struct {
 	floor int // cells never to go below
 }
 
-// sideCell names a block: run<<32 | position<<16 | tier<<14 | generation. A place
-// of 0 is an empty cell.
+// sideCell names a block: shard<<60 | run<<32 | position<<16 | tier<<14 | generation.
+// A place of 0 is an empty cell.
 type sideCell struct {
 	hash  uint64
 	place uint64
@@ -36,10 +37,14 @@ func placeOf(run uint32, pos int, tier Tier, gen uint16) uint64 {
 	return uint64(run)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
 }
 
-func placeRun(p uint64) uint32 { return uint32(p >> 32) }
-func placePos(p uint64) int    { return int(p >> 16 & lenMask) }
-func placeTier(p uint64) Tier  { return Tier(p >> genBits & 3) }
-func placeGen(p uint64) uint16 { return uint16(p & lastGen) }
+func placeShard(p uint64) uint64 { return p >> (32 + runBits) }
+func placeRun(p uint64) uint32   { return uint32(p>>32) & (1<<runBits - 1) }
+func placePos(p uint64) int      { return int(p >> 16 & lenMask) }
+func placeTier(p uint64) Tier    { return Tier(p >> genBits & 3) }
+func placeGen(p uint64) uint16   { return uint16(p & lastGen) }
+
+// runBits are those of a run's number within its shard.
+const runBits = 32 - shardBits
 
 func homeIn(cells []sideCell, hash uint64, tier Tier, factor uint64) int {
 	hi, _ := bits.Mul64((hash+uint64(tier))*factor, uint64(len(cells)))
@@ -91,21 +96,31 @@ func (t *sideTable) touch(hashes []EngineHash, tier Tier, factor uint64) (sink u
 	return sink
 }
 
-// put finds a key's cell or takes an empty one for it, for which make has made
-// room; the caller fills the place in.
-func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, found bool) {
+// put finds a key's cell or takes an empty one for it, for which room has made
+// room; the caller fills the place in, which is 0 in a new one. at is for cell, and
+// good until cells are removed or moved.
+func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, at int32) {
 	i, ok := probe(t.cells, hash, tier, factor)
+	c = &t.cells[i]
 	if ok {
-		return &t.cells[i], true
+		return c, int32(i)
 	}
 	if t.old != nil {
 		if j, ok := probe(t.old, hash, tier, factor); ok {
-			return &t.old[j], true
+			return &t.old[j], ^int32(j)
 		}
 	}
 	t.n++
-	t.cells[i].hash = hash
-	return &t.cells[i], false
+	c.hash = hash
+	return c, int32(i)
+}
+
+// cell is what put has found.
+func (t *sideTable) cell(at int32) *sideCell {
+	if at < 0 {
+		return &t.old[^at]
+	}
+	return &t.cells[at]
 }
 
 // remove empties a cell that get has found.
@@ -198,14 +213,14 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 		t.step(8*more+64, factor, valid)
 	}
 	full := 5*(t.n+more) > 4*len(t.cells)
-	if !full && t.stale <= t.n/4+64 {
+	if !full && t.stale.Load() <= int64(t.n/4+64) {
 		return
 	}
 	for t.old != nil {
 		t.step(len(t.old), factor, valid)
 	}
 	size := len(t.cells)
-	if live := max(0, t.n-t.stale); 10*(live+more) > 7*size {
+	if live := max(0, t.n-int(t.stale.Load())); 10*(live+more) > 7*size {
 		size = max(size+size/2, sizeFor(live+2*more), sideMin)
 	}
 	t.move(size, factor, valid)
@@ -221,10 +236,16 @@ func (t *sideTable) shrink(factor uint64, valid func(uint64) bool) {
 		return
 	}
 	if t.n == 0 && t.floor == 0 {
-		*t = sideTable{}
+		t.empty()
 	} else if size := max(t.floor, 2*t.n, sideMin); 3*size < len(t.cells) {
 		t.move(size, factor, valid)
 	}
+}
+
+// empty forgets all keys, and gives all memory back but what was reserved.
+func (t *sideTable) empty() {
+	t.cells, t.n, t.old, t.at, t.left = nil, 0, nil, 0, 0
+	t.stale.Store(0)
 }
 
 // move begins to move the table to another size, and ends it if it is small.
@@ -232,7 +253,7 @@ func (t *sideTable) move(size int, factor uint64, valid func(uint64) bool) {
 	for t.old != nil {
 		t.step(len(t.old), factor, valid)
 	}
-	t.stale = 0
+	t.stale.Store(0)
 	t.old, t.left, t.at = t.cells, t.n, 0
 	t.cells = make([]sideCell, size)
 	// Begin behind an empty cell, so that whole clusters are moved.

@@ -3,13 +3,14 @@ package kvindex
 import "sluice/router/blockhash"
 
 // storing is one Store under way. It walks the event's blocks: those that the
-// index has already lie one after another in fragments, new ones are put at the
+// shard has already lie one after another in fragments, new ones are put at the
 // end of a run. Side table and storage are filled on the way; the fragments, which
 // readers see, change once for a stretch of blocks (flush).
 type storing struct {
 	ix   *radix
+	sh   *shard
 	ev   *Stored
-	side *sideTable
+	rank *rankState
 	res  StoreResult
 
 	// The block before: where it lies. No run: the prompt begins.
@@ -24,13 +25,105 @@ type storing struct {
 	from, to   int
 }
 
-// findParent looks in the event's own tier first.
-func (s *storing) findParent() bool {
+// Store implements Index.
+func (ix *radix) Store(ev *Stored) StoreResult {
+	if !ev.valid() {
+		return StoreResult{}
+	}
+	rank := ix.rank(ev.Slot)
+	rank.mu.Lock()
+	s := storing{ix: ix, ev: ev, rank: rank}
+	for at := 0; ; {
+		n := s.enter(at)
+		ok := false
+		if at == 0 {
+			ok = s.open()
+		} else {
+			ok = s.reopen()
+		}
+		if !ok {
+			s.leave(at, n)
+			s.res.Orphan = true
+			break
+		}
+		for i := at; i < at+n; i++ {
+			s.seq = uint64(ev.seq(blockhash.Seq(s.seq), i))
+			if id := s.find(); id != 0 {
+				s.known(id, i-at)
+			} else {
+				s.new(i-at, len(ev.Engine)-i)
+			}
+		}
+		s.flush()
+		if s.run != 0 {
+			s.sh.touch(s.run)
+		}
+		s.sh.unlock()
+		s.forget()
+		if at += n; at == len(ev.Engine) {
+			break
+		}
+	}
+	res := s.res
+	ix.done(rank)
+	return res
+}
+
+// enter enters the event's next engine hashes into the side table, up to one that
+// comes twice, and returns how many.
+func (s *storing) enter(at int) int {
+	side, b := &s.rank.side, &s.rank.batch
+	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
+	side.room(len(hashes), s.ix.factor, s.ix.validPlace)
+	s.rank.sink += side.touch(hashes, s.ev.Tier, s.ix.factor)
+	mark := pending | uint64(s.ev.Tier)<<genBits
+	for i, hash := range hashes {
+		c, at := side.put(uint64(hash), s.ev.Tier, s.ix.factor)
+		if c.place == mark {
+			return i
+		}
+		b.cell[i], b.place[i] = at, c.place
+		c.place = mark
+	}
+	return len(hashes)
+}
+
+// pending is the place of a block on its way.
+const pending = uint64(1<<32-1) << 32
+
+// leave undoes enter.
+func (s *storing) leave(at, n int) {
+	side, b := &s.rank.side, &s.rank.batch
+	for i := range n {
+		if b.place[i] != 0 {
+			side.cell(b.cell[i]).place = b.place[i]
+		}
+	}
+	for i := range n {
+		if b.place[i] == 0 {
+			cells, j := side.get(uint64(s.ev.Engine[at+i]), s.ev.Tier, s.ix.factor)
+			side.remove(cells, j, s.ix.factor)
+		}
+	}
+}
+
+// open locks the shard of the event, having found the block before its first. It
+// looks for the parent in the event's own tier first.
+func (s *storing) open() bool {
+	if !s.ev.HasParent {
+		if len(s.ev.Engine) == 0 {
+			s.sh = &s.ix.shards[0]
+		} else {
+			s.sh = s.ix.shardOf(uint64(s.ev.seq(0, 0)))
+		}
+		s.sh.lock()
+		return true
+	}
 	if s.parentIn(s.ev.Tier) {
 		return true
 	}
 	for tier := range NumTiers {
-		if s.parentIn(tier) {
+		if tier != s.ev.Tier && s.parentIn(tier) {
 			return true
 		}
 	}
@@ -38,55 +131,85 @@ func (s *storing) findParent() bool {
 }
 
 func (s *storing) parentIn(tier Tier) bool {
-	cells, at := s.side.get(uint64(s.ev.Parent), tier, s.ix.factor)
-	if at < 0 || !s.ix.valid(cells[at].place) {
+	cells, at := s.rank.side.get(uint64(s.ev.Parent), tier, s.ix.factor)
+	if at < 0 {
 		return false
 	}
 	p := cells[at].place
-	r := s.ix.runs.at(placeRun(p))
-	seq := s.ix.word(r, placePos(p))
-	if !s.ev.isParent(blockhash.Seq(seq)) {
+	if p>>32 == pending>>32 { // the parent's hash is among those that the event brings
+		for i, hash := range s.ev.Engine {
+			if hash == s.ev.Parent {
+				p = s.rank.batch.place[i]
+				break
+			}
+		}
+	}
+	if p == 0 {
 		return false
 	}
-	s.run, s.pos, s.seq = placeRun(p), placePos(p), seq
-	s.node = s.ix.nodeOf(r, s.pos)
+	s.sh = &s.ix.shards[placeShard(p)]
+	s.sh.lock()
+	if s.ix.valid(p) {
+		s.stand(p)
+		if s.ev.isParent(blockhash.Seq(s.seq)) {
+			return true
+		}
+		s.run, s.pos, s.node, s.seq = 0, 0, 0, 0
+	}
+	s.sh.unlock()
+	return false
+}
+
+// stand makes a place the block before.
+func (s *storing) stand(p uint64) {
+	s.run, s.pos = placeRun(p), placePos(p)
+	r := s.sh.runs.at(s.run)
+	s.node, s.seq = s.sh.nodeOf(r, s.pos), s.sh.word(r, s.pos)
+}
+
+// reopen locks the shard for the next batch. Meanwhile the block before may have
+// been evicted: then the rest has no parent.
+func (s *storing) reopen() bool {
+	s.sh.lock()
+	if r := s.sh.runs.at(s.run); s.run == 0 || s.pos >= r.len() || s.sh.word(r, s.pos) != s.seq {
+		s.sh.unlock()
+		return false
+	}
+	s.node = s.sh.nodeOf(s.sh.runs.at(s.run), s.pos)
+	if s.node == 0 {
+		s.sh.unlock()
+		return false
+	}
 	return true
 }
 
-func (s *storing) store() {
-	s.side.room(len(s.ev.Engine), s.ix.factor, s.ix.validPlace)
-	s.ix.sink += s.side.touch(s.ev.Engine, s.ev.Tier, s.ix.factor)
-	for i, hash := range s.ev.Engine {
-		s.seq = uint64(s.ev.seq(blockhash.Seq(s.seq), i))
-		if id := s.find(); id != 0 {
-			s.known(id, uint64(hash))
-		} else {
-			s.new(uint64(hash), len(s.ev.Engine)-i)
-		}
-	}
-	s.flush()
-	if s.run != 0 {
-		s.ix.touch(s.run)
-	}
-}
-
 // find gives the fragment of the block s.seq and moves s.run and s.pos to it, if
-// it is in the index.
+// it is in the index. While nothing is loose, what follows a block lies behind it
+// in its run, or begins a run that counts as a child of the fragment it ends.
 func (s *storing) find() uint32 {
-	nodes := &s.ix.table.nodes
+	sh := s.sh
+	nodes := &sh.table.nodes
 	if s.node != 0 {
 		n := nodes.at(s.node)
-		if s.pos+1 < n.end() {
-			if s.ix.word(s.ix.runs.at(s.run), s.pos+1) == s.seq {
+		switch next := nodes.links(s.node).next; {
+		case s.pos+1 < n.end():
+			if sh.word(sh.runs.at(s.run), s.pos+1) == s.seq {
 				s.pos++
 				return s.node
 			}
-		} else if next := nodes.links(s.node).next; next != 0 && nodes.at(next)[wFirst] == s.seq && nodes.at(next).off() == s.pos+1 {
+			if sh.loose == 0 {
+				return 0
+			}
+		case next != 0 && nodes.at(next)[wFirst] == s.seq && nodes.at(next).off() == s.pos+1:
 			s.pos++
 			return next
+		case n.kids() == 0 && sh.loose == 0:
+			return 0
 		}
+	} else if s.run != 0 && sh.loose == 0 {
+		return 0 // after a new block
 	}
-	id := s.ix.table.find(s.seq)
+	id := sh.table.find(s.seq)
 	if id != 0 {
 		if s.fresh != 0 { // what is pending ends before this
 			s.flush()
@@ -96,34 +219,30 @@ func (s *storing) find() uint32 {
 	return id
 }
 
-// known stores a block that somebody has: fragment id at s.run, s.pos.
-func (s *storing) known(id uint32, hash uint64) {
-	ix, ev := s.ix, s.ev
+// known stores a block that somebody has: fragment id at s.run, s.pos. It is block i
+// of the batch.
+func (s *storing) known(id uint32, i int) {
+	sh, ev, b := s.sh, s.ev, &s.rank.batch
 	if s.add != 0 && s.add != id {
 		s.flush() // which may join id with what lies before it
 		id = s.node
 	}
 	s.node = id
-	here := placeOf(s.run, s.pos, ev.Tier, ix.runs.at(s.run).gen)
-	c, found := s.side.put(hash, ev.Tier, ix.factor)
-	before := c.place
-	if found && !ix.valid(before) {
-		found = false
-		s.side.stale = max(0, s.side.stale-1)
-	}
+	here, before := sh.place(s.run, s.pos, ev.Tier), b.place[i]
+	s.rank.side.cell(b.cell[i]).place = here
+	found := s.stood(before)
 	if found && before == here {
 		s.res.Repeated++
 		return
 	}
-	c.place = here
 	if !found {
-		ix.entries++
+		sh.entries++
 	}
 	// Within a stretch that is being added the rank holds none of it yet.
-	held := s.add == 0 && ix.holds(ix.table.nodes.at(id), ev.Slot, ev.Tier)
+	held := s.add == 0 && sh.holds(sh.table.nodes.at(id), ev.Slot, ev.Tier)
 	if held {
 		s.res.Repeated++
-		ix.copies[copyOf{s.run, uint16(s.pos), ev.Slot, ev.Tier}]++
+		sh.copies[copyOf{s.run, uint16(s.pos), ev.Slot, ev.Tier}]++
 	} else {
 		s.res.Added++
 		if s.add == 0 {
@@ -132,91 +251,116 @@ func (s *storing) known(id uint32, hash uint64) {
 		s.to = s.pos + 1
 	}
 	if found {
-		s.dropOld(before)
+		s.displace(before)
 	}
 }
 
-// new stores a block that nobody has; left is how many of the event there are yet,
-// with this one.
-func (s *storing) new(hash uint64, left int) {
-	ix, ev := s.ix, s.ev
+// stood says whether a place still meant a block.
+func (s *storing) stood(before uint64) bool {
+	if before == 0 {
+		return false
+	}
+	if !s.ix.valid(before) {
+		s.rank.side.stale.Add(-1)
+		return false
+	}
+	return true
+}
+
+// new stores a block that nobody has, block i of the batch; left is how many of the
+// event there are yet, with this one.
+func (s *storing) new(i, left int) {
+	sh, b := s.sh, &s.rank.batch
 	if s.fresh == 0 || s.to == maxRun {
 		s.flush()
 		s.begin(left)
 	}
-	r := ix.runs.at(s.fresh)
-	ix.append(s.fresh, r, s.seq, left)
+	sh.append(sh.runs.at(s.fresh), s.to, s.seq, left)
 	s.run, s.pos, s.node = s.fresh, s.to, 0
 	s.to++
-	c, found := s.side.put(hash, ev.Tier, ix.factor)
-	before := c.place
-	if found && !ix.valid(before) {
-		found = false
-		s.side.stale = max(0, s.side.stale-1)
-	}
-	c.place = placeOf(s.run, s.pos, ev.Tier, r.gen)
-	if !found {
-		ix.entries++
-	}
+	before := b.place[i]
+	s.rank.side.cell(b.cell[i]).place = sh.place(s.run, s.pos, s.ev.Tier)
 	s.res.Added++
-	if found {
-		s.dropOld(before)
+	if s.stood(before) {
+		s.displace(before)
+	} else {
+		sh.entries++
 	}
 }
 
 // begin finds where new blocks go: to the end of the run if the block before lies
 // there, or to a run of their own.
 func (s *storing) begin(left int) {
-	ix := s.ix
+	sh := s.sh
 	if s.run != 0 {
-		if r := ix.runs.at(s.run); s.pos+1 == int(r.len) && !r.sealed && int(r.len) < maxRun {
+		if r := sh.runs.at(s.run); s.pos+1 == r.len() && !r.sealed && s.pos+1 < maxRun {
 			s.fresh, s.from, s.to = s.run, s.pos+1, s.pos+1
 			return
 		}
 	}
-	id := ix.runs.alloc()
-	r := ix.runs.at(id)
+	id := sh.runs.alloc()
+	r := sh.runs.at(id)
 	class := classFor(min(left, maxRun))
-	r.class, r.line = uint8(class), ix.words.alloc(class)
+	r.class, r.line = uint8(class), sh.words.alloc(class)
 	if s.run != 0 {
-		ix.attach(r, s.run, s.pos)
+		sh.attach(r, s.run, s.pos)
 	} else {
 		r.root = true
 	}
 	s.fresh, s.from, s.to = id, 0, 0
 }
 
-// dropOld takes away what an engine hash stood for until now. That may undo or
-// join fragments, so it comes after everything before it is in place.
-func (s *storing) dropOld(before uint64) {
-	s.flush()
-	ix := s.ix
-	if id, pos := placeRun(before), placePos(before); !ix.oneCopyLess(id, pos, s.ev.Slot, s.ev.Tier) {
-		ix.unhold(id, pos, pos+1, s.ev.Slot, s.ev.Tier)
+// displace takes away what an engine hash stood for until now. That may undo or
+// join fragments, so it comes after everything before it is in place. What lies in
+// another shard has to wait.
+func (s *storing) displace(before uint64) {
+	sh := s.sh
+	if placeShard(before) != sh.no {
+		s.rank.batch.before = append(s.rank.batch.before, before)
+		// It counts there as long as it stands.
+		sh.entries++
+		return
 	}
-	s.node = ix.nodeOf(ix.runs.at(s.run), s.pos)
+	s.flush()
+	if id, pos := placeRun(before), placePos(before); !sh.oneCopyLess(id, pos, s.ev.Slot, s.ev.Tier) {
+		sh.unhold(id, pos, pos+1, s.ev.Slot, s.ev.Tier)
+	}
+	s.node = sh.nodeOf(sh.runs.at(s.run), s.pos)
+}
+
+// forget takes away what was displaced in other shards.
+func (s *storing) forget() {
+	b := &s.rank.batch
+	for places := b.before; len(places) > 0; {
+		sh := &s.ix.shards[placeShard(places[0])]
+		sh.lock()
+		n, _ := sh.takeAway(places, s.ev.Slot, s.ev.Tier)
+		sh.unlock()
+		places = places[n:]
+	}
+	b.before = b.before[:0]
 }
 
 // flush makes the stretch visible and leaves s.node at the block before.
 func (s *storing) flush() {
-	ix := s.ix
+	sh := s.sh
 	switch {
 	case s.fresh != 0:
 		id := s.fresh
 		s.fresh = 0
 		if s.to > s.from {
-			ix.counts(s.ev.Slot, s.to-s.from)
-			ix.publish(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
+			sh.counts(s.ev.Slot, s.to-s.from)
+			sh.publish(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
 		}
 	case s.add != 0:
 		id := s.add
 		s.add = 0
-		ix.counts(s.ev.Slot, s.to-s.from)
-		ix.hold(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
+		sh.counts(s.ev.Slot, s.to-s.from)
+		sh.hold(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
 	default:
 		return
 	}
 	if s.run != 0 {
-		s.node = ix.nodeOf(ix.runs.at(s.run), s.pos)
+		s.node = sh.nodeOf(sh.runs.at(s.run), s.pos)
 	}
 }
