@@ -22,6 +22,7 @@ step 'lint' scripts/lint.sh
 step 'unit' go test -shuffle=on -timeout 15m ./...
 step 'race' go test -race -short -shuffle=on -timeout 15m ./dataplane/... ./router/... ./bench/...
 step 'fuzz' scripts/fuzz.sh 5s
+step 'connector' scripts/connector-test.sh
 step 'clients' scripts/e2e-clients.sh
 step 'demo' env DEMO_SECONDS=20 make --no-print-directory demo
 printf '\nall steps passed in %ss\n' "$SECONDS"

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a router says of how it may be told of transfers.
+
+``GET {router}/v1/connector`` with ``Authorization: Bearer TOKEN`` answers::
+
+    {"version": 1, "epoch": "5f0c…",             another after each start of the router
+     "zmq": {"endpoint": "tcp://10.0.0.1:8091"},  null where there is none
+     "nixl": {"agent": "sluice-5f0c…", "metadata": "<base64>", "version": "1.5.1",
+              "board": {"address": 139…, "slots": 65536, "slot_bytes": 64, "device": 0}}}
+
+The metadata lets its holder write into the board, so it is never logged.
+"""
+
+import base64
+import json
+import urllib.request
+from typing import NamedTuple, Optional
+
+TIMEOUT = 3.0  # seconds
+MAX_ANSWER = 1 << 20
+
+
+class Nixl(NamedTuple):
+    agent: str
+    metadata: bytes
+    version: str
+
+
+class Endpoint(NamedTuple):
+    epoch: str
+    zmq: Optional[str]
+    nixl: Optional[Nixl]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args):
+        return None
+
+
+def fetch(router: str, token: Optional[str]) -> Endpoint:
+    """Asks the router; OSError or ValueError say why it could not be had."""
+    request = urllib.request.Request(router.rstrip("/") + "/v1/connector")
+    if token:
+        request.add_header("Authorization", "Bearer " + token)
+    # No proxy: the router is on the engines' own network. No redirect: it would
+    # carry the token elsewhere.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    with opener.open(request, timeout=TIMEOUT) as answer:
+        body = answer.read(MAX_ANSWER + 1)
+    if len(body) > MAX_ANSWER:
+        raise ValueError("the router's answer is too long")
+    return parse(body)
+
+
+def parse(body: bytes) -> Endpoint:
+    try:
+        doc = json.loads(body)
+        version = doc["version"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("the answer is no connector document of a Sluice router") from None
+    if version != 1:
+        raise ValueError(f"the router speaks version {version!r} of the connector document; this connector knows 1")
+    try:
+        zmq, nixl = doc.get("zmq"), doc.get("nixl")
+        return Endpoint(
+            epoch=str(doc.get("epoch", "")),
+            zmq=zmq["endpoint"] if zmq else None,
+            nixl=Nixl(nixl["agent"], base64.b64decode(nixl["metadata"]), str(nixl.get("version", ""))) if nixl else None,
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"the connector document lacks {e}") from None

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out what became of each request's KV, from what NixlConnector's worker does.
+
+It leans on few things of vLLM's, each of which may be missing in another
+release: the report is then poorer, and the engine runs on as it would.
+
+    what                                   since   without it
+    get_transfer_results().failed_recving  0.32    failures are seen by _handle_failed_transfer
+    _handle_failed_transfer                0.11    failures are told as ok, as vLLM itself does
+    _reap_expired_send_leases              0.32    an expiry is told from its deadline in _reqs_to_send
+    _pop_done_transfers, telemetry         0.11    bytes and time are 0
+"""
+
+import logging
+import time
+
+from .report import EXPIRED, FAILED, OK, RECV, SENT, Report
+
+logger = logging.getLogger("sluice_connector")
+
+
+class Watch:
+    """Stands beside one connector worker. All of it runs on the engine's thread
+    and costs it a few dictionary look-ups for each request that ends."""
+
+    def __init__(self, worker, put):
+        self._worker = worker
+        self._put = put
+        self._failed = set()
+        self._expired = set()
+        self._moved = {}  # request -> [bytes, micros]
+        self._slots = {}  # request -> (slot, nonce)
+        self._telemetry = {}  # id(handle) -> telemetry, during one poll
+        self._exact_expiry = False
+        for install in (self._watch_failures, self._watch_expiry, self._watch_telemetry):
+            try:
+                install()
+            except Exception as e:
+                logger.warning("sluice: this vLLM is not fully known (%s): %s", install.__name__, e)
+
+    def expect(self, slots: dict) -> None:
+        """Slots of the completion board for requests that are about to come."""
+        self._slots.update(slots)
+        while len(self._slots) > 65536:  # requests that never came
+            self._slots.pop(next(iter(self._slots)))
+
+    def overdue(self) -> set:
+        """Requests whose lease is over, for releases that do not say so later."""
+        if self._exact_expiry:
+            return set()
+        waiting = getattr(self._worker, "_reqs_to_send", None)
+        if not waiting:
+            return set()
+        now = time.perf_counter()
+        return {request for request, deadline in waiting.items() if deadline <= now}
+
+    def ended(self, sent, received, failed=None, overdue=frozenset()) -> None:
+        """What one poll of the worker gave: ids of requests."""
+        failures = self._failed if failed is None else self._failed | set(failed)
+        for request in received:
+            status = FAILED if request in failures else OK
+            moved = self._moved.pop(request, (0, 0))
+            slot, nonce = self._slots.pop(request, (-1, 0))
+            self._put(Report(RECV, request, status, moved[0], moved[1], slot, nonce))
+        for request in sent:
+            expired = request in self._expired or request in overdue
+            self._put(Report(EXPIRED if expired else SENT, request))
+        self._expired.clear()
+        if received or len(self._failed) > 4096:
+            self._failed.difference_update(received) if received else self._failed.clear()
+
+    def _watch_failures(self) -> None:
+        original = self._worker._handle_failed_transfer
+
+        def handle_failed_transfer(request, *args, **kwargs):
+            self._failed.add(request)
+            return original(request, *args, **kwargs)
+
+        self._worker._handle_failed_transfer = handle_failed_transfer
+
+    def _watch_expiry(self) -> None:
+        original = getattr(self._worker, "_reap_expired_send_leases", None)
+        if original is None:
+            return
+
+        def reap_expired_send_leases(done_sending):
+            before = set(done_sending)
+            original(done_sending)
+            self._expired |= done_sending - before
+
+        self._worker._reap_expired_send_leases = reap_expired_send_leases
+        self._exact_expiry = True
+
+    def _watch_telemetry(self) -> None:
+        worker, agent = self._worker, self._worker.nixl_wrapper
+        pop, telemetry = worker._pop_done_transfers, agent.get_xfer_telemetry
+
+        def get_xfer_telemetry(handle):
+            found = telemetry(handle)
+            self._telemetry[id(handle)] = found
+            return found
+
+        def pop_done_transfers(transfers):
+            if not transfers:
+                return pop(transfers)
+            before = [(request, list(handles)) for request, handles in transfers.items()]
+            self._telemetry.clear()
+            done = pop(transfers)
+            if self._telemetry:
+                for request, handles in before:
+                    for handle in handles:
+                        self._count(request, self._telemetry.get(id(handle[0] if isinstance(handle, tuple) else handle)))
+            return done
+
+        agent.get_xfer_telemetry = get_xfer_telemetry
+        worker._pop_done_transfers = pop_done_transfers
+
+    def _count(self, request, telemetry) -> None:
+        if telemetry is None:
+            return
+        moved = self._moved.setdefault(request, [0, 0])
+        moved[0] += int(telemetry.totalBytes)
+        # Several transfers of a request run side by side.
+        moved[1] = max(moved[1], int(telemetry.postDuration) + int(telemetry.xferDuration))

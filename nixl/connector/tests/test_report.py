@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import tempfile
+import unittest
+
+from sluice_connector import endpoint, settings
+from sluice_connector.report import EXPIRED, FAILED, MAX_BYTES, RECV, Origin, Report, encode, hand_out
+
+ORIGIN = Origin("d0", 1, 0, 2)
+
+
+class ReportTest(unittest.TestCase):
+    def test_line(self):
+        line = encode(Report(RECV, "chatcmpl-r1-0f0f0f0f", FAILED, 1048576, 8123, 17, 0xC0FFEE), ORIGIN)
+        self.assertEqual(line, b"SLUICE1 recv failed 17 0000000000c0ffee 1048576 8123 1/0/2 d0 chatcmpl-r1-0f0f0f0f")
+
+    def test_line_without_slot(self):
+        self.assertEqual(encode(Report(EXPIRED, "r"), Origin("p")), b"SLUICE1 expired ok - - 0 0 0/0/1 p r")
+
+    def test_what_does_not_fit_is_refused(self):
+        for request in ("", "a b", "a\nb", "x" * MAX_BYTES):
+            with self.assertRaises(ValueError):
+                encode(Report(RECV, request), ORIGIN)
+        with self.assertRaises(ValueError):
+            encode(Report(RECV, "r"), Origin("two words"))
+
+    def test_slots(self):
+        self.assertEqual(hand_out({"sluice": {"slot": 3, "nonce": "ff"}}), (3, 255))
+        for bad in (None, {}, {"sluice": None}, {"sluice": "x"}, {"sluice": {"slot": -1, "nonce": "1"}},
+                    {"sluice": {"slot": 1}}, {"sluice": {"slot": 1, "nonce": "zz"}}, {"sluice": {"slot": 1, "nonce": "1" * 17}}):
+            self.assertEqual(hand_out(bad), (-1, 0), bad)
+
+
+class SettingsTest(unittest.TestCase):
+    def test_config_before_environment(self):
+        s = settings.read({"router": "http://r:1"}, {"SLUICE_ROUTER": "http://other:2", "SLUICE_WORKER": "d3", "SLUICE_TOKEN": "t"})
+        self.assertEqual(s, settings.Settings("http://r:1", None, "d3", "auto", "t"))
+        self.assertFalse(s.off)
+        self.assertTrue(settings.read(None, {}).off)
+
+    def test_token_file(self):
+        with tempfile.NamedTemporaryFile("w", delete=False) as file:
+            file.write("secret\n")
+        self.addCleanup(os.unlink, file.name)
+        self.assertEqual(settings.read({"token_file": file.name}, {}).token, "secret")
+
+    def test_errors_name_the_member(self):
+        for extra, name in (({"ruoter": "x"}, "ruoter"), ({"router": "r:1"}, "sluice.router"), ({"zmq": "udp://x"}, "sluice.zmq"),
+                            ({"channel": "smoke"}, "smoke"), ({"router": 5}, "sluice.router"), ("x", "object")):
+            with self.assertRaisesRegex(ValueError, name):
+                settings.read(extra, {})
+
+
+class EndpointTest(unittest.TestCase):
+    def test_document(self):
+        e = endpoint.parse(json.dumps({"version": 1, "epoch": "e", "zmq": {"endpoint": "tcp://h:1"}, "nixl": {"agent": "a", "metadata": "AAE=", "version": "1.5.1"}}).encode())
+        self.assertEqual(e, endpoint.Endpoint("e", "tcp://h:1", endpoint.Nixl("a", b"\x00\x01", "1.5.1")))
+        self.assertEqual(endpoint.parse(b'{"version":1,"zmq":null}'), endpoint.Endpoint("", None, None))
+
+    def test_other_documents_are_refused(self):
+        for body, why in ((b"<html>", "no connector document"), (b"[]", "no connector document"), (b'{"version":2}', "version 2"),
+                          (b'{"version":1,"nixl":{"agent":"a"}}', "metadata")):
+            with self.assertRaisesRegex(ValueError, why):
+                endpoint.parse(body)
+
+
+if __name__ == "__main__":
+    unittest.main()
