@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -16,7 +17,8 @@ import (
 type pages struct {
 	r        *router
 	started  time.Time
-	needs    []worker.Role // roles that /readyz waits for
+	needs    []worker.Role // roles that /readyz waits for: those of the configuration
+	begun    atomic.Bool   // fleet.min_workers was reached, or its time is over
 	draining atomic.Bool
 }
 
@@ -81,14 +83,25 @@ func (p *pages) waitingFor() []string {
 	if p.draining.Load() {
 		return []string{"the end: this router is draining"}
 	}
-	if len(p.needs) == 0 {
+	workers := p.r.fleet.View().Workers
+	needs := p.needs
+	for _, w := range workers {
+		// A prefill worker that was found makes a pool of two roles.
+		if !slices.Contains(needs, w.Spec.Role) {
+			needs = append(slices.Clip(needs), w.Spec.Role)
+		}
+	}
+	if len(needs) == 0 {
+		if sources := p.r.sourceNames(); len(sources) > 0 {
+			return []string{"a worker: none has been found yet by " + strings.Join(sources, ", ")}
+		}
 		return []string{"a worker: none is configured; start with --engine URL, or --prefill URL and --decode URL"}
 	}
 	var waiting []string
-	for _, role := range p.needs {
+	for _, role := range needs {
 		var states []string
 		ready := false
-		for _, w := range p.r.fleet.View().Workers {
+		for _, w := range workers {
 			if w.Spec.Role != role {
 				continue
 			}
@@ -103,7 +116,37 @@ func (p *pages) waitingFor() []string {
 			waiting = append(waiting, fmt.Sprintf("a healthy %s worker (%s)", role, strings.Join(states, "; ")))
 		}
 	}
+	if few := p.fewWorkers(workers); few != "" {
+		waiting = append(waiting, few)
+	}
 	return waiting
+}
+
+// fewWorkers says what the start still waits for, by fleet.min_workers. It is
+// asked at the start only: workers that go later are the other checks' matter.
+func (p *pages) fewWorkers(workers []*worker.Worker) string {
+	want, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartWait
+	if want == 0 || p.begun.Load() {
+		return ""
+	}
+	ready := 0
+	for _, w := range workers {
+		if s, _ := w.State(); s == worker.Ready {
+			ready++
+		}
+	}
+	left := limit - time.Since(p.started)
+	if ready < want && left > 0 {
+		return fmt.Sprintf("%d of %d workers (fleet.min_workers; for at most %s more)", ready, want, left.Round(time.Second))
+	}
+	if p.begun.CompareAndSwap(false, true) {
+		if ready < want {
+			p.r.log.Warn("started with fewer workers than asked for", "ready", ready, "min_workers", want, "start_wait", limit)
+		} else {
+			p.r.log.Info("started", "ready", ready, "min_workers", want)
+		}
+	}
+	return ""
 }
 
 // Health implements front.Pages.

@@ -14,6 +14,7 @@ import (
 	"sluice/router/admin"
 	"sluice/router/config"
 	"sluice/router/disagg"
+	"sluice/router/discovery"
 	"sluice/router/fleet"
 	"sluice/router/kvevents"
 	"sluice/router/kvindex"
@@ -38,6 +39,7 @@ type router struct {
 	runner    *disagg.Runner
 	feeds     *kvevents.Feeds
 	recorder  *record.Recorder
+	discovery *discovery.Runner
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
@@ -87,13 +89,19 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		FailAfter:      cfg.Health.FailAfter,
 		ScrapeInterval: cfg.Health.Scrape,
 		ProbeInference: cfg.Health.ProbeInference,
+		BreakAfter:     cfg.Health.BreakAfter,
+		BreakFor:       cfg.Health.BreakFor,
+		MaxRequests:    cfg.Limits.RankRequests,
+		MaxTokens:      cfg.Limits.RankTokens,
+		RetryShare:     orNone(cfg.Fleet.RetryShare),
+		RetryPerSecond: orNone(cfg.Fleet.RetryPerSecond),
 		OnJoin:         r.joined,
 		OnLeave:        r.left,
 		OnState:        r.changed,
 	})
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
-		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Log: log,
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, PoolWaiters: cfg.Limits.PoolWaiters, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -114,6 +122,8 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
+	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {
@@ -124,19 +134,26 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		return nil, err
 	}
 	// Last: from here on workers join, and changed and joined are called.
-	for _, spec := range cfg.Specs() {
-		if err := r.fleet.Add(spec); err != nil {
-			return nil, err
-		}
+	if err := r.discover(); err != nil {
+		return nil, err
 	}
 	return r, nil
+}
+
+// orNone says 0 in the fleet's options, where it would mean the default.
+func orNone(v float64) float64 {
+	if v == 0 {
+		return -1
+	}
+	return v
 }
 
 func (r *router) newAdmin() (*admin.Server, error) {
 	opt := admin.Options{
 		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: version, Log: r.log,
 		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
-		Config: func() any { return r.cfg },
+		Config:    func() any { return r.cfg },
+		Discovery: func() []discovery.State { return r.discovery.States() },
 	}
 	if r.twin != nil {
 		opt.Twin = &admin.Twin{Name: "round robin", Metrics: r.twin.metrics}
@@ -210,6 +227,9 @@ func (r *router) Close() {
 			ctx, cancel := context.WithTimeout(context.Background(), drainGrace)
 			defer cancel()
 			r.admin.Close(ctx)
+		}
+		if r.discovery != nil {
+			r.discovery.Close()
 		}
 		if r.fleet != nil {
 			r.fleet.Close()

@@ -22,6 +22,8 @@ const (
 	NoPrefillWorker    Reason = "no_prefill_worker"
 	NoDecodeWorker     Reason = "no_decode_worker"
 	NoWorker           Reason = "no_worker"
+	PoolOverloaded     Reason = "pool_overloaded"
+	PoolQueueFull      Reason = "pool_queue_full"
 	UpstreamFailed     Reason = "upstream_failed"
 	UpstreamTimeout    Reason = "upstream_timeout"
 	UpstreamGarbage    Reason = "upstream_garbage"
@@ -54,6 +56,8 @@ var reasonTable = map[Reason]reasonRow{
 	NoPrefillWorker:    {503, "service_unavailable", ""},
 	NoDecodeWorker:     {503, "service_unavailable", ""},
 	NoWorker:           {503, "service_unavailable", ""},
+	PoolOverloaded:     {429, "server_overloaded", ""},
+	PoolQueueFull:      {503, "server_overloaded", ""},
 	UpstreamFailed:     {502, "upstream_error", ""},
 	UpstreamTimeout:    {504, "upstream_error", ""},
 	UpstreamGarbage:    {502, "upstream_error", ""},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"sluice/router/discovery"
 	"sluice/router/obs"
 )
 
@@ -34,6 +35,7 @@ func init() {
 		{"GET", "/flow.js", "its moving picture", true, asset("flow.js", "text/javascript; charset=utf-8")},
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
+		{"GET", "/admin/v1/discovery", "where workers come from, and what went wrong there", false, (*Server).discovery},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop giving a worker requests; ?on=false takes it back", false, (*Server).drain},
 		{"GET", "/admin/v1/explain/{id}", "the account of one request's decisions", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
@@ -143,6 +145,14 @@ func (s *Server) requests(w http.ResponseWriter, r *http.Request) {
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	s.opt.Metrics.WritePrometheus(w)
+}
+
+func (s *Server) discovery(w http.ResponseWriter, r *http.Request) {
+	sources := []discovery.State{}
+	if s.opt.Discovery != nil {
+		sources = s.opt.Discovery()
+	}
+	answer(w, http.StatusOK, map[string]any{"sources": sources})
 }
 
 func (s *Server) config(w http.ResponseWriter, r *http.Request) {

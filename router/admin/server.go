@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice/router/discovery"
 	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/record"
@@ -46,6 +47,8 @@ type Options struct {
 	Config func() any
 	// Recorder for /admin/v1/record; nil: 404.
 	Recorder *record.Recorder
+	// Discovery is how the sources of workers are doing; nil: none.
+	Discovery func() []discovery.State
 	// Twin is a second router on the same load to compare with; nil: none.
 	Twin *Twin
 }

@@ -27,6 +27,7 @@ type Rank struct {
 	ID            string  `json:"id"` // worker/rank
 	Rank          int     `json:"rank"`
 	Feed          string  `json:"feed"`       // of KV events: none, syncing, live, broken
+	Breaker       string  `json:"breaker"`    // closed, half open, open
 	BlockSize     int     `json:"block_size"` // tokens; 0 unknown
 	TotalBlocks   int     `json:"total_blocks"`
 	HeldBlocks    int64   `json:"held_blocks"` // in the index
@@ -44,7 +45,7 @@ func workerView(w *worker.Worker) Worker {
 	v := Worker{ID: w.Spec.ID, URL: hideURL(w.Spec.URL), Role: w.Spec.Role.String(), State: state.String(), Reason: reason,
 		Models: info.Models, Engine: info.Engine, Version: info.Version, Labels: w.Spec.Labels, Source: w.Spec.Source}
 	for _, r := range w.Ranks {
-		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(),
+		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(), Breaker: worker.BreakerState(r.Breaker.Load()).String(),
 			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.Held.Load(), KVUsage: r.KVUsage(),
 			Requests: r.Requests.Load(), PrefillTokens: r.PrefillTokens.Load(), DecodeBlocks: r.DecodeBlocks.Load(),
 			Running: r.Running.Load(), Waiting: r.Waiting.Load()})

@@ -64,6 +64,10 @@ func (c *Config) finish() {
 			}
 		}
 	}
+	prefill = prefill || c.Dynamic()
+	for i := range c.Discovery.DNS {
+		c.Discovery.DNS[i].finish()
+	}
 	if _, given := c.origins["pd.family"]; !given && (c.PD.Family == "" || c.PD.Family == "off") {
 		c.PD.Family = "off"
 		if prefill {
@@ -108,6 +112,8 @@ func (c *Config) check(f *faults) {
 			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "any", or "off" alone`, quoted(p))
 		}
 	}
+	c.checkDiscovery(bad)
+	c.checkRegister(bad)
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {

@@ -27,6 +27,12 @@ type Config struct {
 	Limits   Limits   `yaml:"limits"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	Health   Health   `yaml:"health"`
+	Fleet    Fleet    `yaml:"fleet"`
+
+	Discovery Discovery `yaml:"discovery"`
+	Kube      Kube      `yaml:"kube"`
+	Register  Register  `yaml:"register"`
+
 	Tokens   Tokens   `yaml:"tokens"`
 	Index    Index    `yaml:"index"`
 	Schedule Schedule `yaml:"schedule"`
@@ -40,6 +46,9 @@ type Config struct {
 	// origins says where each value that is no default was given, by its path,
 	// for the errors of checks made later.
 	origins map[string]origin
+	// path and again are of the file it was read from, for Reread.
+	path  string
+	again func(text []byte) (*Config, error)
 }
 
 // Admin is the admin listener.
@@ -110,6 +119,9 @@ type Limits struct {
 	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
 	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; 0: no limit [0]
 	EngineConns   int   `yaml:"engine_conns" min:"1"`                        // connections open to one engine [4096]
+	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                        // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
+	RankRequests  int64 `yaml:"rank_requests" min:"0"`                       // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]
+	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                         // prompt tokens waiting to be computed on one rank, by this router's count; likewise [0]
 }
 
 // Timeouts of legs and waits.
@@ -128,12 +140,69 @@ type Timeouts struct {
 
 // Health of workers.
 type Health struct {
-	Interval  time.Duration `yaml:"interval" min:"10ms"`           // between two probes of a worker [500ms]
-	Timeout   time.Duration `yaml:"timeout" min:"1ms"`             // of one probe [1s]
-	FailAfter int           `yaml:"fail_after" min:"1" max:"1000"` // failures in a row that take a worker out [2]
-	Scrape    time.Duration `yaml:"scrape" min:"10ms" off:"true"`  // between two readings of an engine's /metrics; -1 or "off": never [1s]
+	Interval   time.Duration `yaml:"interval" min:"10ms"`            // between two probes of a worker [500ms]
+	Timeout    time.Duration `yaml:"timeout" min:"1ms"`              // of one probe [1s]
+	FailAfter  int           `yaml:"fail_after" min:"1" max:"1000"`  // failures in a row that take a worker out [2]
+	Scrape     time.Duration `yaml:"scrape" min:"10ms" off:"true"`   // between two readings of an engine's /metrics; -1 or "off": never [1s]
+	BreakAfter int           `yaml:"break_after" min:"1" max:"1000"` // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
+	BreakFor   time.Duration `yaml:"break_for" min:"10ms" max:"30s"` // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
 	// ProbeInference sends one tiny request to a worker at admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
+}
+
+// Fleet is what the workers are together.
+type Fleet struct {
+	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"` // at start /readyz waits for so many ready workers, whatever their role [0]
+	StartWait      time.Duration `yaml:"start_wait" min:"0s"`            // it waits no longer for min_workers, and goes on with what there is [60s]
+	RetryShare     float64       `yaml:"retry_share" min:"0" max:"1"`    // retries a pool is granted for each of its requests, so that retries never double an overload [0.2]
+	RetryPerSecond float64       `yaml:"retry_per_second" min:"0"`       // retries a pool is granted beside those [3]
+}
+
+// Discovery is where workers come from beside this configuration.
+type Discovery struct {
+	File     string        `yaml:"file"`                 // a YAML file with nothing but workers, read again when it changes [none]
+	FilePoll time.Duration `yaml:"file_poll" min:"10ms"` // between two looks at that file, and at the configuration's own for its workers [1s]
+	DNS      []DNS         `yaml:"dns"`                  // names that are looked up again and again; see docs/discovery.md [none]
+}
+
+// DNS is one name whose addresses are workers.
+type DNS struct {
+	Name   string        `yaml:"name"`                       // taken as it is, without search domains
+	Type   string        `yaml:"type" oneof:"a srv"`         // a: A and AAAA, srv: SRV
+	Role   worker.Role   `yaml:"role"`                       // of every worker found
+	Port   int           `yaml:"port" min:"0" max:"65535"`   // of the engines, for type a
+	Scheme string        `yaml:"scheme" oneof:"http https"`  // http
+	Server string        `yaml:"server"`                     // HOST:PORT of a DNS server; those of /etc/resolv.conf
+	Least  time.Duration `yaml:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
+	Most   time.Duration `yaml:"most" min:"100ms" max:"24h"` // and not after this
+	Worker *Worker       `yaml:"worker"`                     // what else is true of every worker found
+}
+
+// Kube finds pods by label.
+type Kube struct {
+	Selector   string   `yaml:"selector"`                  // label selector of pods that are workers, as app in (prefill,decode); none turns this off [none]
+	Namespace  string   `yaml:"namespace"`                 // of the pods; "*" for all [the router's own]
+	Kubeconfig string   `yaml:"kubeconfig"`                // a kubeconfig file; without one the pod's service account [none]
+	RoleLabel  string   `yaml:"role_label"`                // label whose value says the role [app]
+	Prefill    []string `yaml:"prefill"`                   // values of role_label that mean a prefill worker [prefill]
+	Decode     []string `yaml:"decode"`                    // values that mean a decode worker; any other is aggregated [decode]
+	ModelLabel string   `yaml:"model_label"`               // label whose value is the model's name [the engine is asked]
+	Port       string   `yaml:"port"`                      // number, or name of a container's port, of the engine's HTTP server [8000]
+	Scheme     string   `yaml:"scheme" oneof:"http https"` // of that server [http]
+	Worker     *Worker  `yaml:"worker"`                    // what else is true of every worker found: engine, ranks, labels, kv_events, options [nothing]
+}
+
+// Register is the listener where workers register themselves.
+type Register struct {
+	Listen     string        `yaml:"listen"`                         // its address, or "off" [off]
+	Token      string        `yaml:"token" secret:"true"`            // that workers must show, 16 characters or more; never logged [none]
+	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
+	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
+	ClientCA   string        `yaml:"client_ca"`                      // PEM file: workers must show a certificate signed by one of these; instead of a token, or with one [none]
+	Networks   []string      `yaml:"networks"`                       // CIDRs: who may call, and where every address that a worker names must lie [loopback, when it listens there]
+	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker that is not heard of for so long is taken out, unless it asks for another [15s]
+	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may ask for [5m]
+	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // registered at once [1024]
 }
 
 // Tokens is where token ids come from.

@@ -14,19 +14,25 @@ func Default() *Config {
 			MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
 		},
 		Limits: Limits{
-			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096,
+			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096, PoolWaiters: 1000,
 		},
 		Timeouts: Timeouts{
 			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
 			Connect: 2 * time.Second, Prefill: 300 * time.Second, Decode: 600 * time.Second,
 			StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second,
 		},
-		Health:   Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second},
+		Health:   Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second},
 		Tokens:   Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:    Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute},
 		Schedule: Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Explain: 10_000, Policy: "kv"},
 		Steering: Steering{Pins: []string{"127.0.0.0/8", "::1/128"}},
 		Record:   Record{MaxFile: 64 * mib, MaxTotal: gib},
-		origins:  map[string]origin{},
+
+		Fleet:     Fleet{StartWait: 60 * time.Second, RetryShare: 0.2, RetryPerSecond: 3},
+		Discovery: Discovery{FilePoll: time.Second},
+		Kube:      Kube{RoleLabel: "app", Prefill: []string{"prefill"}, Decode: []string{"decode"}, Port: "8000", Scheme: "http"},
+		Register:  Register{Listen: "off", Lease: 15 * time.Second, MaxLease: 5 * time.Minute, MaxWorkers: 1024},
+
+		origins: map[string]origin{},
 	}
 }

@@ -32,14 +32,38 @@ func (a Admin) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields(a))
 }
 
+// String shows all but the token.
+func (r Register) String() string {
+	type fields Register
+	if r.Token != "" {
+		r.Token = hidden
+	}
+	return fmt.Sprintf("%+v", fields(r))
+}
+
+// GoString hides the token from %#v too.
+func (r Register) GoString() string { return r.String() }
+
+// LogValue hides the token from slog.
+func (r Register) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+// MarshalJSON hides the token.
+func (r Register) MarshalJSON() ([]byte, error) {
+	type fields Register
+	if r.Token != "" {
+		r.Token = hidden
+	}
+	return json.Marshal(fields(r))
+}
+
 // plainConfig is Config without its methods, so that printing does not recurse;
-// Admin keeps its own.
+// Admin and Register keep their own.
 type plainConfig Config
 
 // String shows every value but secrets.
 func (c Config) String() string {
 	p := plainConfig(c)
-	p.origins = nil
+	p.origins, p.again = nil, nil
 	return fmt.Sprintf("%+v", p)
 }
 

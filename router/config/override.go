@@ -20,7 +20,7 @@ func leaves(v reflect.Value, path string, f func(path string, v reflect.Value, t
 		switch {
 		case fv.Kind() == reflect.Struct:
 			leaves(fv, sub, f)
-		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
+		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
 		default:
 			f(sub, fv, field.Tag)
 		}
@@ -171,6 +171,8 @@ var namedFlags = []struct{ name, path, usage string }{
 	{"pd", "pd.family", "prefill/decode `FAMILY`: " + strings.Join(families, ", ") + " [nixl when there are prefill workers]"},
 	{"prefill-model-labels", "pd.prefill_labels", "`LABELS`, parted by commas: only prefill workers with one of them are chosen"},
 	{"decode-model-labels", "pd.decode_labels", "`LABELS`, parted by commas: only decode workers with one of them are chosen"},
+	{"workers-file", "discovery.file", "YAML `FILE` with workers, read again when it changes"},
+	{"register", "register.listen", "`ADDR` where workers register themselves, or off; needs register.token ($SLUICE_REGISTER_TOKEN) or register.client_ca, and register.networks [off]"},
 	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
 	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
 	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded [kv]"},
@@ -243,13 +245,29 @@ func (f *Flags) Apply(c *Config) error {
 // Resolve is the whole way of a command: the file if one is named, the
 // environment, the flags, and the checks.
 func (f *Flags) Resolve(environ []string) (*Config, error) {
-	c := Default()
-	if path := f.ConfigPath(); path != "" {
-		var err error
-		if c, err = Load(path); err != nil {
+	path := f.ConfigPath()
+	if path == "" {
+		return f.over(Default(), environ)
+	}
+	c, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	if c, err = f.over(c, environ); err != nil {
+		return nil, err
+	}
+	c.path, c.again = path, func(text []byte) (*Config, error) {
+		c, err := Parse(path, text)
+		if err != nil {
 			return nil, err
 		}
+		return f.over(c, environ)
 	}
+	return c, nil
+}
+
+// over puts environment and flags over c.
+func (f *Flags) over(c *Config, environ []string) (*Config, error) {
 	if err := c.ApplyEnv(environ); err != nil {
 		return nil, err
 	}

@@ -142,14 +142,34 @@ func parseRanks(text string) ([]uint16, error) {
 
 // Specs are the workers as the fleet takes them: every one with an id, made from
 // role and number where none was given.
-func (c *Config) Specs() []worker.Spec {
+func (c *Config) Specs() []worker.Spec { return c.SpecsAfter(nil) }
+
+// SpecsAfter is Specs for a configuration that was read again: a worker without
+// an id keeps the one that its role and URL had before, so that one taken out of
+// the list does not rename those behind it.
+func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 	taken := map[string]bool{}
 	for _, w := range c.Workers {
 		taken[w.ID] = true
 	}
+	kept := map[string]string{} // role and URL -> id
+	for _, s := range before {
+		kept[s.Role.String()+" "+s.URL] = s.ID
+	}
+	for i := range c.Workers {
+		if w := c.Workers[i]; w.ID == "" {
+			if id := kept[w.Role.String()+" "+w.URL]; id != "" && !taken[id] {
+				taken[id] = true
+			}
+		}
+	}
 	var next [3]int
+	given := map[string]bool{}
 	specs := make([]worker.Spec, 0, len(c.Workers))
 	for i, w := range c.Workers {
+		if id := kept[w.Role.String()+" "+w.URL]; w.ID == "" && id != "" && !given[id] && !c.names(id) {
+			w.ID = id
+		}
 		for w.ID == "" {
 			id := fmt.Sprintf("%s-%d", w.Role, next[w.Role])
 			next[w.Role]++
@@ -157,22 +177,33 @@ func (c *Config) Specs() []worker.Spec {
 				w.ID = id
 			}
 		}
-		events := w.KVEvents
-		if len(events) == 0 {
-			events = []string{"auto"}
-		}
+		given[w.ID] = true
 		source := "config"
 		if from := c.originOf(fmt.Sprintf("workers[%d]", i)).from; strings.HasPrefix(from, "--") {
 			source = "flag"
 		} else if from != "" {
 			source = "env"
 		}
-		specs = append(specs, worker.Spec{
-			ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-			Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, Options: w.Options, Source: source,
-		})
+		specs = append(specs, w.Spec(source))
 	}
 	return specs
+}
+
+// names says whether a worker has been given this id.
+func (c *Config) names(id string) bool {
+	return slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.ID == id })
+}
+
+// Spec is the worker as the fleet takes it; source says where it comes from.
+func (w *Worker) Spec(source string) worker.Spec {
+	events := w.KVEvents
+	if len(events) == 0 {
+		events = []string{"auto"}
+	}
+	return worker.Spec{
+		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
+		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, Options: w.Options, Source: source,
+	}
 }
 
 // OptionKeys are the keys that stand under options in a file.

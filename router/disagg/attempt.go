@@ -84,6 +84,9 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 	}
 	prefill, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
 	if !ok {
+		if q.refuseFull(schedule.PrefillLeg, q.plan.Prefill) {
+			return prefill, prefillAnswered
+		}
 		return prefill, prefillNone
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
@@ -135,7 +138,7 @@ func (q *request) again(end legEnd) bool {
 
 // mayRunAgain says whether a failed leg may be run on another rank.
 func (q *request) mayRunAgain(candidates []*worker.Rank) bool {
-	return q.attempt < q.pd.MaxAttempts && q.suspects < maxSuspects && q.other(candidates)
+	return q.attempt < q.pd.MaxAttempts && q.suspects < maxSuspects && q.other(candidates) && q.retryGranted()
 }
 
 // other says whether a candidate is left that has not failed this request.
@@ -244,6 +247,7 @@ func (q *request) failed(r *worker.Rank, leg string, err error) failure {
 
 // note is failed for a worker that has been told of already.
 func (q *request) note(r *worker.Rank, leg string, f failure, err error) {
+	q.unsent = f.unsent
 	if f.suspect {
 		q.suspects++
 	}

@@ -108,7 +108,7 @@ func (b *beside) run() {
 	outcome := "ok"
 	switch {
 	case err == nil:
-		opt.Fleet.Succeeded(b.rank)
+		opt.Fleet.Answered(b.rank, b.status)
 		outcome = statusClass(b.status)
 		if b.failed = b.status != 200; !b.failed {
 			found := relay.UsageOf(b.answer).Cached

@@ -45,6 +45,9 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		}
 		choice, ok := q.takeDecode(leg, candidates)
 		if !ok {
+			if q.refuseFull(leg, candidates) {
+				return legAnswered
+			}
 			q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request", legName(leg)), time.Second)
 			return legAnswered
 		}
@@ -151,7 +154,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt := &q.r.opt
 	rank := choice.Rank
 	q.hold(false)
-	opt.Fleet.Succeeded(rank)
+	opt.Fleet.Answered(rank, resp.Status)
 	retry := worthRetry(resp.Status)
 	if !retry && q.relays(resp) {
 		if q.beside != nil || q.pair.Trial {
@@ -200,6 +203,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	}
 	if retry {
 		q.excluded = append(q.excluded, rank)
+		q.unsent = false
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
 		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
 		if diedOf(resp.Status, q.reply) {

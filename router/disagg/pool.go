@@ -31,6 +31,12 @@ func (q *request) findPool() bool {
 		return false
 	}
 
+	if n := q.r.waiting.Add(1); opt.PoolWaiters > 0 && n > int64(opt.PoolWaiters) {
+		q.r.waiting.Add(-1)
+		q.refuse(front.PoolQueueFull, fmt.Sprintf("no %s yet, and %d requests wait already (limits.pool_waiters)", describeMissing(q.missing()), opt.PoolWaiters), opt.Timeouts.PoolWait)
+		return false
+	}
+	defer q.r.waiting.Add(-1)
 	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
 	defer cancel()
 	q.x.OnGone(cancel)
@@ -86,6 +92,19 @@ func (q *request) missing() front.Reason {
 		return front.NoDecodeWorker
 	}
 	return ""
+}
+
+// describeMissing words a reason of missing for a message.
+func describeMissing(reason front.Reason) string {
+	switch reason {
+	case front.UnknownModel:
+		return "worker that serves this model"
+	case front.NoPrefillWorker:
+		return "healthy prefill worker"
+	case front.NoDecodeWorker:
+		return "healthy decode worker"
+	}
+	return "healthy worker"
 }
 
 func (q *request) unknownModel() {

@@ -55,12 +55,13 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		return q.prefillFailed(rank, &call, err, took)
 	}
 	defer resp.Release()
-	opt.Fleet.Succeeded(rank)
+	opt.Fleet.Answered(rank, status)
 	switch {
 	case status == 200:
 	case worthRetry(status):
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
 		q.excluded = append(q.excluded, rank)
+		q.unsent = false
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
 		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if diedOf(status, q.answer) {
@@ -69,7 +70,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 				return prefillAnswered
 			}
 		}
-		if !q.other(q.plan.Prefill) {
+		if !q.other(q.plan.Prefill) || !q.retryGranted() {
 			opt.Observer.FellBack("prefill_failed")
 			return prefillNone
 		}
@@ -207,7 +208,7 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
 		return prefillAnswered
 	}
-	if !q.other(q.plan.Prefill) {
+	if !q.other(q.plan.Prefill) || !q.retryGranted() {
 		opt.Observer.FellBack("prefill_failed")
 		return prefillNone
 	}

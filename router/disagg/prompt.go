@@ -164,7 +164,7 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		RequestID:         q.x.RequestID,
 		Attempt:           q.attempt,
 	}
-	c, ok := q.r.opt.Scheduler.Choose(&q.query)
+	c, ok := q.chooseWithin(&q.query)
 	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
 		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
 	}

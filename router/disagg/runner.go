@@ -63,6 +63,9 @@ type Options struct {
 	// Completions tells of KV transfers that have ended, for families that wait
 	// for it (Awaiter); nil: decode follows prefill's answer alone.
 	Completions Completions
+	// PoolWaiters bounds how many requests wait for a healthy worker at once;
+	// 0: no bound.
+	PoolWaiters int
 	Log         *slog.Logger
 }
 
@@ -92,7 +95,11 @@ type Runner struct {
 	next     atomic.Uint32 // rotates whom we ask to tokenize
 	pinned   atomic.Int64  // see Pinned
 	pins     pins
+	waiting  atomic.Int64 // see Waiting
 }
+
+// Waiting is how many requests wait for a pool to have a healthy worker.
+func (r *Runner) Waiting() int64 { return r.waiting.Load() }
 
 // Pinned is how many handles are held whose decode has not been seen to begin:
 // hand-overs for which a prefill worker keeps blocks.
@@ -170,8 +177,9 @@ type request struct {
 
 	stream    bool
 	maxTokens int
-	attempt   int // counts prefill/decode pairs from 1
-	suspects  int // engines that broke after this request was sent to them
+	attempt   int  // counts prefill/decode pairs from 1
+	suspects  int  // engines that broke after this request was sent to them
+	unsent    bool // the last leg failed before its engine saw anything of it
 
 	prompt  tokenize.Prompt
 	sized   []schedule.SizedOverlap // overlap per block size of the pool
@@ -181,6 +189,7 @@ type request struct {
 
 	query    schedule.Query
 	excluded []*worker.Rank
+	passed   []*worker.Rank // passed over by the last choice: excluded, or full
 	fields   []upstream.Field
 	pair     Pair // what the Family sees of this attempt
 	leg      Leg  // what it writes
@@ -211,6 +220,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.steer() {
 		return
 	}
+	r.opt.Fleet.Requested(q.pool)
 	q.findPrompt()
 	if x.Gone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
@@ -218,6 +228,9 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	}
 	if q.plan.Why != "" {
 		q.fellBack(q.plan.Why, "one rank does the whole request")
+	}
+	if !q.admitted() {
+		return
 	}
 	if q.plan.Family == nil {
 		q.runWhole()
@@ -242,6 +255,7 @@ func (q *request) recycle() {
 		keys:     q.keys[:0],
 		keyRoom:  q.keyRoom[:0],
 		excluded: q.excluded[:0],
+		passed:   q.passed[:0],
 		fields:   q.fields[:0],
 		leg:      Leg{Edits: q.leg.Edits[:0], room: q.leg.room[:0]},
 		segments: q.segments[:0],

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"errors"
 
 	"sluice/router/worker"
 )
@@ -18,28 +17,25 @@ type Sink interface {
 
 // Source is one way to find workers.
 type Source interface {
-	// Run tells sink of workers as they come and go, until ctx ends; then it
-	// returns nil and leaves in what it had put in. Any error returned before
-	// that means that the source has stopped. A worker that changed is removed
-	// and added again.
-	Run(ctx context.Context, sink Sink) error
+	// Name is what the source is called in logs, metrics and the admin API, as
+	// "file /etc/sluice/workers.yaml"; unique among a router's sources.
+	Name() string
+	// Run tells set of workers as they come and go, until ctx ends; then it
+	// returns nil and leaves in what it had put in. An error returned before
+	// that means that the source can never work as it was configured; what may
+	// pass it reports to set and tries again.
+	Run(ctx context.Context, set *Set) error
 }
 
 // Static is a fixed list, from a configuration.
 type Static []worker.Spec
 
-// Run adds all workers of the list. When one cannot be added it returns at
-// once, with the fault of every such worker; the others are in.
-func (s Static) Run(ctx context.Context, sink Sink) error {
-	var errs []error
-	for _, spec := range s {
-		if err := sink.Add(spec); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
+// Name implements Source.
+func (Static) Name() string { return "config" }
+
+// Run puts the list in.
+func (s Static) Run(ctx context.Context, set *Set) error {
+	set.Replace(s)
 	<-ctx.Done()
 	return nil
 }

@@ -2,7 +2,14 @@ package discovery
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,36 +22,264 @@ var (
 	_ Source = Static(nil)
 )
 
+// recorder is a Sink that notes what it is told, and refuses ids on request.
+type recorder struct {
+	mu     sync.Mutex
+	in     map[string]worker.Spec
+	calls  []string
+	refuse map[string]bool
+}
+
+func newRecorder() *recorder {
+	return &recorder{in: map[string]worker.Spec{}, refuse: map[string]bool{}}
+}
+
+func (r *recorder) Add(s worker.Spec) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, there := r.in[s.ID]; there || r.refuse[s.ID] {
+		return fmt.Errorf("cannot add %q", s.ID)
+	}
+	r.in[s.ID] = s
+	r.calls = append(r.calls, "+"+s.ID)
+	return nil
+}
+
+func (r *recorder) Remove(id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, there := r.in[id]; !there {
+		return errors.New("not there")
+	}
+	delete(r.in, id)
+	r.calls = append(r.calls, "-"+id)
+	return nil
+}
+
+func (r *recorder) ids() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(slices.Sorted(maps.Keys(r.in)), " ")
+}
+
+func (r *recorder) take() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := strings.Join(r.calls, " ")
+	r.calls = nil
+	return s
+}
+
+func spec(id, url string) worker.Spec { return worker.Spec{ID: id, URL: url} }
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("did not happen within 20s: %s", what)
+}
+
+func TestReplaceIsADiff(t *testing.T) {
+	r := newRecorder()
+	s := NewSet("test", r, nil)
+	d := s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:2"), spec("c", "http://h:3")})
+	if got := r.take(); got != "+a +b +c" || d.Err != nil || len(d.Added) != 3 {
+		t.Fatalf("%s: %+v", got, d)
+	}
+	d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:9"), spec("d", "http://h:4")})
+	if got := r.take(); got != "-c -b +b +d" || d.Kept != 1 || fmt.Sprint(d.Added, d.Changed, d.Removed) != "[d] [b] [c]" {
+		t.Errorf("%s: %+v; want a untouched", got, d)
+	}
+	if d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:9"), spec("d", "http://h:4")}); !d.Empty() || r.take() != "" || d.Kept != 3 {
+		t.Errorf("the same again: %+v", d)
+	}
+	d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("a", "http://h:2")})
+	if d.Err == nil || !strings.Contains(d.Err.Error(), `"a"`) || r.ids() != "a" {
+		t.Errorf("an id twice: %v, in: %s", d.Err, r.ids())
+	}
+	if st := s.State(); st.Workers != 1 || st.Error == "" || st.Since.IsZero() {
+		t.Errorf("%+v", st)
+	}
+}
+
+// What the fleet refused is offered again, and the fault goes when it is taken.
+func TestRefusedWorkersAreOfferedAgain(t *testing.T) {
+	r := newRecorder()
+	r.refuse["b"] = true
+	s := NewSet("test", r, nil)
+	d := s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:2")})
+	if d.Err == nil || r.ids() != "a" {
+		t.Fatalf("%v, in: %s", d.Err, r.ids())
+	}
+	s.Retry()
+	if s.State().Error == "" {
+		t.Error("the fault is gone before the worker is in")
+	}
+	r.mu.Lock()
+	r.refuse = map[string]bool{}
+	r.mu.Unlock()
+	s.Retry()
+	if st := s.State(); r.ids() != "a b" || st.Error != "" || st.Workers != 2 {
+		t.Errorf("in: %s, %+v", r.ids(), st)
+	}
+}
+
 func TestStatic(t *testing.T) {
 	f := fleet.New(fleet.Options{})
 	defer f.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- Static{{ID: "a", URL: "http://127.0.0.1:1"}, {ID: "b", URL: "http://127.0.0.1:2", Role: worker.Decode}}.Run(ctx, f)
-	}()
-	waiting, stop := context.WithTimeout(context.Background(), 30*time.Second)
-	defer stop()
-	if _, ok := f.Wait(waiting, func(v *fleet.View) bool { return len(v.Workers) == 2 }); !ok {
-		t.Fatal("the workers never came")
+	run := NewRunner(f, nil)
+	list := Static{{ID: "a", URL: "http://127.0.0.1:1"}, {ID: "b", URL: "http://127.0.0.1:2", Role: worker.Decode}}
+	if err := run.Start(list, list...); err != nil {
+		t.Fatal(err)
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	if n := len(f.View().Workers); n != 2 {
+		t.Errorf("%d workers when Start returned; want 2", n)
 	}
+	run.Close()
 	if n := len(f.View().Workers); n != 2 {
 		t.Errorf("%d workers left after the source ended; want 2", n)
 	}
 }
 
-func TestStaticTellsEveryFault(t *testing.T) {
+func TestStartTellsEveryFault(t *testing.T) {
 	f := fleet.New(fleet.Options{})
 	defer f.Close()
-	err := Static{{ID: "a", URL: "http://h:1"}, {ID: "a", URL: "http://h:2"}, {ID: "b", URL: "nonsense"}, {ID: "c", URL: "http://h:3"}}.Run(context.Background(), f)
+	run := NewRunner(f, nil)
+	defer run.Close()
+	err := run.Start(Static(nil), spec("a", "http://h:1"), spec("a", "http://h:2"), spec("b", "nonsense"), spec("c", "http://h:3"))
 	if err == nil || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), `"b"`) {
 		t.Errorf("%v", err)
 	}
 	if n := len(f.View().Workers); n != 2 {
 		t.Errorf("%d workers; want the 2 good ones", n)
 	}
+}
+
+// lines makes a worker of each line "id url"; the errors of a real parser stand
+// in the tests of package config.
+func lines(text []byte) (out []worker.Spec, err error) {
+	for i, l := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		id, url, ok := strings.Cut(l, " ")
+		if !ok {
+			return nil, fmt.Errorf("f:%d:1: no worker", i+1)
+		}
+		out = append(out, spec(id, url))
+	}
+	return out, nil
+}
+
+func startFile(t *testing.T, path string) (*recorder, *Runner) {
+	t.Helper()
+	r := newRecorder()
+	run := NewRunner(r, nil)
+	t.Cleanup(run.Close)
+	if err := run.Start(&File{Path: path, Parse: lines, Every: 10 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	return r, run
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFileIsFollowed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "workers")
+	r, run := startFile(t, path)
+	fault := func(word string) func() bool {
+		return func() bool { return strings.Contains(run.States()[0].Error, word) }
+	}
+	until(t, "a missing file is a fault", fault("no such file"))
+	write(t, path, "a http://h:1\nb http://h:2\n")
+	until(t, "both are in", func() bool { return r.ids() == "a b" && run.States()[0].Error == "" })
+	r.take()
+
+	write(t, path, "a http://h:1\nnonsense\n")
+	until(t, "the fault and its place are shown", fault("f:2:1"))
+	if r.ids() != "a b" || r.take() != "" {
+		t.Error("a broken edit touched the workers")
+	}
+	write(t, path, "a http://h:1\nb http://h:2\n")
+	until(t, "the fault is gone", func() bool { return run.States()[0].Error == "" })
+	if got := r.take(); got != "" {
+		t.Errorf("the old text again changed workers: %s", got)
+	}
+
+	// As editors and ConfigMaps do it: another file under the name.
+	other := path + ".new"
+	write(t, other, "b http://h:7\nc http://h:3\n")
+	if err := os.Rename(other, path); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the diff is done", func() bool { return r.ids() == "b c" })
+	if got := r.take(); got != "-a -b +b +c" {
+		t.Errorf("calls %s", got)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a removed file is a fault", fault("no such file"))
+	if r.ids() != "b c" {
+		t.Error("a removed file took the workers along")
+	}
+	run.Close()
+	write(t, path, "z http://h:1\n")
+	time.Sleep(30 * time.Millisecond)
+	if r.ids() != "b c" {
+		t.Error("it reads on after Close")
+	}
+}
+
+// A file that is written bit by bit is not read half way.
+func TestFileIsReadWhenItHasSettled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "workers")
+	write(t, path, "a http://h:1\nb http://h:2\n")
+	r, run := startFile(t, path)
+	until(t, "both are in", func() bool { return r.ids() == "a b" })
+	r.take()
+	whole := "a http://h:1\nb http://h:2\nc http://h:3\n"
+	for i := range whole { // each a text of its own, for less than it takes to settle
+		write(t, path, whole[:i+1])
+		time.Sleep(time.Millisecond)
+	}
+	until(t, "the third is in", func() bool { return r.ids() == "a b c" && run.States()[0].Error == "" })
+	if got := r.take(); got != "+c" {
+		t.Errorf("calls %s; want one addition", got)
+	}
+}
+
+func TestFileThatIsNone(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"folder": func(p string) error { return os.Mkdir(p, 0o755) },
+		"large":  func(p string) error { return os.WriteFile(p, make([]byte, maxFile+1), 0o644) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "workers")
+			if err := make(path); err != nil {
+				t.Fatal(err)
+			}
+			_, run := startFile(t, path)
+			until(t, "it is a fault", func() bool { return strings.Contains(run.States()[0].Error, "cannot read") })
+		})
+	}
+}
+
+type gone struct{}
+
+func (gone) Name() string                        { return "gone" }
+func (gone) Run(_ context.Context, _ *Set) error { return errors.New("cannot work") }
+
+func TestSourceThatGivesUpSaysSo(t *testing.T) {
+	run := NewRunner(newRecorder(), nil)
+	defer run.Close()
+	if err := run.Start(gone{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "its state says why", func() bool { return run.States()[0].Error == "cannot work" })
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,17 @@ type Options struct {
 	FailAfter int
 	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never.
 	ScrapeInterval time.Duration
+	// BreakAfter failures in a row of one rank (connection failures, 500, 502,
+	// 504) its breaker opens, for BreakFor at first and up to 30 s [5, 1s].
+	BreakAfter int
+	BreakFor   time.Duration
+	// MaxRequests and MaxTokens bound what this router has under way on one
+	// rank: requests, and prompt tokens still to be computed. A rank at a bound
+	// is Full until some end; 0: no bound.
+	MaxRequests, MaxTokens int64
+	// RetryShare is how many retries a pool is granted for each of its requests,
+	// RetryPerSecond how many beside those [0.2, 3]; below 0: none.
+	RetryShare, RetryPerSecond float64
 	// ProbeInference sends one tiny completion to each server of a worker before
 	// it is admitted [false]; nothing else ever calls an inference endpoint.
 	ProbeInference bool
@@ -58,6 +70,18 @@ func (o *Options) defaults() {
 	if o.FailAfter <= 0 {
 		o.FailAfter = 2
 	}
+	if o.BreakAfter <= 0 {
+		o.BreakAfter = 5
+	}
+	if o.BreakFor <= 0 {
+		o.BreakFor = time.Second
+	}
+	if o.RetryShare == 0 {
+		o.RetryShare = 0.2
+	}
+	if o.RetryPerSecond == 0 {
+		o.RetryPerSecond = 3
+	}
 	if o.ScrapeInterval == 0 {
 		o.ScrapeInterval = time.Second
 	}
@@ -85,7 +109,9 @@ func (o Options) DetectWithin() time.Duration {
 type Fleet struct {
 	opt    Options
 	view   atomic.Pointer[View]
-	slots  [worker.MaxSlots]atomic.Pointer[server]
+	slots  [worker.MaxSlots]atomic.Pointer[seat]
+	narrow atomic.Int32  // breakers half open
+	denied atomic.Uint64 // retries
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -93,7 +119,8 @@ type Fleet struct {
 	mu      sync.Mutex
 	members map[string]*member
 	leaving map[string]chan struct{} // ids whose OnLeave has not returned
-	free    []worker.Slot            // given back, oldest first
+	free    []*worker.Rank           // whose slots were given back, oldest first
+	budgets map[string]*budget       // of retries, by model
 	next    int                      // slots never given out begin here
 	closed  bool
 }
@@ -101,7 +128,7 @@ type Fleet struct {
 // New makes an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, members: map[string]*member{}, leaving: map[string]chan struct{}{}}
+	f := &Fleet{opt: opt, members: map[string]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
 	return f
@@ -136,13 +163,15 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	if _, there := f.members[spec.ID]; there {
 		return fmt.Errorf("fleet: cannot add %q: a worker of this id is there already; want another id, or remove it first", spec.ID)
 	}
-	if len(w.Ranks) > len(f.free)+worker.MaxSlots-f.next {
-		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), len(f.free)+worker.MaxSlots-f.next, worker.MaxSlots)
+	if left := f.slotsLeft(); len(w.Ranks) > left {
+		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	for _, s := range m.servers {
 		for _, r := range s.ranks {
 			r.Slot = f.takeSlot()
-			f.slots[r.Slot].Store(s)
+			t := &seat{s: s, rank: r}
+			s.seats = append(s.seats, t)
+			f.slots[r.Slot].Store(t)
 		}
 	}
 	m.ctx, m.cancel = context.WithCancel(f.ctx)
@@ -172,15 +201,30 @@ func checkSpec(spec worker.Spec) error {
 }
 
 // takeSlot prefers slots given back longest ago: numbers stay dense, and a
-// stale reader is least likely to meet a new holder. Called with mu.
+// stale reader is least likely to meet a new holder. A slot whose old rank still
+// has requests under way waits: their reservations are booked by slot, and must
+// not weigh on another. Called with mu.
 func (f *Fleet) takeSlot() worker.Slot {
-	if len(f.free) > 0 {
-		s := f.free[0]
-		f.free = f.free[1:]
+	if i := slices.IndexFunc(f.free, idle); i >= 0 {
+		s := f.free[i].Slot
+		f.free = slices.Delete(f.free, i, i+1)
 		return s
 	}
 	f.next++
 	return worker.Slot(f.next - 1)
+}
+
+func idle(r *worker.Rank) bool { return r.Requests.Load() <= 0 }
+
+// slotsLeft counts what takeSlot can give. Called with mu.
+func (f *Fleet) slotsLeft() int {
+	n := worker.MaxSlots - f.next
+	for _, r := range f.free {
+		if idle(r) {
+			n++
+		}
+	}
+	return n
 }
 
 // Remove takes a worker out: it leaves the choice at once, its probes end. Its
@@ -195,6 +239,11 @@ func (f *Fleet) Remove(id string) error {
 	delete(f.members, id)
 	f.leaving[id] = m.done
 	m.gone = true
+	for _, s := range m.servers {
+		for _, t := range s.seats {
+			t.reset()
+		}
+	}
 	m.transit(worker.Gone, "removed")
 	f.publish()
 	m.cancel()
@@ -252,43 +301,37 @@ func (f *Fleet) Endpoint(r *worker.Rank) *upstream.Endpoint {
 	return ep
 }
 
-// server is the holder of a rank's slot, nil when the slot has another by now.
+// server is that of a rank, nil when its slot has another holder by now.
 func (f *Fleet) server(r *worker.Rank) *server {
+	if t := f.seat(r); t != nil {
+		return t.s
+	}
+	return nil
+}
+
+// seat is that of a rank, nil when its slot has another holder by now.
+func (f *Fleet) seat(r *worker.Rank) *seat {
 	if int(r.Slot) >= len(f.slots) {
 		return nil
 	}
-	if s := f.slots[r.Slot].Load(); s != nil && s.m.w == r.Worker {
-		return s
+	if t := f.slots[r.Slot].Load(); t != nil && t.rank == r {
+		return t
 	}
 	return nil
 }
 
 // Failed reports a connection-level failure of traffic to a rank (refused,
-// reset, timed out before the head); Succeeded that the engine answered, with
-// whatever status. Both are cheap and safe on the request path. An error of
-// the client's own (4xx) is a success here; a leg the router cut itself, or
-// found no connection left for, is neither, and is ignored.
+// reset, timed out before the head): it counts against the rank's breaker, and
+// against its server's health. Cheap, and safe on the request path. A leg that
+// the router cut itself, or found no connection left for, is ignored. For legs
+// that were answered see Answered.
 func (f *Fleet) Failed(r *worker.Rank, err error) {
 	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrTooManyConns) {
 		return
 	}
-	if s := f.server(r); s != nil {
-		s.trafficFailed(err)
-	}
-}
-
-// Succeeded: see Failed.
-func (f *Fleet) Succeeded(r *worker.Rank) {
-	s := f.server(r)
-	if s == nil {
-		return
-	}
-	// Loads first: on a healthy rank no shared line is written.
-	if s.trafficFails.Load() != 0 {
-		s.trafficFails.Store(0)
-	}
-	if !s.answered.Load() {
-		s.answered.Store(true)
+	if t := f.seat(r); t != nil {
+		t.s.trafficFailed(err)
+		t.failed(func() string { return short(err) })
 	}
 }
 
@@ -308,7 +351,7 @@ func (f *Fleet) release(m *member) {
 	defer f.mu.Unlock()
 	for _, r := range m.w.Ranks {
 		f.slots[r.Slot].Store(nil)
-		f.free = append(f.free, r.Slot)
+		f.free = append(f.free, r)
 	}
 	if f.leaving[m.w.Spec.ID] == m.done {
 		delete(f.leaving, m.w.Spec.ID)

@@ -234,7 +234,7 @@ func TestTrafficTakesARankOutAtOnce(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	rank := waitRanks(t, f, "tiny", 1).Aggregated[0]
 	f.Failed(rank, errReset)
-	f.Succeeded(rank)
+	f.Answered(rank, 200)
 	f.Failed(rank, errReset)
 	f.Failed(rank, fmt.Errorf("leg: %w", upstream.ErrCut))
 	f.Failed(rank, fmt.Errorf("leg: %w", upstream.ErrTooManyConns))
@@ -264,7 +264,7 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				f.Succeeded(rank)
+				f.Answered(rank, 200)
 				time.Sleep(time.Millisecond)
 			}
 		}
@@ -308,7 +308,7 @@ func TestDrainAndRemove(t *testing.T) {
 		t.Error("no endpoint for a rank of an older view")
 	}
 	f.Failed(rank, errReset)
-	f.Succeeded(rank)
+	f.Answered(rank, 200)
 	for _, err := range []error{f.Remove("d"), f.Drain("nobody", true), f.Add(worker.Spec{ID: "x", URL: "ftp://x"}), f.Add(worker.Spec{ID: "a/b", URL: e.url()}), f.Add(worker.Spec{ID: "r", URL: e.url(), Ranks: []uint16{1, 1}})} {
 		if err == nil || !strings.HasPrefix(err.Error(), "fleet: cannot ") {
 			t.Errorf("error: %v", err)
@@ -394,7 +394,7 @@ func TestRequestPathAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		p, _ := f.View().Pool("tiny")
 		f.Endpoint(p.Aggregated[0])
-		f.Succeeded(rank)
+		f.Answered(rank, 200)
 		f.Failed(rank, upstream.ErrCut)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -429,7 +429,7 @@ func TestChurn(t *testing.T) {
 								t.Error("no endpoint")
 							}
 							f.Failed(r, errReset)
-							f.Succeeded(r)
+							f.Answered(r, 200)
 						}
 					}
 					time.Sleep(time.Millisecond)

@@ -125,7 +125,7 @@ func (m *member) settle() {
 	}
 	switch {
 	case live == len(m.servers):
-		m.transit(worker.Ready, "")
+		m.transit(worker.Ready, m.out())
 	case live > 0:
 		m.transit(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), m.why))
 	case state == worker.Joining && !m.wasReady:
@@ -284,6 +284,14 @@ func (m *member) askOne(s *server) (*Answer, error) {
 	answer := Ask(m.ctx, s.probes, m.f.opt.ProbeTimeout)
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
 		return nil, fmt.Errorf("it answers probes, but names no model: %w", answer.Err)
+	}
+	if err := checkRanks(spec, answer); err != nil {
+		return nil, err
+	}
+	if addr := bootstrapOf(spec, s, answer); addr != "" {
+		if err := s.askBootstrap(m.ctx, addr, m.f.opt.ProbeTimeout); err != nil {
+			return nil, err
+		}
 	}
 	if m.f.opt.ProbeInference {
 		model := append(slices.Clone(spec.Models), answer.Names()...)[0]

@@ -27,6 +27,7 @@ type server struct {
 	m       *member
 	url     string
 	ranks   []*worker.Rank
+	seats   []*seat // one for each of ranks, in order
 	traffic *upstream.Endpoint
 	probes  *upstream.Endpoint // own connections: probes must not starve behind traffic
 
@@ -38,6 +39,10 @@ type server struct {
 	refused      atomic.Bool // a connection was refused since the last admission
 	isSGLang     atomic.Bool
 	life         atomic.Pointer[life] // of the process admitted last
+
+	// bootstrap is the bootstrap server of an SGLang prefill worker; nil until
+	// asked, and for all others. run stores it.
+	bootstrap atomic.Pointer[upstream.Endpoint]
 
 	// The prober's own.
 	probeFails int
@@ -77,6 +82,12 @@ func (s *server) probeOnce(ctx context.Context) {
 	began := time.Now()
 	path := s.healthPath()
 	status, _, err := get(ctx, s.probes, path, opt.ProbeTimeout, healthBody)
+	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil && status/100 == 2 {
+		// A prefill engine without its bootstrap server hangs every hand-over.
+		if _, _, berr := get(ctx, ep, "/health", opt.ProbeTimeout, healthBody); berr != nil {
+			err = fmt.Errorf("its bootstrap server at %s: %w", ep.URL(), berr)
+		}
+	}
 	took := time.Since(began)
 	switch {
 	case ctx.Err() != nil:
@@ -197,12 +208,18 @@ func (s *server) admitted(downs uint32) {
 	if s.up.Load() && s.downs.Load() == downs {
 		s.live.Store(true)
 		s.refused.Store(false)
+		for _, t := range s.seats {
+			t.reset()
+		}
 	}
 }
 
 func (s *server) close() {
 	s.traffic.Close()
 	s.probes.Close()
+	if ep := s.bootstrap.Load(); ep != nil {
+		ep.Close()
+	}
 }
 
 // get is Endpoint.Get that ends when ctx does.

@@ -23,7 +23,8 @@ type View struct {
 
 // Pool is the Ready ranks that serve one model, by role. Slices are read only.
 // Of a worker whose ranks have servers of their own, only the ranks whose
-// server is healthy are in.
+// server is healthy are in; a rank whose breaker is open is not, unless its role
+// has no other.
 type Pool struct {
 	Model      string
 	Prefill    []*worker.Rank
@@ -32,18 +33,13 @@ type Pool struct {
 	// Members counts workers of each role in any state but Gone, so that a 503
 	// can tell an empty pool from an unhealthy one.
 	Members [3]int
+
+	budget *budget           // of retries
+	open   [3][]*worker.Rank // by role: those whose breaker is open; used while the View is made
 }
 
 // Ranks gives the slice of one role.
-func (p *Pool) Ranks(role worker.Role) []*worker.Rank {
-	switch role {
-	case worker.Prefill:
-		return p.Prefill
-	case worker.Decode:
-		return p.Decode
-	}
-	return p.Aggregated
-}
+func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.of(role) }
 
 // Pool gives the pool of a model; ok is false for an unknown model. The empty
 // model name gives the only pool there is, when there is just one; pools that
@@ -96,7 +92,7 @@ func (f *Fleet) publish() {
 		for _, name := range models {
 			p := v.pools[name]
 			if p == nil {
-				p = &Pool{Model: name}
+				p = &Pool{Model: name, budget: f.budgetOf(name)}
 				v.pools[name] = p
 			}
 			p.Members[m.w.Spec.Role]++
@@ -106,6 +102,14 @@ func (f *Fleet) publish() {
 			if state == worker.Ready {
 				p.add(m)
 			}
+		}
+	}
+	for _, p := range v.pools {
+		p.failStatic()
+	}
+	for name := range f.budgets {
+		if v.pools[name] == nil {
+			delete(f.budgets, name)
 		}
 	}
 	slices.Sort(v.Models)
@@ -119,14 +123,36 @@ func (p *Pool) add(m *member) {
 		if !s.live.Load() {
 			continue
 		}
-		switch m.w.Spec.Role {
-		case worker.Prefill:
-			p.Prefill = append(p.Prefill, s.ranks...)
-		case worker.Decode:
-			p.Decode = append(p.Decode, s.ranks...)
-		default:
-			p.Aggregated = append(p.Aggregated, s.ranks...)
+		for _, t := range s.seats {
+			to := p.of(m.w.Spec.Role)
+			if t.open() {
+				to = &p.open[m.w.Spec.Role]
+			}
+			*to = append(*to, t.rank)
 		}
+	}
+}
+
+// of is the list of one role.
+func (p *Pool) of(role worker.Role) *[]*worker.Rank {
+	switch role {
+	case worker.Prefill:
+		return &p.Prefill
+	case worker.Decode:
+		return &p.Decode
+	}
+	return &p.Aggregated
+}
+
+// failStatic lets ranks with open breakers back in where a role has no others:
+// when all of a pool fails, the engines' own errors say more than an empty pool,
+// and a request that breaks every rank must not close the pool to all.
+func (p *Pool) failStatic() {
+	for role := range p.open {
+		if list := p.of(worker.Role(role)); len(*list) == 0 {
+			*list = p.open[role]
+		}
+		p.open[role] = nil
 	}
 }
 

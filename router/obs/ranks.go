@@ -87,6 +87,7 @@ var rankGauges = []struct {
 	{"sluice_rank_engine_running", func(r *worker.Rank) (float64, bool) { n := r.Running.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_engine_waiting", func(r *worker.Rank) (float64, bool) { n := r.Waiting.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_kv_usage_ratio", func(r *worker.Rank) (float64, bool) { return r.KVUsage(), r.KVUsage() >= 0 }},
+	{"sluice_rank_breaker_state", func(r *worker.Rank) (float64, bool) { return float64(r.Breaker.Load()), true }},
 	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.Held.Load()), true }},
 	{"sluice_rank_feed_live", func(r *worker.Rank) (float64, bool) {
 		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {

@@ -89,6 +89,8 @@ type Rank struct {
 	Feed atomic.Uint32 // FeedState
 	// EventBlockSize is the block size seen in events, in tokens; 0 unknown.
 	EventBlockSize atomic.Int64
+	// Breaker is a BreakerState; the fleet's to set.
+	Breaker atomic.Uint32
 	// Held is how many blocks the index holds for this rank.
 	Held atomic.Int64
 }
@@ -128,6 +130,26 @@ var feedNames = [...]string{"none", "syncing", "live", "broken"}
 func (f FeedState) String() string {
 	if int(f) < len(feedNames) {
 		return feedNames[f]
+	}
+	return "unknown"
+}
+
+// BreakerState says whether failures of its own keep a rank out of the choice.
+type BreakerState uint32
+
+// The states of a breaker.
+const (
+	BreakerClosed   BreakerState = iota // takes requests
+	BreakerHalfOpen                     // takes one at a time, to see whether it is well again
+	BreakerOpen                         // takes none
+)
+
+var breakerNames = [...]string{"closed", "half open", "open"}
+
+// String gives the state's name as it stands in logs and the admin API.
+func (b BreakerState) String() string {
+	if int(b) < len(breakerNames) {
+		return breakerNames[b]
 	}
 	return "unknown"
 }

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// statuses sends n requests at once and counts what comes back.
+func statuses(t *testing.T, url string, n int) (map[int]int, []*answer) {
+	t.Helper()
+	var mu sync.Mutex
+	count, all := map[int]int{}, []*answer(nil)
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			a, err := tryPost(context.Background(), url+"/v1/chat/completions", chat(""))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			count[a.Status]++
+			all = append(all, a)
+		})
+	}
+	wg.Wait()
+	return count, all
+}
+
+// TestOverloadedPoolAnswers429: with a bound on requests under way no rank ever
+// has more, and what does not fit is refused with the reason and Retry-After.
+func TestOverloadedPoolAnswers429(t *testing.T) {
+	var most, now int
+	var mu sync.Mutex
+	slow := func(o *sim.Options) { o.Speed = 0.05 }
+	a, b := startSim(t, slow), startSim(t, slow)
+	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 2 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			mu.Lock()
+			now = 0
+			for _, e := range []*sim.Engine{a, b} {
+				now = max(now, underWay(e))
+			}
+			most = max(most, now)
+			mu.Unlock()
+		}
+	})
+	count, all := statuses(t, r.URL, 40)
+	close(stop)
+	watch.Wait()
+	if count[200] == 0 || count[429] == 0 || count[200]+count[429] != 40 {
+		t.Fatalf("statuses %v; want some 200 and the others 429", count)
+	}
+	for _, x := range all {
+		if x.Status == 429 && (x.Header.Get("Retry-After") == "" || x.Header.Get("X-Sluice-Reason") != "pool_overloaded") {
+			t.Errorf("429 with Retry-After %q, reason %q", x.Header.Get("Retry-After"), x.Header.Get("X-Sluice-Reason"))
+		}
+	}
+	t.Logf("%v; at most %d under way on one engine", count, most)
+	if most > 2 {
+		t.Errorf("%d requests under way on one engine; want at most 2", most)
+	}
+	eventually(t, 5*time.Second, "places are given back", func() bool { return !r.busy() })
+	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 {
+		t.Errorf("status %d after the load", a.Status)
+	}
+}
+
+// TestOverloadedDecodeIsSeenBeforePrefill: no prefill is paid for a request that
+// decode has no place for.
+func TestOverloadedDecodeIsSeenBeforePrefill(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 1 }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	var rank *worker.Rank
+	for _, w := range r.fleet.View().Workers {
+		if w.Spec.ID == "d0" {
+			rank = w.Ranks[0]
+		}
+	}
+	rank.Requests.Add(1)
+	got := post(t, r.URL+"/v1/chat/completions", chat(""))
+	rank.Requests.Add(-1)
+	if got.Status != 429 || got.Header.Get("X-Sluice-Reason") != "pool_overloaded" || !strings.Contains(string(got.Body), "decode") {
+		t.Errorf("status %d, reason %q: %s", got.Status, got.Header.Get("X-Sluice-Reason"), got.Body)
+	}
+	if n := p.Stats().Ranks[0].Requests; n != 0 {
+		t.Errorf("prefill served %d requests; want none", n)
+	}
+	if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 200 {
+		t.Errorf("status %d with a free place", got.Status)
+	}
+}
+
+// TestRetriesNeverDoubleAnOverload: an engine that refuses everything gets the
+// requests once and a fifth of them more, not three times.
+func TestRetriesNeverDoubleAnOverload(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) {
+		c.Fleet.RetryPerSecond = 0
+		c.Schedule.Policy = "round_robin"
+	}, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	for _, e := range []*sim.Engine{a, b} {
+		e.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 503})
+	}
+	const n = 200
+	for range n {
+		if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 503 {
+			t.Fatalf("status %d; want the engine's own 503", got.Status)
+		}
+	}
+	calls := legs(t, r)
+	t.Logf("%d requests, %d engine calls", n, calls)
+	if calls < n+n/10 || calls > n+n/4 {
+		t.Errorf("%d engine calls for %d requests; want a fifth more, retries being bounded", calls, n)
+	}
+	if n := r.fleet.RetriesDenied(); n == 0 {
+		t.Error("no retry counted as denied")
+	}
+}
+
+// legs counts the engine calls that the router's metrics tell.
+func legs(t *testing.T, r *testRouter) (n int) {
+	t.Helper()
+	for line := range strings.Lines(string(get(t, r.URL+"/metrics").Body)) {
+		if strings.HasPrefix(line, "sluice_legs_total{") {
+			v, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += v
+		}
+	}
+	return n
+}
+
+// TestWaitersAreBounded: requests that come before there is a worker wait, but
+// no more of them than the bound.
+func TestWaitersAreBounded(t *testing.T) {
+	e := startSim(t, nil)
+	e.Crash()
+	r := launchRouter(t, func(c *config.Config) { c.Limits.PoolWaiters = 3 }, at(e, worker.Aggregated, "a"))
+	full := make(chan *answer, 8)
+	var wg sync.WaitGroup
+	ok := make(chan *answer, 8)
+	for range 8 {
+		wg.Go(func() {
+			a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", chat(""))
+			switch {
+			case err != nil:
+				t.Error(err)
+			case a.Status == 200:
+				ok <- a
+			default:
+				full <- a
+			}
+		})
+	}
+	for range 5 {
+		a := <-full
+		if a.Status != http.StatusServiceUnavailable || a.Header.Get("X-Sluice-Reason") != "pool_queue_full" || a.Header.Get("Retry-After") == "" {
+			t.Errorf("status %d, reason %q, Retry-After %q: %s", a.Status, a.Header.Get("X-Sluice-Reason"), a.Header.Get("Retry-After"), a.Body)
+		}
+	}
+	e.Restart()
+	for range 3 {
+		if a := <-ok; a.Header.Get("X-Sluice-Waited") == "" {
+			t.Error("a request that waited does not say so")
+		}
+	}
+	wg.Wait()
+}
+
+// TestMinWorkers: at the start /readyz waits for so many workers, and not longer
+// than its time; a worker that goes later does not undo it.
+func TestMinWorkers(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	b.Crash()
+	r := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers = 2 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	eventually(t, 5*time.Second, "a is ready", func() bool { return r.state("a") == worker.Ready })
+	got := get(t, r.URL+"/readyz")
+	if got.Status != 503 || !strings.Contains(string(got.Body), "1 of 2 workers") {
+		t.Errorf("%d %s", got.Status, got.Body)
+	}
+	b.Restart()
+	eventually(t, 5*time.Second, "/readyz is 200", func() bool { return get(t, r.URL+"/readyz").Status == 200 })
+	b.Crash()
+	eventually(t, 5*time.Second, "b is out", func() bool { return r.state("b") == worker.Unhealthy })
+	if got := get(t, r.URL+"/readyz"); got.Status != 200 {
+		t.Errorf("%d %s after the start", got.Status, got.Body)
+	}
+
+	late := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, at(a, worker.Aggregated, "a"))
+	eventually(t, 5*time.Second, "it waits no longer than it was told", func() bool { return get(t, late.URL+"/readyz").Status == 200 })
+	if !strings.Contains(late.logs.String(), "fewer workers") {
+		t.Error("nothing in the log")
+	}
+}
+
+// TestBreakerOfOneRank: a rank whose engine fails leaves the choice alone, and
+// comes back once it is well.
+func TestBreakerOfOneRank(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	w := config.Worker{ID: "w", URL: a.URL(), RankURLs: []string{a.URL(), b.URL()}, Ranks: []uint16{0, 1}}
+	r := startRouter(t, func(c *config.Config) {
+		c.Health.BreakAfter, c.Health.BreakFor = 3, 200*time.Millisecond
+		c.Schedule.Policy = "round_robin"
+	}, w)
+	a.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 500})
+	broken := func() worker.BreakerState {
+		return worker.BreakerState(r.fleet.View().Workers[0].Ranks[0].Breaker.Load())
+	}
+	for range 8 {
+		if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 200 || got.Header.Get("X-Sluice-Rank") != "1" {
+			t.Errorf("status %d from rank %s", got.Status, got.Header.Get("X-Sluice-Rank"))
+		}
+	}
+	if broken() == worker.BreakerClosed {
+		t.Error("the breaker of a rank that fails is closed")
+	}
+	a.ClearFaults()
+	eventually(t, 10*time.Second, "the rank is chosen again", func() bool {
+		got := post(t, r.URL+"/v1/chat/completions", chat(""))
+		return got.Status == 200 && got.Header.Get("X-Sluice-Rank") == "0" && broken() == worker.BreakerClosed
+	})
+}
+
+func underWay(e *sim.Engine) (n int) {
+	for _, r := range e.Stats().Ranks {
+		n += r.Running + r.Waiting
+	}
+	return n
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"sluice/router/config"
+	"sluice/router/discovery"
+	"sluice/router/worker"
+)
+
+// discover starts the sources of workers. It fails when the fleet refuses a
+// worker of the configuration itself; other sources go on trying.
+func (r *router) discover() error {
+	r.discovery = discovery.NewRunner(r.fleet, r.log)
+	specs := r.cfg.Specs()
+	var own discovery.Source = discovery.Static(specs)
+	if path := r.cfg.Path(); path != "" {
+		own = &discovery.File{Path: path, Parse: rereader(r, specs), Every: r.cfg.Discovery.FilePoll}
+	}
+	if err := r.discovery.Start(own, specs...); err != nil {
+		return err
+	}
+	if path := r.cfg.Discovery.File; path != "" {
+		parse := func(text []byte) ([]worker.Spec, error) { return config.ParseWorkers(path, text) }
+		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Every: r.cfg.Discovery.FilePoll})
+	}
+	return nil
+}
+
+// rereader parses the configuration's own file when it was edited: its workers
+// are taken over, and of other fields that changed it says that they are not.
+func rereader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
+	return func(text []byte) ([]worker.Spec, error) {
+		next, err := r.cfg.Reread(text)
+		if err != nil {
+			return nil, err
+		}
+		if other := r.cfg.Differences(next); len(other) > 0 {
+			r.log.Warn("the configuration was edited; these fields take effect at the next start", "file", r.cfg.Path(), "fields", other)
+		}
+		specs = next.SpecsAfter(specs)
+		return specs, nil
+	}
+}
+
+// sourceNames are the sources that may find workers yet.
+func (r *router) sourceNames() []string {
+	var names []string
+	for _, s := range r.discovery.States() {
+		if s.Source != (discovery.Static{}).Name() && (s.Source != "file "+r.cfg.Path()) {
+			names = append(names, s.Source)
+		}
+	}
+	return names
+}

@@ -1,0 +1,77 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"sluice/router/worker"
+)
+
+// Path is the file that the configuration was read from; "" for none.
+func (c *Config) Path() string { return c.path }
+
+// Reread makes the configuration of a new text of its file, with the same
+// environment and flags over it. Of the result Specs may be used at once; the
+// other fields that differ are named by Differences, and need a new start.
+func (c *Config) Reread(text []byte) (*Config, error) {
+	if c.again == nil {
+		return nil, fmt.Errorf("config: cannot read again what was not read from a file")
+	}
+	return c.again(text)
+}
+
+// Differences names the fields, workers left out, in which other differs.
+func (c *Config) Differences(other *Config) []string {
+	var paths []string
+	a, b := reflect.ValueOf(*c), reflect.ValueOf(*other)
+	mine := map[string]any{}
+	leaves(a, "", func(path string, v reflect.Value, _ reflect.StructTag) { mine[path] = v.Interface() })
+	leaves(b, "", func(path string, v reflect.Value, _ reflect.StructTag) {
+		if !reflect.DeepEqual(mine[path], v.Interface()) {
+			paths = append(paths, path)
+		}
+	})
+	for path, pair := range map[string][2]any{
+		"models":        {c.Models, other.Models},
+		"discovery.dns": {c.Discovery.DNS, other.Discovery.DNS},
+		"kube.worker":   {c.Kube.Worker, other.Kube.Worker},
+	} {
+		if !reflect.DeepEqual(pair[0], pair[1]) {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// ParseWorkers reads a file that holds workers alone, as discovery.file names
+// one. name stands for it in errors; they are Errors, each with its place. A
+// worker without an id has none here: it is named after its role and address,
+// which stay the same when the list around it changes.
+func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
+	var f faults
+	c := Default()
+	d := decoder{file: name, faults: &f, origins: c.origins}
+	var file struct {
+		Workers []Worker `yaml:"workers"`
+	}
+	if root := d.parse(text); root != nil {
+		d.value(root, reflect.ValueOf(&file).Elem(), "", "")
+	}
+	if _, given := c.origins["workers"]; !given && len(f.list) == 0 {
+		// An editor that is not done, or a disk that was full: not a fleet of none.
+		f.add(origin{file: name, line: 1, col: 1}, "workers", `there is no such field; want "workers: []" to say that there is none`)
+	}
+	c.Workers = file.Workers
+	c.finish()
+	c.check(&f)
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	specs := make([]worker.Spec, len(c.Workers))
+	for i := range c.Workers {
+		specs[i] = c.Workers[i].Spec("file")
+	}
+	return specs, nil
+}

@@ -1,0 +1,159 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// Dynamic says whether workers may come from elsewhere than this configuration.
+func (c *Config) Dynamic() bool {
+	d := &c.Discovery
+	return d.File != "" || len(d.DNS) > 0 || c.Kube.Selector != "" || c.Register.On()
+}
+
+// On says whether there is such a listener.
+func (r *Register) On() bool { return r.Listen != "" && r.Listen != "off" }
+
+// finish fills what has a default; a list's entries are in no Default.
+func (d *DNS) finish() {
+	if d.Type == "" {
+		d.Type = "a"
+	}
+	if d.Scheme == "" {
+		d.Scheme = "http"
+	}
+	if d.Least == 0 {
+		d.Least = 5 * time.Second
+	}
+	if d.Most == 0 {
+		d.Most = max(30*time.Second, d.Least)
+	}
+}
+
+// Spec is the worker at one address that was found, source says by what.
+func (d *DNS) Spec(host string, port uint16, source string) worker.Spec {
+	var w Worker
+	if d.Worker != nil {
+		w = *d.Worker
+	}
+	w.URL, w.Role = d.Scheme+"://"+net.JoinHostPort(host, strconv.Itoa(int(port))), d.Role
+	return w.Spec(source)
+}
+
+var dnsName = regexp.MustCompile(`^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?$`)
+
+func (c *Config) checkDiscovery(bad report) {
+	for i := range c.Discovery.DNS {
+		d, path := &c.Discovery.DNS[i], fmt.Sprintf("discovery.dns[%d]", i)
+		if len(d.Name) > 253 || !dnsName.MatchString(d.Name) {
+			bad(path+".name", "%s is no name of a host or service; want one as prefill.engines.example or _http._tcp.prefill.engines.example", quoted(d.Name))
+		}
+		if d.Type == "a" && d.Port == 0 {
+			bad(path+".port", "is not given, and addresses have none; want that of the engines, or type srv")
+		}
+		if d.Type == "srv" && d.Port != 0 {
+			bad(path+".port", "%d stands beside type srv, whose answers name the ports; want none", d.Port)
+		}
+		if d.Server != "" {
+			if err := checkAddr(d.Server); err != nil {
+				bad(path+".server", "%s: %v; want HOST:PORT, as 10.0.0.2:53", quoted(d.Server), err)
+			}
+		}
+		if d.Least > d.Most {
+			bad(path+".least", "%q is over most, %q", d.Least, d.Most)
+		}
+		c.checkTemplate(bad, path+".worker", d.Worker)
+	}
+	k := &c.Kube
+	if k.Selector == "" {
+		return
+	}
+	c.checkTemplate(bad, "kube.worker", k.Worker)
+	if n, err := strconv.ParseUint(k.Port, 10, 16); (err != nil || n == 0) && !portName.MatchString(k.Port) {
+		bad("kube.port", "%s is neither a port nor a port's name; want 1 to 65535, or the name in the pod's containers", quoted(k.Port))
+	}
+	if k.RoleLabel == "" {
+		bad("kube.role_label", "is empty; want the label that tells prefill from decode")
+	}
+}
+
+var portName = regexp.MustCompile(`^[a-z0-9-]*[a-z][a-z0-9-]{0,14}$`)
+
+// checkTemplate checks what is said of every worker that a source finds.
+func (c *Config) checkTemplate(bad report, path string, w *Worker) {
+	if w == nil {
+		return
+	}
+	for _, f := range []struct {
+		name  string
+		given bool
+	}{{"url", w.URL != ""}, {"id", w.ID != ""}, {"rank_urls", len(w.RankURLs) > 0}, {"role", w.Role != worker.Aggregated}} {
+		if f.given {
+			bad(path+"."+f.name, "is different for every worker and found, not given; want it left out")
+		}
+	}
+	c.checkRanks(bad, path, w)
+	c.checkEvents(bad, path, w)
+	checkWords(bad, path, w)
+}
+
+func (c *Config) checkRegister(bad report) {
+	r := &c.Register
+	if !r.On() {
+		return
+	}
+	if err := checkAddr(r.Listen); err != nil {
+		bad("register.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8081, or "off"`, quoted(r.Listen), err)
+		return
+	}
+	if _, port, _ := net.SplitHostPort(r.Listen); port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen) {
+		bad("register.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
+	}
+	if r.Token == "" && r.ClientCA == "" {
+		bad("register.token", "is not given, nor register.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTER_TOKEN, or certificates")
+	}
+	if t := r.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(x rune) bool { return x <= ' ' || x > '~' })) {
+		bad("register.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
+	}
+	if (r.TLSCert == "") != (r.TLSKey == "") {
+		bad("register.tls_cert", "and register.tls_key belong together; want both or none")
+	}
+	if r.ClientCA != "" && r.TLSCert == "" {
+		bad("register.client_ca", "is of no use without register.tls_cert and register.tls_key; want those too")
+	}
+	if r.Lease > r.MaxLease {
+		bad("register.lease", "%q is over register.max_lease, %q", r.Lease, r.MaxLease)
+	}
+	for i, n := range r.Networks {
+		if _, err := netip.ParsePrefix(n); err != nil {
+			bad(fmt.Sprintf("register.networks[%d]", i), "%s is no network; want a CIDR, as 10.0.0.0/16 or fd00::/8", quoted(n))
+		}
+	}
+	if host, _, _ := net.SplitHostPort(r.Listen); len(r.Networks) == 0 {
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
+			bad("register.networks", "are not given; want the CIDRs that workers call from and serve on, as 10.0.0.0/16")
+		}
+	}
+}
+
+// Prefixes are the networks of the registration listener; loopback when none
+// are named. Of a Register that has been checked.
+func (r *Register) Prefixes() []netip.Prefix {
+	if len(r.Networks) == 0 {
+		return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	}
+	var out []netip.Prefix
+	for _, n := range r.Networks {
+		if p, err := netip.ParsePrefix(n); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}

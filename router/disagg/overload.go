@@ -1,0 +1,83 @@
+package disagg
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// chooseWithin asks the scheduler for a rank that is not at a bound of its load
+// (limits.rank_requests, limits.rank_tokens, a breaker that is half open). A
+// decode that holds a handle is let over the bound rather than refused: it was
+// admitted before its prefill, and the blocks of a handle that nobody reads are
+// lost until the lease ends.
+func (q *request) chooseWithin(query *schedule.Query) (schedule.Choice, bool) {
+	opt := &q.r.opt
+	if !opt.Fleet.Limited() {
+		return opt.Scheduler.Choose(query)
+	}
+	q.passed = append(q.passed[:0], q.excluded...)
+	for _, c := range query.Candidates {
+		if opt.Fleet.Full(c) {
+			q.passed = append(q.passed, c)
+		}
+	}
+	for {
+		query.Excluded = q.passed
+		c, ok := opt.Scheduler.Choose(query)
+		switch {
+		case !ok && q.pair.Handle != nil && query.Leg == schedule.DecodeLeg:
+			query.Excluded = q.excluded
+			return opt.Scheduler.Choose(query)
+		case !ok || !opt.Fleet.Overbooked(c.Rank):
+			return c, ok
+		}
+		c.Reservation.Release()
+		q.passed = append(q.passed, c.Rank)
+	}
+}
+
+// refuseFull answers 429 when ranks that have not failed the request are all
+// full; false when there is none such, and nothing was answered.
+func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
+	full := 0
+	for _, c := range candidates {
+		if q.isExcluded(c) {
+			continue
+		}
+		if !q.r.opt.Fleet.Full(c) && !slices.Contains(q.passed, c) {
+			return false
+		}
+		full++
+	}
+	if full == 0 {
+		return false
+	}
+	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at their bound of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens)",
+		full, legName(leg), q.pool.Model), time.Second)
+	return true
+}
+
+// admitted refuses a request with two legs whose decode pool is full, before its
+// prefill is paid for.
+func (q *request) admitted() bool {
+	if q.plan.Family == nil || !q.r.opt.Fleet.Limited() {
+		return true
+	}
+	q.passed = q.passed[:0]
+	return !q.refuseFull(schedule.DecodeLeg, q.plan.Decode)
+}
+
+// retryGranted asks the pool's budget for one more try. One that no engine has
+// seen is no load on them, and free.
+func (q *request) retryGranted() bool {
+	if q.unsent || q.r.opt.Fleet.Retry(q.pool) {
+		return true
+	}
+	q.fellBack("retry_budget", "the pool's budget of retries is spent; the request ends with what it has")
+	return false
+}

@@ -1,0 +1,129 @@
+package fleet
+
+import (
+	"sync/atomic"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// budget is a pool's account of retries: each request pays a share of one in,
+// time pays in a little more, each retry takes one out. An overloaded or failing
+// pool so gets at most RetryShare more work, and never twice as much.
+//
+// held is the balance in millionths of a retry. Requests add to it, retries
+// compare and swap it down, and one of many at a time pays in for time gone by,
+// by swapping paid. Nobody waits.
+type budget struct {
+	held atomic.Int64
+	paid atomic.Int64 // ns since began, up to which time has paid in
+
+	began time.Time
+	share int64 // millionths a request
+	each  int64 // ns for one retry paid in by time; 0: none
+	most  int64 // the balance is held under this
+}
+
+const (
+	oneRetry = 1_000_000
+	// budgetSeconds of time's pay, and budgetRequests of requests', can be saved up.
+	budgetSeconds  = 10
+	budgetRequests = 500
+)
+
+func newBudget(o *Options) *budget {
+	b := &budget{began: time.Now(), share: int64(max(o.RetryShare, 0) * oneRetry)}
+	perSecond := max(o.RetryPerSecond, 0)
+	if perSecond > 0 {
+		b.each = int64(float64(time.Second) / perSecond)
+	}
+	b.most = int64(perSecond*budgetSeconds*oneRetry) + b.share*budgetRequests
+	b.held.Store(int64(perSecond * budgetSeconds * oneRetry))
+	return b
+}
+
+// budgetOf gives the budget of a model's pool. Called with mu.
+func (f *Fleet) budgetOf(model string) *budget {
+	b := f.budgets[model]
+	if b == nil {
+		b = newBudget(&f.opt)
+		f.budgets[model] = b
+	}
+	return b
+}
+
+// Requested pays a request's share into its pool's budget of retries. Call it
+// once for each request, whatever becomes of it.
+func (f *Fleet) Requested(p *Pool) {
+	if p == nil || p.budget == nil {
+		return
+	}
+	if b := p.budget; b.held.Load() < b.most {
+		b.held.Add(b.share)
+	}
+}
+
+// Retry takes one retry out of the pool's budget; false: it is spent, and the
+// request must end with what it has. A try that no engine has seen (the
+// connection was refused) is no load on the pool and need not be asked for.
+func (f *Fleet) Retry(p *Pool) bool {
+	if p == nil || p.budget == nil {
+		return true
+	}
+	b := p.budget
+	b.tick()
+	for {
+		held := b.held.Load()
+		if held < oneRetry {
+			f.denied.Add(1)
+			return false
+		}
+		if b.held.CompareAndSwap(held, held-oneRetry) {
+			return true
+		}
+	}
+}
+
+// RetriesDenied counts the retries that no budget was left for.
+func (f *Fleet) RetriesDenied() uint64 { return f.denied.Load() }
+
+// tick pays in for the time gone by.
+func (b *budget) tick() {
+	if b.each == 0 {
+		return
+	}
+	now, paid := int64(time.Since(b.began)), b.paid.Load()
+	n := (now - paid) / b.each
+	if n <= 0 || !b.paid.CompareAndSwap(paid, paid+n*b.each) {
+		return
+	}
+	if room := b.most - b.held.Load(); room > 0 {
+		b.held.Add(min(n*oneRetry, room))
+	}
+}
+
+// Full says whether a rank takes no more requests now: it is at a bound of
+// MaxRequests or MaxTokens, or half open with a request under way.
+func (f *Fleet) Full(r *worker.Rank) bool {
+	n := r.Requests.Load()
+	switch {
+	case f.opt.MaxRequests > 0 && n >= f.opt.MaxRequests,
+		f.opt.MaxTokens > 0 && r.PrefillTokens.Load() >= f.opt.MaxTokens:
+		return true
+	}
+	return n > 0 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
+}
+
+// Limited says whether any rank can be Full at all; where none can, nobody need
+// be asked.
+func (f *Fleet) Limited() bool {
+	return f.opt.MaxRequests > 0 || f.opt.MaxTokens > 0 || f.narrow.Load() > 0
+}
+
+// Overbooked says whether a rank that a request was just booked on holds more
+// requests than it may. The one that finds it so gives its place back: of two
+// that took the last place at once, both do.
+func (f *Fleet) Overbooked(r *worker.Rank) bool {
+	n := r.Requests.Load()
+	return f.opt.MaxRequests > 0 && n > f.opt.MaxRequests || n > 1 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
+}

@@ -1,0 +1,122 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/worker"
+)
+
+// defaultBootstrapPort is SGLang's --disaggregation-bootstrap-port.
+const defaultBootstrapPort = 8998
+
+// bootstrapRoutes ask an SGLang bootstrap server for its server info, which it
+// gives (200) once every rank of the prefill engine has registered, and 503
+// before: SGLang 0.5.10 and later, then the form of the releases before, which
+// later ones refuse with 400.
+var bootstrapRoutes = [...]string{
+	"/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
+	"/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
+}
+
+// checkRanks holds the ranks asked for against those the engine shows. An engine
+// that shows none is believed: not all tell.
+func checkRanks(spec *worker.Spec, a *Answer) error {
+	if a.Ranks == 0 || len(spec.RankURLs) > 0 || len(spec.Ranks) == 0 {
+		return nil
+	}
+	if last := int(slices.Max(spec.Ranks)); last >= a.Ranks {
+		return fmt.Errorf("its rank map is not known: it shows ranks 0 to %d, but rank %d is asked for", a.Ranks-1, last)
+	}
+	return nil
+}
+
+// bootstrapOf is HOST:PORT of the bootstrap server of a prefill worker: what the
+// Spec says, else what the engine told, else SGLang's default on the worker's
+// own host. "" for workers that have none. Where nobody names a port, a gets it.
+func bootstrapOf(spec *worker.Spec, s *server, a *Answer) string {
+	named := spec.Options["bootstrap_port"]
+	engine := a.Engine
+	if spec.Engine != "" {
+		engine = spec.Engine
+	}
+	if spec.Role != worker.Prefill || engine != SGLang {
+		return ""
+	}
+	u, err := url.Parse(s.url)
+	if err != nil {
+		return ""
+	}
+	host, port := u.Hostname(), strconv.Itoa(defaultBootstrapPort)
+	if h := spec.Options["bootstrap_host"]; len(h) == 1 {
+		host = h[0]
+	}
+	// One port for all, or one for each rank's server, in the order of the ranks.
+	i := slices.Index(s.m.w.Ranks, s.ranks[0])
+	switch {
+	case len(named) == 1:
+		port = named[0]
+	case i >= 0 && len(named) == len(s.m.w.Ranks):
+		port = named[i]
+	case a.BootstrapPort > 0:
+		port = strconv.Itoa(a.BootstrapPort)
+	default:
+		a.BootstrapPort = defaultBootstrapPort
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// askBootstrap says why a bootstrap server is not ready, nil when it is.
+func (s *server) askBootstrap(ctx context.Context, addr string, timeout time.Duration) error {
+	ep, err := s.bootstrapAt(addr)
+	if err != nil {
+		return fmt.Errorf("its bootstrap server is not ready: %w", err)
+	}
+	for i, route := range bootstrapRoutes {
+		status, body, err := get(ctx, ep, route, timeout, healthBody)
+		switch {
+		case err != nil:
+			return fmt.Errorf("its bootstrap server at %s is not ready: %s", addr, short(err))
+		case status == 200:
+			return nil
+		case status == 400 && i+1 < len(bootstrapRoutes):
+		case status == 503:
+			return fmt.Errorf("its bootstrap server at %s is not ready: not every rank has registered (503)", addr)
+		default:
+			return fmt.Errorf("its bootstrap server at %s is not ready: GET /route answered %d: %s; want 200", addr, status, firstLine(body))
+		}
+	}
+	return nil
+}
+
+// bootstrapAt gives connections to a bootstrap server, the ones there are while
+// its address stays. Only run's goroutines call it, one for each server.
+func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
+	old := s.bootstrap.Load()
+	if old != nil && old.URL() == "http://"+addr {
+		return old, nil
+	}
+	opt := s.m.f.opt.Upstream
+	opt.MaxConns, opt.MaxIdle = 4, 1
+	ep, err := upstream.NewEndpoint("http://"+addr, opt)
+	if err != nil {
+		return nil, err
+	}
+	if s.bootstrap.Store(ep); old != nil {
+		old.Close()
+	}
+	return ep, nil
+}
+
+// firstLine is the beginning of an engine's answer, fit for a reason.
+func firstLine(body []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(body[:min(len(body), 200)])), "\n")
+	return strconv.Quote(line)
+}
