@@ -39,10 +39,15 @@ type format interface {
 func serveAPI(c *conn, r *httpRequest) *job {
 	l := c.life
 	if l.ending() {
-		c.respond(r, 500, "application/json", l.e.face.failure(500, deadMessage, ""))
+		c.respond(r, 500, "application/json", l.e.errorBody(500, deadMessage, ""))
 		return nil
 	}
 	formatOf, generates := l.e.face.generating[r.path]
+	if !l.e.o.release.has(r.path) {
+		l.e.log.add(r, -1)
+		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		return nil
+	}
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
 		if f := l.e.faults.match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
@@ -89,6 +94,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	if f != nil && c.faultBefore(r, f, j.format) {
 		return nil
 	}
+	if err == nil && h != nil && !l.e.o.release.remoteID() && h.wire.RequestID == "" {
+		h.wire.RequestID = "-" // named by the request's own id, in name
+	}
 	if err == nil {
 		err = l.build(j, b, h, pd, r)
 	}
@@ -101,7 +109,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	if err != nil {
 		l.rejected.Add(1)
 		if leg == "decode" && h.usable() && !h.incomplete() {
-			l.pull.release(h) // vLLM 0.21+: a decode refused by the HTTP layer frees the prefill's blocks
+			if l.e.o.release.refusedFrees() { // a decode refused by the HTTP layer frees the prefill's blocks
+				l.pull.release(h)
+			}
 		}
 		if pd != nil {
 			pd.refused(l)
@@ -110,7 +120,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		errors.As(err, &ref)
 		body := j.format.failure(ref.status, ref.msg)
 		if ref.param != "" && r.path != "/generate" && r.path != "/v1/messages" {
-			body = l.e.face.failure(ref.status, ref.msg, ref.param)
+			body = l.e.errorBody(ref.status, ref.msg, ref.param)
 		}
 		c.respond(r, ref.status, "application/json", body)
 		return nil
@@ -148,7 +158,7 @@ func isRefusal(err error) bool {
 // faultBefore makes a fault that strikes before the head; true when the request
 // is dealt with. The rest strike in the rank.
 func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
-	failure := func(status int, msg string) []byte { return c.life.e.face.failure(status, msg, "") }
+	failure := func(status int, msg string) []byte { return c.life.e.errorBody(status, msg, "") }
 	if fm != nil {
 		failure = fm.failure
 	}
@@ -206,7 +216,7 @@ func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
 		}
 	}
 	want, named := 0, false
-	if v, ok := r.get("X-data-parallel-rank"); ok {
+	if v, ok := r.get("X-data-parallel-rank"); ok && l.e.o.release.rankHeader() {
 		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores what is no integer
 			want, named = i, true
 		}
@@ -241,7 +251,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 	}
 	j.model = o.Model
 	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs, echo: b.Echo, salt: b.CacheSalt, session: header(r, "X-Session-ID")}
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, session: header(r, "X-Session-ID")}
 	j.params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {
@@ -322,7 +332,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 		if h.wire.RemotePrefill {
 			p.handle = h
 		}
-		if list, ok := idList(h.wire.PromptIDs); ok && r.path == "/v1/chat/completions" {
+		if list, ok := idList(h.wire.PromptIDs); ok && o.release.takesPromptIDs() && r.path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
 				return refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
@@ -377,7 +387,12 @@ func (j *job) name(r *httpRequest, b *body) {
 	if r.path == "/v1/completions" {
 		j.internal += "-0"
 	}
-	j.internal += "-" + randomHex(4)
+	if j.c.life.e.o.release.idSuffix() {
+		j.internal += "-" + randomHex(4)
+	}
+	if h := j.params.handle; h != nil && !j.c.life.e.o.release.remoteID() {
+		h.wire.RequestID = j.internal // decode asks by its own id
+	}
 }
 
 func header(r *httpRequest, name string) string {

@@ -3,15 +3,15 @@ package sim
 import "strconv"
 
 // openAIFailure is shared by the OpenAI-shaped endpoints of vLLM.
-type openAIFailure struct{}
+type openAIFailure struct{ e *Engine }
 
 func (openAIFailure) needsText() bool { return false }
 
-func (openAIFailure) failure(status int, msg string) []byte { return errorBody(status, msg, "") }
+func (f openAIFailure) failure(status int, msg string) []byte { return f.e.errorBody(status, msg, "") }
 
-func (openAIFailure) broken(w *chunker, j *job, status int, msg string) {
+func (f openAIFailure) broken(w *chunker, j *job, status int, msg string) {
 	b := append(w.begin(), "data: "...)
-	b = append(b, errorBody(status, msg, "")...)
+	b = append(b, f.e.errorBody(status, msg, "")...)
 	w.end(append(b, "\n\n"...))
 	done(w)
 }
@@ -25,7 +25,7 @@ type chatFormat struct {
 	head []byte // an event up to its choices
 }
 
-func newChatFormat(j *job) format { return &chatFormat{j: j} }
+func newChatFormat(j *job) format { return &chatFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j} }
 
 func (f *chatFormat) prefix() string { return "chatcmpl-" }
 
@@ -70,6 +70,9 @@ func (f *chatFormat) openChoice(w *chunker, s *seq) []byte {
 // close ends an event whose choices are complete.
 func (f *chatFormat) close(w *chunker, b []byte, s *seq) {
 	b = append(b, ']')
+	if s != nil {
+		b = f.j.streamedHandle(b, s)
+	}
 	if f.j.params.everyUsage && s != nil {
 		b = f.j.appendUsage(append(b, `,"usage":`...), s)
 	}

@@ -9,7 +9,9 @@ type completionFormat struct {
 	head []byte
 }
 
-func newCompletionFormat(j *job) format { return &completionFormat{j: j} }
+func newCompletionFormat(j *job) format {
+	return &completionFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+}
 
 func (f *completionFormat) prefix() string { return "cmpl-" }
 
@@ -45,7 +47,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	}
 	b = append(b, `,"token_ids":`...)
 	b = j.appendTokenIDs(b, id)
-	b = append(b, `}]`...)
+	b = j.streamedHandle(append(b, `}]`...), s)
 	if s.reason != "" && j.left == 1 && !j.params.includeUsage {
 		b = append(b, `,"system_fingerprint":`...)
 		b = appendJSON(b, j.fingerprint())

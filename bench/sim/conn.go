@@ -328,7 +328,7 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 		if err != nil {
 			var pe *protocolError
 			if errors.As(err, &pe) {
-				c.respond(nil, pe.status, "application/json", c.life.e.face.failure(pe.status, pe.msg, ""))
+				c.respond(nil, pe.status, "application/json", c.life.e.errorBody(pe.status, pe.msg, ""))
 			}
 			return
 		}

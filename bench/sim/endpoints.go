@@ -50,7 +50,7 @@ var vllmPost = map[string]func(*conn, *httpRequest){
 func (c *conn) json(r *httpRequest, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		c.respond(r, 500, "application/json", c.life.e.face.failure(500, err.Error(), ""))
+		c.respond(r, 500, "application/json", c.life.e.errorBody(500, err.Error(), ""))
 		return
 	}
 	c.respond(r, 200, "application/json", b)
@@ -62,7 +62,7 @@ func (c *conn) refuse(r *httpRequest, err error) {
 		ref = &refusal{400, err.Error(), ""}
 	}
 	c.life.rejected.Add(1)
-	c.respond(r, ref.status, "application/json", c.life.e.face.failure(ref.status, ref.msg, ref.param))
+	c.respond(r, ref.status, "application/json", c.life.e.errorBody(ref.status, ref.msg, ref.param))
 }
 
 // auxBody decodes and checks the model.
@@ -238,7 +238,7 @@ func serveReset(c *conn, r *httpRequest) {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
-		c.respond(r, 500, "application/json", c.life.e.face.failure(500, "Failed to reset prefix cache: blocks are in use.", ""))
+		c.respond(r, 500, "application/json", c.life.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
 		return
 	}
 	c.respond(r, 200, "", nil)

@@ -32,6 +32,14 @@ func errorType(status int) string {
 	return statusText(status)
 }
 
+// errorBody is an error in the shape of the engine and its release.
+func (e *Engine) errorBody(status int, msg, param string) []byte {
+	if e.o.Engine == "vllm" && e.o.release.flatErrors() {
+		return sglangError(status, msg, param) // the same flat object
+	}
+	return e.face.failure(status, msg, param)
+}
+
 // errorBody is an error in vLLM's shape (0.10.1 and later).
 func errorBody(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"error":{"message":`...)

@@ -77,6 +77,7 @@ type seq struct {
 	pulling  bool
 	heldTo   time.Time // faults: no token before
 	owed     bool      // faults: computed, but its token was held
+	leased   bool      // its blocks are kept for decode
 	held     bool      // its last token waits for a leg's settle
 	heldText string
 	limit    int      // at most so many tokens, 0 leaves it to params

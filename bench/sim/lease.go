@@ -38,11 +38,23 @@ func (ls *leases) untilNext(now time.Time) time.Duration {
 // lease pins the blocks of a finished prefill.
 func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
+// pin leases the blocks of a prefill that has ended in a way that keeps them.
+func (r *rank) pin(s *seq) {
+	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.stopKeeps()) {
+		s.leased = true
+		r.lease(s)
+	}
+}
+
 // leaseAs pins them under another name than the request's, for ttl.
 func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	until := time.Now().Add(ttl)
 	if len(r.leases.held) == 0 || until.Before(r.leases.next) {
 		r.leases.next = until
+	}
+	if old := r.leases.held[key]; old != nil { // a name used twice: the second takes it
+		r.n.roomsReused++
+		r.pool.release(old.blocks)
 	}
 	// The block of the last, never computed output token is not part of the handle.
 	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
@@ -152,7 +164,7 @@ func (j *job) handleJSON(b []byte) []byte {
 	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != NoHandle) {
 		return pd.params(b, j)
 	}
-	if !j.params.prefillLeg || j.fault != nil && j.fault.Kind == NoHandle {
+	if !j.params.prefillLeg || !j.seqs[0].leased || j.fault != nil && j.fault.Kind == NoHandle {
 		return append(b, "null"...)
 	}
 	return j.nixlHandle(b, j.internal, "pull")
@@ -160,10 +172,12 @@ func (j *job) handleJSON(b []byte) []byte {
 
 // nixlHandle is the handle of blocks held under key.
 func (j *job) nixlHandle(b []byte, key, mode string) []byte {
-	s, l := j.seqs[0], j.rank.l
+	s, l, rel := j.seqs[0], j.rank.l, j.rank.o.release
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
 	if j.fault == nil || j.fault.Kind != BadHandle {
-		b = append(b, '[')
+		if !rel.flatIDs() {
+			b = append(b, '[')
+		}
 		if held := j.rank.leases.held[key]; held != nil {
 			for i, id := range held.blocks {
 				if i > 0 {
@@ -172,24 +186,50 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 				b = strconv.AppendInt(b, int64(id), 10)
 			}
 		}
-		b = append(b, ']')
+		if !rel.flatIDs() {
+			b = append(b, ']')
+		}
 	}
 	host, port, _ := net.SplitHostPort(l.side.Addr().String())
-	b = append(b, `],"remote_engine_id":`...)
-	b = appendJSON(b, l.rankID(j.rank.index))
-	b = append(b, `,"remote_request_id":`...)
-	b = appendJSON(b, j.internal)
-	b = append(b, `,"remote_host":`...)
-	b = appendJSON(b, host)
-	b = append(b, `,"remote_port":`...)
-	b = append(b, port...)
-	b = append(b, `,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":`...)
-	b = strconv.AppendInt(b, int64(len(s.prompt)), 10)
-	b = append(b, `,"remote_blocks_expiry_time":null,"transfer_mode":"`...)
-	b = append(b, mode...)
-	b = append(b, `","remote_prefill_cached_tokens":`...)
-	b = strconv.AppendInt(b, int64(s.cached), 10)
+	str := func(name, v string) {
+		b = append(b, `,"`+name+`":`...)
+		b = appendJSON(b, v)
+	}
+	raw := func(minor int, name, v string) {
+		if rel.since(minor, 0) {
+			b = append(b, `,"`+name+`":`+v...)
+		}
+	}
+	b = append(b, ']')
+	str("remote_engine_id", l.rankID(j.rank.index))
+	if rel.remoteID() {
+		str("remote_request_id", j.internal)
+	}
+	str("remote_host", host)
+	raw(9, "remote_port", port)
+	if rel.since(9, 1) {
+		raw(9, "tp_size", "1")
+	}
+	raw(29, "dcp_size", "1")
+	if mode == "push" {
+		raw(26, "pp_size", "1")
+	} else {
+		raw(29, "pp_size", "1")
+	}
+	raw(21, "remote_num_tokens", strconv.Itoa(len(s.prompt)))
+	raw(26, "remote_blocks_expiry_time", "null")
+	raw(28, "transfer_mode", `"`+mode+`"`)
+	raw(31, "remote_prefill_cached_tokens", strconv.Itoa(s.cached))
+	raw(33, "remote_registration_generation", "0")
 	return append(b, '}')
+}
+
+// streamedHandle is the handle on the finishing chunk of a stream, since 0.33.
+func (j *job) streamedHandle(b []byte, s *seq) []byte {
+	if s.reason == "" || !s.leased || !j.rank.o.release.streamsHandle() {
+		return b
+	}
+	return j.handleJSON(append(b, `,"kv_transfer_params":`...))
 }
 
 // readTransferParams reads a request's kv_transfer_params; null and absent are none.

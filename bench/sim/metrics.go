@@ -88,7 +88,11 @@ func serveMetrics(c *conn, r *httpRequest) {
 	}
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
 		strconv.FormatFloat(float64(l.began.UnixMilli())/1000, 'f', 2, 64) + "\n")
-	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
+	page := b.String()
+	if !l.e.o.release.since(12, 0) {
+		page = oldMetrics.Replace(page)
+	}
+	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))
 }
 
 // number is a float as Python's client writes it: 3.0, not 3.

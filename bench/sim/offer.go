@@ -43,10 +43,6 @@ func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
 	if r.offers.past[key] {
 		return false
 	}
-	if old := r.leases.held[key]; old != nil { // a key used twice: the second takes it
-		r.n.roomsReused++
-		r.pool.release(old.blocks)
-	}
 	r.leaseAs(key, s, ttl)
 	r.leases.held[key].sum = sumOf(s.prompt)
 	if ch := r.offers.awaited[key]; ch != nil {

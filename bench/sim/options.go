@@ -23,7 +23,8 @@ type Options struct {
 	Role      string // "prefill", "decode" or "aggregated" (""); it only labels: vLLM serves every request on any role
 	Engine    string // "vllm" ("") or "sglang"
 	PD        string // hand-over family, see PDFamilies; "" is the engine's own: "nixl" of vllm, "sglang" of sglang
-	Version   string // what /version says; "" means "0.32.0"
+	Release   string // of vLLM: handles, time-outs, error shapes, event encoding and endpoints are its; "" means "0.32"
+	Version   string // what /version says; "" is the release's
 	Model     string // "" means "sim"
 	Ranks     int    // data-parallel ranks, 0 means 1
 
@@ -47,7 +48,8 @@ type Options struct {
 	Speed float64 // time runs Speed times faster; 0 means 1, below 0 or +Inf no waiting at all
 	Seed  uint64  // mixed into every output; instances that must agree need the same
 
-	// Lease is how long a prefill's blocks wait for decode; 0 means 30 s. A
+	// Lease is how long a prefill's blocks wait for decode; 0 is the release's, 30 s
+	// since 0.22. Since then a
 	// heartbeat (sent every sixth of it) extends it to at least two thirds from then.
 	Lease      time.Duration
 	Incomplete string // a handle without block ids: "crash" (as vLLM 0.32, ""), "error" or "recompute"
@@ -80,6 +82,8 @@ type Options struct {
 	Faults         []Fault
 	FaultSeed      uint64 // decides faults with a probability
 	DisableScaleUp bool   // /inference/v1/* answers 403, as vLLM without --enable-scale-out
+
+	release release // Release, read
 }
 
 // Flags binds every option to a flag of fs, with its default and help.
@@ -89,6 +93,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
 	fs.StringVar(&o.Engine, "engine", "vllm", "vllm or sglang")
 	fs.StringVar(&o.PD, "pd", "", "prefill/decode hand-over: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
+	fs.StringVar(&o.Release, "release", "0.32", "vLLM `release` to behave as: handles, time-outs, errors, events, endpoints (0.9 to 0.33)")
 	fs.StringVar(&o.Version, "engine-version", "", "what /version says; empty is the release's")
 	fs.StringVar(&o.Model, "model", "sim", "model `name`")
 	fs.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
@@ -118,7 +123,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 		return nil
 	})
 	fs.Uint64Var(&o.Seed, "seed", 0, "mixed into every output")
-	fs.DurationVar(&o.Lease, "lease", 30*time.Second, "how long prefill's blocks wait for decode")
+	fs.DurationVar(&o.Lease, "lease", 0, "how long prefill's blocks wait for decode; 0 is the release's, 30 s since 0.22")
 	fs.StringVar(&o.Incomplete, "incomplete-handle", "crash", "a handle without block ids: crash (vLLM 0.32), error or recompute")
 	fs.StringVar(&o.Expired, "expired-handle", "garbage", "a handle whose lease ran out: garbage (vLLM 0.32: 200, counted), error or crash")
 	fs.DurationVar(&o.PullTimeout, "pull-timeout", 30*time.Second, "how long decode tries an unreachable prefill")
@@ -175,7 +180,15 @@ func (o Options) withDefaults() (Options, error) {
 	str(&o.Engine, "vllm")
 	str(&o.PD, enginePD[o.Engine])
 	str(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
-	str(&o.Version, "0.32.0")
+	str(&o.Release, "0.32")
+	var err error
+	if o.release, err = parseRelease(o.Release); err != nil {
+		return o, err
+	}
+	str(&o.Version, o.release.String())
+	if o.Engine == "vllm" {
+		str(&o.Encoding, o.release.encoding())
+	}
 	str(&o.Bootstrap, "127.0.0.1:0")
 	str(&o.Balance, "follow_bootstrap_room")
 	// A decode server of SGLang keeps no prefix cache: its KV comes from prefill.
@@ -194,7 +207,7 @@ func (o Options) withDefaults() (Options, error) {
 	num(&o.BodyLimit, 64<<20)
 	num(&o.StreamBuffer, 16<<20)
 	num(&o.Records, 1024)
-	dur(&o.Lease, 30*time.Second)
+	dur(&o.Lease, o.release.lease())
 	dur(&o.PullTimeout, 30*time.Second)
 	dur(&o.AbortTimeout, 480*time.Second)
 	dur(&o.BootstrapTimeout, 300*time.Second)

@@ -72,6 +72,9 @@ func (p *puller) track(h *handle) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tracked[h] = struct{}{}
+	if !p.l.e.o.release.heartbeats() {
+		return
+	}
 	if !p.beating {
 		p.beating = true
 		p.l.wg.Go(p.beat)

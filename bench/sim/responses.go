@@ -12,7 +12,9 @@ type responsesFormat struct {
 	seq int // sequence_number of the next event
 }
 
-func newResponsesFormat(j *job) format { return &responsesFormat{j: j} }
+func newResponsesFormat(j *job) format {
+	return &responsesFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+}
 
 func (f *responsesFormat) prefix() string  { return "resp_" }
 func (f *responsesFormat) needsText() bool { return true }

@@ -90,6 +90,9 @@ func (r *rank) emit() {
 			r.holds[s] = struct{}{}
 			continue
 		}
+		if last {
+			r.pin(s)
+		}
 		r.tell(s, id, text)
 		if j.params.stream && r.o.Coalesce {
 			r.dirty = append(r.dirty, j)
@@ -136,8 +139,7 @@ func (r *rank) tell(s *seq, id uint32, text string) {
 func (r *rank) retire(s *seq) {
 	j := s.j
 	r.n.finish(s.reason)
-	if j.params.prefillLeg && s == j.seqs[0] {
-		r.lease(s)
+	if s.leased {
 	} else if pd := j.params.pd; pd == nil || !pd.keep(r, s) {
 		r.pool.release(s.blocks)
 		s.blocks = nil

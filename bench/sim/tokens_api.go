@@ -8,7 +8,9 @@ type generateFormat struct {
 	j *job
 }
 
-func newGenerateFormat(j *job) format { return &generateFormat{j: j} }
+func newGenerateFormat(j *job) format {
+	return &generateFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+}
 
 func (f *generateFormat) prefix() string { return "generate-tokens-" }
 
