@@ -43,9 +43,11 @@ type router struct {
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
-	pages     *pages
-	twin      *router // shown beside this one on the console; the demo's
-	closeOnce sync.Once
+
+	notifications *notifications // nil: no family needs them
+	pages         *pages
+	twin          *router // shown beside this one on the console; the demo's
+	closeOnce     sync.Once
 }
 
 // newRouter binds the listeners and starts to probe the workers; nothing is
@@ -99,9 +101,13 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		OnLeave:        r.left,
 		OnState:        r.changed,
 	})
+	if r.notifications, err = newNotifications(cfg, log); err != nil {
+		return nil, err
+	}
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
-		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, PoolWaiters: cfg.Limits.PoolWaiters, Log: log,
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, PoolWaiters: cfg.Limits.PoolWaiters,
+		Completions: r.notifications.completions(), Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -237,9 +243,7 @@ func (r *router) Close() {
 		if r.feeds != nil {
 			r.feeds.Close()
 		}
-		if r.recorder != nil {
-			r.recorder.Close()
-		}
+		r.notifications.close()
 	})
 }
 

@@ -18,8 +18,8 @@ import (
 // Families of prefill/decode hand-over. The later ones are known by name, so
 // that a file written for a newer version gets a clear word.
 var (
-	families      = []string{"nixl", "orchestrated", "storage", "trtllm", "off"}
-	laterFamilies = []string{"nixl-push", "sglang", "lmcache", "mooncake"}
+	families      = []string{"nixl", "lmcache", "orchestrated", "storage", "trtllm", "off"}
+	laterFamilies = []string{"nixl-push", "sglang", "mooncake"}
 )
 
 // Validate checks the whole configuration once more; for one made in code. Load,
@@ -107,6 +107,7 @@ func (c *Config) check(f *faults) {
 		}
 	}
 	c.checkWorkers(bad)
+	c.checkLMCache(bad)
 	for i, p := range c.Steering.Pins {
 		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
 			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "any", or "off" alone`, quoted(p))

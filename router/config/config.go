@@ -22,6 +22,7 @@ type Config struct {
 
 	Workers []Worker         `yaml:"workers"`
 	PD      PD               `yaml:"pd"`
+	LMCache LMCache          `yaml:"lmcache"`
 	Models  map[string]Model `yaml:"models"` // per-model overrides, by name
 
 	Limits   Limits   `yaml:"limits"`
@@ -85,7 +86,8 @@ type Worker struct {
 // PD is prefill/decode disaggregation.
 type PD struct {
 	// Family is how KV goes from prefill to decode: nixl (vLLM NixlConnector),
-	// orchestrated (any connector, disagg_prefill_resp), storage (a shared KV
+	// lmcache (LMCache
+	// over NIXL), orchestrated (any connector, disagg_prefill_resp), storage (a shared KV
 	// store), trtllm (TensorRT-LLM), or off [nixl when there are prefill workers].
 	Family string `yaml:"family"`
 	// Lease is how long a prefill worker keeps blocks for decode; decode is not
@@ -103,6 +105,23 @@ type PD struct {
 	// CacheHitThreshold is the share of a prompt, 0 to 1, that a decode worker
 	// must hold to do a request alone (family storage); 0: prefill always [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
+	// ReasoningParser says that decode workers parse reasoning, which an answer
+	// to token ids would not show: chat then runs on one worker (family lmcache) [false].
+	ReasoningParser bool `yaml:"reasoning_parser"`
+}
+
+// LMCache is what family lmcache needs beside its workers' own ports.
+type LMCache struct {
+	// ProxyHost and ProxyPort are where prefill workers push that KV has been
+	// written (their pd_proxy_host and pd_proxy_port) [127.0.0.1].
+	ProxyHost string   `yaml:"proxy_host"`
+	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // likewise; 0 takes a free one [8500]
+	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' ports, for workers without peer_host [that of their URL]
+	InitPort  []string `yaml:"peer_init_port"`                 // for decode workers without init_port, one a tensor-parallel rank
+	AllocPort []string `yaml:"peer_alloc_port"`                // for decode workers without alloc_port, likewise
+	// FinishedReqTTL is how long a notification is kept that no request waits for [300s].
+	FinishedReqTTL  time.Duration `yaml:"finished_req_ttl" min:"1s" bare:"s"`
+	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // between two looks for such [60s]
 }
 
 // Model overrides PD for one model.

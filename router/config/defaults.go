@@ -13,6 +13,9 @@ func Default() *Config {
 			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 2 * time.Second,
 			MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
 		},
+		LMCache: LMCache{
+			ProxyHost: "127.0.0.1", ProxyPort: 8500, FinishedReqTTL: 300 * time.Second, CleanupInterval: 60 * time.Second,
+		},
 		Limits: Limits{
 			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096, PoolWaiters: 1000,
 		},

@@ -33,6 +33,9 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 			v.SetInt(-1)
 			return nil
 		}
+		if unit := tag.Get("bare"); unit != "" && strings.Trim(text, "0123456789") == "" {
+			text += unit // as other routers' flags of the same name take it
+		}
 		d, err := time.ParseDuration(text)
 		if err != nil {
 			return fmt.Errorf("%s is no duration; want %s", shown, wantRange("a number with a unit, as 500ms, 5s or 2m", tag))

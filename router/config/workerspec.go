@@ -184,6 +184,7 @@ func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 		} else if from != "" {
 			source = "env"
 		}
+		w.Options = c.withPeer(&w)
 		specs = append(specs, w.Spec(source))
 	}
 	return specs

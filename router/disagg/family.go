@@ -23,7 +23,8 @@ import (
 // A family that needs more says so by further methods: Asker (facts of a
 // prefill worker from beside its API), Awaiter (a completion told from outside
 // between the legs), Trier (decode may decline for lack of cached blocks),
-// Answerer (answers that are not what the client may see).
+// Answerer (answers that are not what the client may see), Picky (requests that
+// it cannot hand over).
 type Family interface {
 	// Name as it stands in config and in explain records.
 	Name() string
@@ -146,6 +147,7 @@ var (
 
 // families is the one place a family is added.
 var families = []Family{
+	lmcache{},
 	nixlPull{},
 	orchestrated{},
 	storage{},

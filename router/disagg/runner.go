@@ -226,6 +226,9 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
 		return
 	}
+	if !q.fit() {
+		return
+	}
 	if q.plan.Why != "" {
 		q.fellBack(q.plan.Why, "one rank does the whole request")
 	}

@@ -1,0 +1,127 @@
+package disagg
+
+import (
+	"bytes"
+	"strconv"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+)
+
+// idsBody is a completions body for token ids, made from the client's: members
+// that only chat has are left out, the rest is copied byte for byte.
+type idsBody struct {
+	out    []byte
+	from   int // where the body begins in out
+	p      *Pair
+	decode bool
+	spent  bool // the first token was made by prefill
+}
+
+func beginBody(dst []byte, p *Pair, decode bool) *idsBody {
+	return &idsBody{out: append(dst, '{'), from: len(dst) + 1, p: p, decode: decode}
+}
+
+func (b *idsBody) key(name string) {
+	if len(b.out) > b.from {
+		b.out = append(b.out, ',')
+	}
+	b.out = append(append(append(b.out, '"'), name...), `":`...)
+}
+
+func (b *idsBody) member(name string, value []byte) {
+	b.key(name)
+	b.out = append(b.out, value...)
+}
+
+// ids appends the prompt.
+func (b *idsBody) ids(tokens []uint32) {
+	b.key("prompt")
+	b.out = jsonscan.AppendTokenIDs(b.out, tokens)
+}
+
+// oneMore puts a token behind the prompt just appended.
+func (b *idsBody) oneMore(id uint32) {
+	b.out = strconv.AppendUint(append(b.out[:len(b.out)-1], ','), uint64(id), 10)
+	b.out = append(b.out, ']')
+}
+
+// end copies what the client's body has besides.
+func (b *idsBody) end() []byte {
+	var room [64]byte
+	for it := jsonscan.Walk(b.p.Doc.Body); it.Next(); {
+		key := memberName(room[:0], b.p.Doc.Body, it.Value.KeyStart)
+		switch string(key) {
+		case "prompt", "max_tokens", "max_completion_tokens", "kv_transfer_params",
+			"messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs",
+			"add_generation_prompt", "continue_final_message", "documents", "top_logprobs", "add_special_tokens":
+			continue
+		case "stream", "stream_options", "min_completion_tokens":
+			if !b.decode {
+				continue
+			}
+		case "min_tokens":
+			if !b.decode {
+				continue
+			}
+			if n, ok := b.p.Doc.Int(jsonscan.KeyMinTokens); ok && b.spent {
+				b.key("min_tokens")
+				b.out = strconv.AppendInt(b.out, max(n-1, 0), 10)
+				continue
+			}
+		case "logprobs":
+			if b.p.Kind == front.Chat {
+				if string(it.Raw()) == "true" {
+					b.key("logprobs")
+					b.out = strconv.AppendInt(b.out, int64(topLogprobs(b.p.Doc)), 10)
+				}
+				continue
+			}
+		}
+		b.key(string(key))
+		b.out = append(b.out, it.Raw()...)
+	}
+	return append(b.out, '}')
+}
+
+// memberName reads the key whose opening quote is at start, unescaped.
+func memberName(dst, body []byte, start int) []byte {
+	for i := start + 1; i < len(body); i++ {
+		switch body[i] {
+		case '\\':
+			i++
+		case '"':
+			return jsonscan.Unquote(dst, body[start:i+1])
+		}
+	}
+	return dst
+}
+
+// findMember is the raw value of any top-level member of a request, nil when
+// absent or null.
+func findMember(doc *jsonscan.Doc, name string) []byte {
+	for it := jsonscan.Walk(doc.Body); it.Next(); {
+		if it.IsKey(name) && it.Value.Kind > jsonscan.Null {
+			return it.Raw()
+		}
+	}
+	return nil
+}
+
+func topLogprobs(doc *jsonscan.Doc) int {
+	n, err := strconv.Atoi(string(findMember(doc, "top_logprobs")))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return min(n, 1<<10)
+}
+
+// isSet says whether a raw value asks for something: not null, false, 0, "", []
+// or {}.
+func isSet(raw []byte) bool {
+	switch string(bytes.Trim(raw, " \t\r\n")) {
+	case "", "null", "false", `""`, "[]", "{}", "0", "0.0", "-0":
+		return false
+	}
+	return true
+}
