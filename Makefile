@@ -73,6 +73,10 @@ bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy
 bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py
 
+.PHONY: policies
+policies: build ## policies compared on a simulated fleet: docs/policies.md (a quarter of an hour, on a quiet box)
+	scripts/policies.py
+
 .PHONY: e2e-vllm
 e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 15 minutes)
 	scripts/e2e-vllm.sh

@@ -65,18 +65,18 @@ func (c *client) close() {
 	}
 }
 
-// do sends body and reads the whole answer. from is when the clock starts.
-func (c *client) do(body []byte, from time.Time) Result {
+// do sends the job and reads the whole answer. from is when the clock starts.
+func (c *client) do(job *Job, from time.Time) Result {
 	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, Expected: -1}
 	r.Late = r.Sent.Sub(from)
 	deadline := r.Sent.Add(c.timeout)
 	fresh := c.conn == nil
-	r.Err = c.try(body, from, deadline, &r)
+	r.Err = c.try(job, from, deadline, &r)
 	if r.Err != nil {
 		c.close()
 		if !fresh && r.Status == 0 && errors.Is(r.Err, errIdleClosed) {
 			// The server closed the idle connection: not an answer to this request.
-			r.Err = c.try(body, from, deadline, &r)
+			r.Err = c.try(job, from, deadline, &r)
 			if r.Err != nil {
 				c.close()
 			}
@@ -88,7 +88,7 @@ func (c *client) do(body []byte, from time.Time) Result {
 
 var errIdleClosed = errors.New("load: the server closed the idle connection")
 
-func (c *client) try(body []byte, from, deadline time.Time, r *Result) error {
+func (c *client) try(job *Job, from, deadline time.Time, r *Result) error {
 	if c.conn == nil {
 		conn, err := net.DialTimeout("tcp", c.addr, min(c.timeout, 10*time.Second))
 		if err != nil {
@@ -103,8 +103,11 @@ func (c *client) try(body []byte, from, deadline time.Time, r *Result) error {
 	}
 	c.conn.SetDeadline(deadline)
 	c.out = append(c.out[:0], c.head...)
-	c.out = strconv.AppendInt(c.out, int64(len(body)), 10)
-	c.out = append(append(c.out, "\r\n\r\n"...), body...)
+	c.out = strconv.AppendInt(c.out, int64(len(job.Body)), 10)
+	if job.Session != "" {
+		c.out = append(append(c.out, "\r\nX-Sluice-Session: "...), job.Session...)
+	}
+	c.out = append(append(c.out, "\r\n\r\n"...), job.Body...)
 	if _, err := c.conn.Write(c.out); err != nil {
 		return fmt.Errorf("%w: %w", errIdleClosed, err)
 	}

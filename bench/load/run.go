@@ -130,7 +130,7 @@ func (r *run) openLoop(ctx context.Context) {
 }
 
 func (r *run) one(c *client, job Job, from time.Time) Result {
-	res := c.do(job.Body, from)
+	res := c.do(&job, from)
 	r.rec.result(&res, job)
 	if r.o.OnResult != nil {
 		r.o.OnResult(res)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -19,6 +20,7 @@ type traceLine struct {
 	InputLength  int      `json:"input_length"`
 	OutputLength int      `json:"output_length"`
 	HashIDs      []uint64 `json:"hash_ids"`
+	Session      string   `json:"session"` // not Mooncake's: sent as X-Sluice-Session
 }
 
 // maxTraceInput bounds one line, so that a foreign file cannot ask for a
@@ -65,13 +67,17 @@ func (t *trace) next() (Job, bool) {
 			t.err = fmt.Errorf("line %d: input_length %d, output_length %d; want 1 to %d, and 0 or more", t.line, l.InputLength, l.OutputLength, maxTraceInput)
 			return t.next()
 		}
+		if len(l.Session) > 256 || strings.ContainsFunc(l.Session, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			t.err = fmt.Errorf("line %d: session %q; want at most 256 visible ASCII characters", t.line, l.Session)
+			return t.next()
+		}
 		if t.n == 0 {
 			t.first = l.Timestamp
 		}
 		t.n++
 		out := max(1, l.OutputLength)
 		due := time.Duration((l.Timestamp - t.first) / t.o.TraceSpeed * float64(time.Millisecond))
-		return Job{Due: due, Body: render(&t.o, blockTokens(l), out), Tokens: l.InputLength, Output: out}, true
+		return Job{Due: due, Body: render(&t.o, blockTokens(l), out), Tokens: l.InputLength, Output: out, Session: l.Session}, true
 	}
 	if err := t.lines.Err(); err != nil {
 		t.err = fmt.Errorf("line %d: %w", t.line+1, err)

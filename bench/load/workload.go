@@ -15,6 +15,8 @@ type Job struct {
 	Body   []byte        // owned by the job
 	Tokens int           // of the prompt, as far as the workload knows
 	Output int           // max_tokens
+	// Session, when not empty, is sent as X-Sluice-Session.
+	Session string
 }
 
 // workload gives jobs one by one; next is called from one goroutine at a time.

@@ -182,7 +182,7 @@ var namedFlags = []struct{ name, path, usage string }{
 	{"register", "register.listen", "`ADDR` where workers register themselves, or off; needs register.token ($SLUICE_REGISTER_TOKEN) or register.client_ca, and register.networks [off]"},
 	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
 	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
-	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded [kv]"},
+	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded, session [kv]"},
 	{"tokens", "tokens.mode", "`MODE`, where token ids come from: auto, engine, text, ids [auto]"},
 	{"max-body", "limits.max_body", "largest request body, a `SIZE` as 32MiB [32MiB]"},
 	{"prefill-timeout", "timeouts.prefill", "`DURATION` of a prefill leg [5m]"},
