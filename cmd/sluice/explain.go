@@ -224,7 +224,12 @@ func writeCandidate(t io.Writer, c *schedule.Candidate, terms []struct {
 		fmt.Fprintf(t, "%.2f\t", term.of(&c.Terms))
 	}
 	cached := fmt.Sprint(c.Cached)
-	if c.Approx {
+	switch {
+	case c.Awaited:
+		cached = "+" + cached
+	case c.Unknown:
+		cached = "?" + cached
+	case c.Approx:
 		cached = "~" + cached
 	}
 	waiting := "?"

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/router/obs"
+	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
@@ -388,6 +389,28 @@ func TestEvents(t *testing.T) {
 		defer f.hub.mu.Unlock()
 		return len(f.hub.subs) == 0
 	})
+}
+
+// A hit tells what was predicted beside what the engine reported.
+func TestHitEvents(t *testing.T) {
+	f := start(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ch := f.listen(t, ctx)
+	rank := f.crew.workers[0].Ranks[0]
+	rank.EventBlockSize.Store(16)
+	c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: []*worker.Rank{rank}, PromptTokens: 500, RequestID: "h1", Attempt: 1})
+	c.Reservation.Report("h1", 320, 1)
+	c.Reservation.Release()
+	for _, want := range []string{"chosen", "hit"} {
+		e, ok := <-ch
+		if !ok || e.Type != want || e.ID != "h1" || e.Blocks == nil || *e.Blocks != 31 || e.Overlap == nil || *e.Overlap != 0 {
+			t.Fatalf("want %s, got %+v", want, e)
+		}
+		if want == "hit" && (e.Reported == nil || *e.Reported != 20 || e.Worker != rank.ID.Worker || e.DPRank == nil || *e.DPRank != 0) {
+			t.Errorf("hit %+v", e)
+		}
+	}
 }
 
 // The time for reading a request is not the time that a stream may last.

@@ -14,10 +14,10 @@ import (
 
 // Event is one line of the event stream.
 type Event struct {
-	Type string `json:"type"` // chosen, refused, ended, state, skipped
+	Type string `json:"type"` // chosen, refused, hit, ended, state, skipped
 	At   int64  `json:"t"`    // milliseconds since 1970
 
-	// of chosen and refused
+	// of chosen, refused and hit
 	ID      string  `json:"id,omitempty"` // the request's
 	Leg     string  `json:"leg,omitempty"`
 	Attempt int     `json:"attempt,omitempty"`
@@ -26,12 +26,19 @@ type Event struct {
 	Cached  int     `json:"cached_tokens,omitempty"`
 	Cost    float64 `json:"cost_ms,omitempty"`
 
+	// of chosen and hit, in full blocks of the rank: the prompt's and those
+	// predicted to be held; of hit, those that the engine reported
+	Blocks   *int `json:"isl_blocks,omitempty"`
+	Overlap  *int `json:"overlap_blocks,omitempty"`
+	Reported *int `json:"reported_blocks,omitempty"`
+	DPRank   *int `json:"dp_rank,omitempty"` // of hit, beside worker
+
 	// of ended
 	Status int     `json:"status,omitempty"`
 	TTFTMS float64 `json:"ttft_ms,omitempty"`
 	Total  float64 `json:"total_ms,omitempty"`
 
-	// of state
+	// of state; worker of hit too
 	Worker string `json:"worker,omitempty"`
 	Role   string `json:"role,omitempty"`
 	From   string `json:"from,omitempty"`
@@ -95,6 +102,11 @@ func (h *hub) decision(e *schedule.Event) {
 		out.Leg, out.Attempt, out.Prompt, out.Cached, out.Cost = e.Leg.String(), e.Attempt, e.Prompt, e.Cached, round(e.Cost)
 		if e.Rank != nil {
 			out.Rank = e.Rank.ID.String()
+			blocks := [...]int{e.Blocks, e.Overlap, e.Reported, int(e.Rank.ID.Rank)}
+			out.Blocks, out.Overlap = &blocks[0], &blocks[1]
+			if e.Kind == "hit" {
+				out.Reported, out.DPRank, out.Worker = &blocks[2], &blocks[3], e.Rank.ID.Worker
+			}
 		}
 	}
 	h.offer(out)

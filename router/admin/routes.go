@@ -90,7 +90,7 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		s.log.Info("drain asked for by the admin API", "worker", id, "on", on)
-		answer(w, http.StatusOK, workerView(wk))
+		answer(w, http.StatusOK, s.workerView(wk))
 		return
 	}
 	fail(w, http.StatusNotFound, "unknown_worker", fmt.Sprintf("no worker %q", id))

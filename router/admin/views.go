@@ -37,9 +37,14 @@ type Rank struct {
 	DecodeBlocks  int64   `json:"decode_blocks"`
 	Running       int64   `json:"engine_running"` // -1 never said
 	Waiting       int64   `json:"engine_waiting"` // -1 never said
+	// Rates are what the scheduler takes the rank's work to cost, in ms per unit;
+	// LearnedFrom how many legs of its worker they rest on, by kind: 0 where the
+	// fleet's rate or the configured one is used.
+	Rates       schedule.Rates   `json:"rates_ms"`
+	LearnedFrom map[string]int64 `json:"rates_learned_from"`
 }
 
-func workerView(w *worker.Worker) Worker {
+func (s *Server) workerView(w *worker.Worker) Worker {
 	state, reason := w.State()
 	info := w.Info()
 	v := Worker{ID: w.Spec.ID, URL: hideURL(w.Spec.URL), Role: w.Spec.Role.String(), State: state.String(), Reason: reason,
@@ -48,16 +53,28 @@ func workerView(w *worker.Worker) Worker {
 		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(), Breaker: worker.BreakerState(r.Breaker.Load()).String(),
 			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.Held.Load(), KVUsage: r.KVUsage(),
 			Requests: r.Requests.Load(), PrefillTokens: r.PrefillTokens.Load(), DecodeBlocks: r.DecodeBlocks.Load(),
-			Running: r.Running.Load(), Waiting: r.Waiting.Load()})
+			Running: r.Running.Load(), Waiting: r.Waiting.Load(), Rates: s.opt.Scheduler.RatesOf(r), LearnedFrom: learnedFrom(r)})
 	}
 	return v
+}
+
+func learnedFrom(r *worker.Rank) map[string]int64 {
+	from := make(map[string]int64, worker.NumWork)
+	for w := range worker.NumWork {
+		n := int64(0)
+		if r.Price[w].Load() != 0 {
+			_, _, n = r.Worker.Speed.Rate(w)
+		}
+		from[w.String()] = n
+	}
+	return from
 }
 
 func (s *Server) workers(w http.ResponseWriter, r *http.Request) {
 	list := s.opt.Workers.View().Workers
 	out := make([]Worker, 0, len(list))
 	for _, wk := range list {
-		out = append(out, workerView(wk))
+		out = append(out, s.workerView(wk))
 	}
 	answer(w, http.StatusOK, map[string]any{"workers": out})
 }

@@ -87,7 +87,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.handleAt = time.Now()
 	q.pair.Answer = q.answer
 	q.pair.PrefillCached = relay.UsageOf(q.answer).Cached
-	choice.Reservation.Report(q.pair.PrefillCached, 0)
+	choice.Reservation.Report(q.x.RequestID, q.pair.PrefillCached, 0)
 	choice.Reservation.PrefillDone()
 	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.pair.PrefillCached)
 	q.pair.Handle, err = q.plan.Family.Handle(&q.pair, q.answer)

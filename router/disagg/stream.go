@@ -63,7 +63,7 @@ func (s *streamEnd) firstToken() {
 func (s *streamEnd) end(res relay.Result) {
 	opt := &s.r.opt
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {
-		s.reservation.Report(cached, max(res.Usage.Completion, 0))
+		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
 	outcome := "ok"

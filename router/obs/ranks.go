@@ -88,6 +88,9 @@ var rankGauges = []struct {
 	{"sluice_rank_engine_waiting", func(r *worker.Rank) (float64, bool) { n := r.Waiting.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_kv_usage_ratio", func(r *worker.Rank) (float64, bool) { return r.KVUsage(), r.KVUsage() >= 0 }},
 	{"sluice_rank_breaker_state", func(r *worker.Rank) (float64, bool) { return float64(r.Breaker.Load()), true }},
+	{"sluice_rank_prefill_token_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Prefilling) }},
+	{"sluice_rank_transfer_token_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Pulling) }},
+	{"sluice_rank_decode_block_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Decoding) }},
 	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.Held.Load()), true }},
 	{"sluice_rank_feed_live", func(r *worker.Rank) (float64, bool) {
 		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {
@@ -95,6 +98,11 @@ var rankGauges = []struct {
 		}
 		return 0, true
 	}},
+}
+
+func learned(r *worker.Rank, w worker.Work) (float64, bool) {
+	ns := r.Price[w].Load()
+	return float64(ns) / 1e9, ns > 0
 }
 
 // writeWorkers writes what is shown per worker and rank.

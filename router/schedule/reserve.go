@@ -28,6 +28,8 @@ type Reservation struct {
 	ahead    int64    // tokens to prefill that were reserved before
 	beside   int64    // blocks that were reserved before
 
+	depth     int32 // blocks predicted
+	size      int32 // tokens a block
 	generated int64
 	begun     int64        // ns since the scheduler's start
 	first     atomic.Int64 // likewise; 0: not yet
@@ -43,6 +45,7 @@ const (
 func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
 	res.s, res.rank, res.leg, res.prefill, res.blocks, res.ns = s, t.rank, f.leg, 0, 0, [2]int64{}
 	res.prompt, res.cached, res.reported, res.begun = int32(f.asked), t.cached, -1, f.now
+	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
 	res.ahead, res.beside, res.generated = max(0, t.reserved), max(0, int64(t.blocks)), 0
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a prompt they hold whole.
@@ -111,12 +114,17 @@ func (res *Reservation) dropPrefill() {
 	}
 }
 
-// Report says what the engine told of the leg: prompt tokens it found in its
+// Report says what the engine told of the leg, once: prompt tokens it found in its
 // cache, -1 unknown, and tokens it generated. Call it before Release, from the
-// goroutine that calls Release first.
-func (res *Reservation) Report(cached, generated int) {
+// goroutine that calls Release first. Who watches is told of hits by it.
+func (res *Reservation) Report(requestID string, cached, generated int) {
 	if res == nil || res.state.Load()&released != 0 {
 		return
+	}
+	if w := res.s.watch.Load(); w != nil && cached >= 0 && res.leg != DecodeLeg {
+		size := int(res.size)
+		(*w)(&Event{Kind: "hit", At: time.Now(), RequestID: requestID, Leg: res.leg, Rank: res.rank, Prompt: int(res.prompt), Cached: int(res.cached),
+			Blocks: int(res.prompt) / size, Overlap: int(res.cached) / size, Reported: cached / size})
 	}
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }

@@ -237,16 +237,19 @@ func below(rng *uint64, n int) int {
 
 // Event is told to the Watch function. Its pointer is valid for the call.
 type Event struct {
-	Kind      string // "chosen", "refused", "ended"
+	Kind      string // "chosen", "refused", "hit", "ended"
 	At        time.Time
 	RequestID string
 	Leg       Leg          // of chosen and refused
 	Attempt   int          //
-	Rank      *worker.Rank // of chosen
+	Rank      *worker.Rank // of chosen and hit
 	Prompt    int          // tokens
 	Cached    int          // tokens predicted
 	Cost      float64
-	Outcome   Outcome // of ended
+	// Of chosen and hit, in full blocks of the rank: the prompt's, and those
+	// predicted to be held; of hit, those that the engine reported.
+	Blocks, Overlap, Reported int
+	Outcome                   Outcome // of ended
 }
 
 // Watch has f called at every choice and every end, on the request's own
@@ -265,6 +268,9 @@ func (s *Scheduler) tell(f func(*Event), q *Query, fr *frame, c Choice) {
 		Rank: c.Rank, Prompt: fr.prompt, Cached: c.CachedTokens, Cost: c.Cost}
 	if c.Rank == nil {
 		e.Kind = "refused"
+	} else {
+		size := sizeOf(c.Rank)
+		e.Blocks, e.Overlap = fr.prompt/size, c.CachedTokens/size
 	}
 	f(&e)
 }

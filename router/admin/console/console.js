@@ -170,7 +170,7 @@ async function why(id) {
     for (const c of d.shown.toSorted((a, b) => (a.excluded ?? false) - (b.excluded ?? false) || a.cost_ms - b.cost_ms)) {
       const tr = el("tr", c.chosen ? "chosen" : c.excluded ? "out" : "");
       tr.append(el("td", "", `${c.chosen ? "→ " : c.excluded ? "× " : ""}${c.rank}`), el("td", "n", c.cost_ms.toFixed(2)), ...terms.map(t => el("td", "n", (c.terms_ms[t] ?? 0).toFixed(2))),
-        el("td", "n", `${c.overlap_guessed ? "~" : ""}${whole(c.cached_tokens)}`), el("td", "n", whole(c.prefill_tokens_reserved)), el("td", "n", whole(c.decode_blocks_reserved)), el("td", "n", whole(c.requests)), el("td", "", c.feed));
+        el("td", "n", `${c.overlap_guessed ? "~" : c.overlap_awaited ? "+" : c.overlap_unknown ? "?" : ""}${whole(c.cached_tokens)}`), el("td", "n", whole(c.prefill_tokens_reserved)), el("td", "n", whole(c.decode_blocks_reserved)), el("td", "n", whole(c.requests)), el("td", "", c.feed));
       rows.append(tr);
     }
     top.append(head);
