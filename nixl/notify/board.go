@@ -19,6 +19,10 @@ type Options struct {
 	TTL      time.Duration // an arrival nobody asks for is kept this long [300s]
 	Sweep    time.Duration // between two looks for such [60s]
 	Capacity int           // ids kept that nobody has asked for; further ones are dropped [65536]
+	// Report is given every frame that is not msgpack: the reports of the
+	// router's own connector, which come over the same socket. It borrows the
+	// frame, says whether it was one, and must not block. [none are taken]
+	Report func(frame []byte) bool
 	Log      *slog.Logger  // [none]
 }
 

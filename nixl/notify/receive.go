@@ -50,6 +50,13 @@ func (b *Board) receive(now time.Time) {
 			b.malformed.Add(1)
 			continue
 		}
+		// A msgpack map begins with 0x80 or above, a report with a letter.
+		if b.opt.Report != nil && len(frame) > 0 && frame[0] < 0x80 {
+			if !b.opt.Report(frame) {
+				b.malformed.Add(1)
+			}
+			continue
+		}
 		switch id, what := parse(frame); what {
 		case ready:
 			b.arrived(id, now)

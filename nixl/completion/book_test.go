@@ -1,0 +1,224 @@
+package completion
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func line(event, status, part, request string) string {
+	return fmt.Sprintf("SLUICE1 %s %s - - 4096 250 %s d0 %s", event, status, part, request)
+}
+
+func TestParse(t *testing.T) {
+	r, err := Parse([]byte("SLUICE1 recv failed 17 0000000000c0ffee 1048576 8123 1/0/2 d0 chatcmpl-r1-0f0f0f0f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Event != Received || !r.Failed || r.Bytes != 1<<20 || r.Took != 8123*time.Microsecond || r.DPRank != 1 || r.TPRank != 0 || r.TPSize != 2 ||
+		string(r.Worker) != "d0" || string(r.Request) != "chatcmpl-r1-0f0f0f0f" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, s := range []string{
+		"", "SLUICE1", "SLUICE2 recv ok - - 0 0 0/0/1 d r", "SLUICE1 recv ok - - 0 0 0/0/1 d", "SLUICE1 recv ok - - 0 0 0/0/1 d r x",
+		"SLUICE1  recv ok - - 0 0 0/0/1 d r", "SLUICE1 lost ok - - 0 0 0/0/1 d r", "SLUICE1 recv fine - - 0 0 0/0/1 d r",
+		"SLUICE1 recv ok - - -1 0 0/0/1 d r", "SLUICE1 recv ok - - 0 x 0/0/1 d r", "SLUICE1 recv ok - - 99999999999999999999 0 0/0/1 d r",
+		"SLUICE1 recv ok - - 0 0 0/1/1 d r", "SLUICE1 recv ok - - 0 0 0/0/65 d r", "SLUICE1 recv ok - - 0 0 0/0 d r", "SLUICE1 recv ok - - 0 0 0/0/0 d r",
+		"SLUICE1 recv ok - - 0 0 0/0/1 d " + strings.Repeat("r", MaxReport),
+	} {
+		if _, err := Parse([]byte(s)); !errors.Is(err, ErrReport) {
+			t.Errorf("%q: %v; want ErrReport", s, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(line("recv", "ok", "0/0/1", "r")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, err := Parse(b); err == nil && (r.TPRank >= r.TPSize || r.Event >= events || len(r.Request) == 0 || r.Bytes < 0 || r.Took < 0) {
+			t.Errorf("%q gives %+v", b, r)
+		}
+	})
+}
+
+// TestRequestIDs are the forms in which vLLM's releases name a request.
+func TestRequestIDs(t *testing.T) {
+	for _, engine := range []string{"r-1-2", "chatcmpl-r-1-2", "chatcmpl-r-1-2-0f3a9c11", "cmpl-r-1-2-0", "cmpl-r-1-2-0-0f3a9c11", "generate-tokens-r-1-2-0f3a9c11"} {
+		b := NewBook()
+		var w Wait
+		b.Open(&w, "r-1-2", nil)
+		b.Line([]byte(line("recv", "ok", "0/0/1", engine)))
+		if res := w.Close(); res.State != Done {
+			t.Errorf("%s: %v; want done", engine, res.State)
+		}
+	}
+	b := NewBook()
+	var w Wait
+	b.Open(&w, "r", nil)
+	b.Line([]byte(line("recv", "ok", "0/0/1", "chatcmpl-other-r")))
+	if w.Result().State != Pending || b.Unknown() != 1 {
+		t.Errorf("another's report was believed: %+v, unknown %d", w.Result(), b.Unknown())
+	}
+}
+
+func TestEveryPartCounts(t *testing.T) {
+	b := NewBook()
+	var w Wait
+	b.Open(&w, "r", nil)
+	defer w.Close()
+	b.Line([]byte(line("recv", "ok", "0/0/2", "r")))
+	b.Line([]byte(line("recv", "ok", "0/0/2", "r"))) // twice the same is once
+	if got := w.Result(); got.State != Pending || got.Bytes != 4096 {
+		t.Errorf("half of it: %+v", got)
+	}
+	b.Line([]byte(line("recv", "ok", "0/1/2", "r")))
+	if got := w.Result(); got.State != Done || got.Bytes != 8192 || got.Took != 250*time.Microsecond || got.After <= 0 {
+		t.Errorf("all of it: %+v", got)
+	}
+	b.Line([]byte(line("sent", "ok", "0/0/1", "r")))
+	if got := w.Result(); !got.Freed || got.Lost {
+		t.Errorf("freed by its reader: %+v", got)
+	}
+}
+
+func TestFailureIsToldOnce(t *testing.T) {
+	b := NewBook()
+	var w Wait
+	told := 0
+	b.Open(&w, "r", func() { told++ })
+	b.Line([]byte(line("recv", "failed", "0/1/2", "r")))
+	b.Line([]byte(line("recv", "failed", "0/0/2", "r")))
+	if told != 1 || w.Result().State != Failed {
+		t.Errorf("told %d times, %+v", told, w.Result())
+	}
+	w.Close()
+	b.Line([]byte(line("recv", "failed", "0/0/1", "r")))
+	if told != 1 {
+		t.Error("told after Close")
+	}
+	if b.Count(Received, true) != 3 || b.Unknown() != 1 || b.Len() != 0 {
+		t.Errorf("counts: %d failed, %d unknown, %d open", b.Count(Received, true), b.Unknown(), b.Len())
+	}
+}
+
+func TestExpiryBeforeTheTransferIsALoss(t *testing.T) {
+	b := NewBook()
+	var w Wait
+	b.Open(&w, "r", nil)
+	b.Line([]byte(line("expired", "ok", "0/0/1", "chatcmpl-r-0f3a9c11")))
+	if got := w.Close(); !got.Lost || !got.Freed {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestALaterWaitTakesThePlace(t *testing.T) {
+	b := NewBook()
+	var first, second Wait
+	b.Open(&first, "r", nil)
+	b.Open(&second, "r", nil)
+	first.Close() // must not take the second's place away
+	b.Line([]byte(line("recv", "ok", "0/0/1", "r")))
+	if second.Close().State != Done || b.Len() != 0 {
+		t.Error("the second wait was lost")
+	}
+	if (&Wait{}).Close().State != Pending {
+		t.Error("a wait that was never opened")
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	b := NewBook()
+	var failed atomic.Int64
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for i := range 500 {
+				id := fmt.Sprintf("%d-%d", g, i)
+				var w Wait
+				b.Open(&w, id, func() { failed.Add(1) })
+				done := make(chan struct{})
+				go func() {
+					status := "ok"
+					if i%2 == 1 {
+						status = "failed"
+					}
+					b.Line([]byte(line("recv", status, "0/0/1", "cmpl-"+id+"-0")))
+					close(done)
+				}()
+				<-done
+				want := Done
+				if i%2 == 1 {
+					want = Failed
+				}
+				if got := w.Close().State; got != want {
+					t.Errorf("%s: %v, want %v", id, got, want)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	if failed.Load() != 8*250 || b.Len() != 0 {
+		t.Errorf("%d failures told, %d waits left", failed.Load(), b.Len())
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	b := NewBook()
+	l := []byte(line("recv", "ok", "0/0/1", "chatcmpl-r-0f3a9c11"))
+	var w Wait
+	if n := testing.AllocsPerRun(1000, func() {
+		b.Open(&w, "r", nil)
+		b.Line(l)
+		w.Close()
+	}); n != 0 {
+		t.Errorf("%v allocations for a hand-over", n)
+	}
+}
+
+func TestPairs(t *testing.T) {
+	var p Pairs
+	if p.MSPerToken("p", "d") != 0 {
+		t.Error("a rate from nothing")
+	}
+	for range 50 {
+		p.Note("p", "d", 100<<20, 1000, 10*time.Millisecond)
+	}
+	p.Note("p", "d", 100, 0, time.Second) // a small one says nothing of bandwidth
+	p.Note("p", "d", 1, 1, 0)
+	got := p.All()
+	if len(got) != 1 || got[0].Transfers != 51 || got[0].BytesPerSecond < 10e9 || got[0].BytesPerSecond > 11e9 {
+		t.Errorf("%+v", got)
+	}
+	if ms := p.MSPerToken("p", "d"); ms < 0.0099 || ms > 0.0101 {
+		t.Errorf("%v ms a token, want 0.01", ms)
+	}
+	p.Forget("d")
+	if len(p.All()) != 0 || p.count != 0 {
+		t.Error("a worker that left is remembered")
+	}
+}
+
+func BenchmarkHandOver(b *testing.B) {
+	book := NewBook()
+	var next atomic.Int64
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		id := fmt.Sprintf("%016x", next.Add(1))
+		l := []byte(line("recv", "ok", "0/0/1", "chatcmpl-"+id+"-0f3a9c11"))
+		var w Wait
+		for pb.Next() {
+			book.Open(&w, id, nil)
+			book.Line(l)
+			w.Close()
+		}
+	})
+}
