@@ -16,21 +16,26 @@ type Book struct {
 	counts [events][2]atomic.Int64 // by event, failed or not
 
 	unknown, malformed atomic.Int64
+	next               atomic.Uint64
 }
 
-const shards = 64
+const (
+	shardBits = 6
+	shards    = 1 << shardBits
+)
 
 type shard struct {
 	mu    sync.Mutex
 	waits map[string]*Wait
-	_     [48]byte // one cache line each
+	byNum map[uint64]*Wait
+	_     [40]byte // one cache line each
 }
 
 // NewBook makes an empty Book.
 func NewBook() *Book {
 	b := &Book{seed: maphash.MakeSeed()}
 	for i := range b.table {
-		b.table[i].waits = make(map[string]*Wait)
+		b.table[i].waits, b.table[i].byNum = make(map[string]*Wait), make(map[uint64]*Wait)
 	}
 	return b
 }
@@ -66,6 +71,7 @@ type Wait struct {
 	book   *Book
 	shard  *shard // whose lock guards what follows
 	id     string
+	number uint64 // 0: none was asked for
 	opened time.Time
 	failed func()
 	parts  uint64 // that have come, by TPRank
@@ -96,7 +102,38 @@ func (w *Wait) Close() Result {
 	if w.shard.waits[w.id] == w {
 		delete(w.shard.waits, w.id)
 	}
+	if w.number != 0 {
+		delete(w.shard.byNum, w.number)
+		w.number = 0
+	}
 	return w.res
+}
+
+// Number names an open wait for a ticket of a completion board, whose records
+// carry it (Landed). It ends with Close and is not used again.
+func (b *Book) Number(w *Wait) uint64 {
+	s := w.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.number == 0 {
+		w.number = b.next.Add(1)<<shardBits | uint64(maphash.String(b.seed, w.id)%shards)
+		s.byNum[w.number] = w
+	}
+	return w.number
+}
+
+// Landed books what a board's record tells of the wait with this number. It says
+// whether there is one.
+func (b *Book) Landed(number uint64, failed bool, bytes int64, took time.Duration) bool {
+	r := Report{Event: Received, Failed: failed, Bytes: bytes, Took: took, TPSize: 1}
+	b.counted(&r)
+	s := &b.table[number%shards]
+	s.mu.Lock()
+	if !b.finish(s, s.byNum[number], &r) {
+		b.unknown.Add(1)
+		return false
+	}
+	return true
 }
 
 // Result is what has been told until now.
@@ -135,11 +172,7 @@ func (b *Book) Line(line []byte) bool {
 
 // Report books a report for the request that waits for it.
 func (b *Book) Report(r *Report) {
-	failed := 0
-	if r.Failed {
-		failed = 1
-	}
-	b.counts[r.Event][failed].Add(1)
+	b.counted(r)
 	id := bare(r.Request)
 	for range maxSuffixes + 1 {
 		if b.take(id, r) {
@@ -152,11 +185,23 @@ func (b *Book) Report(r *Report) {
 	b.unknown.Add(1)
 }
 
+func (b *Book) counted(r *Report) {
+	failed := 0
+	if r.Failed {
+		failed = 1
+	}
+	b.counts[r.Event][failed].Add(1)
+}
+
 // take gives the report to the wait of id, if there is one.
 func (b *Book) take(id []byte, r *Report) bool {
 	s := &b.table[maphash.Bytes(b.seed, id)%shards]
 	s.mu.Lock()
-	w := s.waits[string(id)]
+	return b.finish(s, s.waits[string(id)], r)
+}
+
+// finish gives the report to w, which may be nil, and unlocks s.
+func (b *Book) finish(s *shard, w *Wait, r *Report) bool {
 	if w == nil {
 		s.mu.Unlock()
 		return false

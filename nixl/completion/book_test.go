@@ -133,6 +133,32 @@ func TestALaterWaitTakesThePlace(t *testing.T) {
 	}
 }
 
+func TestRecordsOfABoard(t *testing.T) {
+	b := NewBook()
+	var w, other Wait
+	b.Open(&w, "r", nil)
+	b.Open(&other, "s", nil)
+	n := b.Number(&w)
+	if n == 0 || b.Number(&w) != n || b.Number(&other) == n {
+		t.Error("a wait has one number, and no other has it")
+	}
+	if !b.Landed(n, false, 4096, time.Millisecond) || b.Landed(n+1<<shardBits*5, false, 1, 1) {
+		t.Error("a record finds its wait, and no other")
+	}
+	if got := w.Close(); got.State != Done || got.Bytes != 4096 {
+		t.Errorf("%+v", got)
+	}
+	if b.Landed(n, true, 0, 0) {
+		t.Error("a number outlived its wait")
+	}
+	other.Close()
+	for i := range b.table {
+		if len(b.table[i].byNum) != 0 {
+			t.Error("numbers are left over")
+		}
+	}
+}
+
 func TestManyAtOnce(t *testing.T) {
 	b := NewBook()
 	var failed atomic.Int64

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to the router. Each belongs to the reporter's thread alone."""
 
+import ctypes
 import time
 import uuid
 from typing import Optional
 
 from .endpoint import Nixl
+from .report import RECORD_BYTES, Ticket, message
 
 
 class Dead(Exception):
@@ -45,6 +47,9 @@ class ZmqChannel:
         except self._zmq.ZMQError as e:
             raise Dead(str(e)) from e
 
+    def record(self, ticket: Ticket, record: bytes) -> bool:
+        return self.send(message(ticket, record))
+
     def busy(self) -> bool:
         return False  # ZMQ has a thread for that
 
@@ -60,6 +65,7 @@ class NixlChannel:
 
     name = "nixl"
     SETTLE = 0.5  # seconds: the first notification makes the connection
+    WRITE = 2.0  # seconds that a write may take
 
     def __init__(self, router: Nixl):
         self._until = 0.0
@@ -71,6 +77,12 @@ class NixlChannel:
             self._agent = nixl_agent("sluice-connector-" + uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=False))
             name = self._agent.add_remote_agent(router.metadata)
             self._peer = name.decode() if isinstance(name, bytes) else name
+            self._board = router.board
+            if self._board is not None:
+                # What is written from must be registered, and stay where it is.
+                self._buffer = (ctypes.c_char * RECORD_BYTES)()
+                self._from = ctypes.addressof(self._buffer)
+                self._registered = self._agent.register_memory([(self._from, RECORD_BYTES, 0, "")], "DRAM")
         except Exception as e:  # the bindings raise what they like
             raise Dead(f"cannot reach the router's agent (its NIXL is {router.version or 'unknown'}): {e}") from e
 
@@ -80,6 +92,28 @@ class NixlChannel:
         except Exception as e:
             raise Dead(f"notification refused: {e}") from e
         self._until = time.monotonic() + self.SETTLE
+        return True
+
+    def record(self, ticket: Ticket, record: bytes) -> bool:
+        if self._board is None or ticket.slot >= self._board.slots:
+            return self.send(message(ticket, record))
+        ctypes.memmove(self._from, record, RECORD_BYTES)
+        agent, to = self._agent, self._board.address + ticket.slot * RECORD_BYTES
+        try:
+            handle = agent.initialize_xfer(
+                "WRITE", agent.get_xfer_descs([(self._from, RECORD_BYTES, 0)], "DRAM"), agent.get_xfer_descs([(to, RECORD_BYTES, 0)], "DRAM"), self._peer
+            )
+            try:
+                state, deadline = agent.transfer(handle), time.monotonic() + self.WRITE
+                while state == "PROC" and time.monotonic() < deadline:
+                    time.sleep(20e-6)
+                    state = agent.check_xfer_state(handle)
+            finally:
+                agent.release_xfer_handle(handle)
+        except Exception as e:
+            raise Dead(f"write refused: {e}") from e
+        if state != "DONE":
+            raise Dead(f"a write of {RECORD_BYTES} bytes ended as {state}")
         return True
 
     def busy(self) -> bool:

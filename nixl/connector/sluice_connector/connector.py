@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector classes that vLLM loads: its own, with a Watch beside the worker.
 
-On the scheduler's side the slots that the router handed out (kv_transfer_params'
+On the scheduler's side the tickets that the router handed out (kv_transfer_params'
 member ``sluice``) are put on the metadata that goes to the workers; on a
 worker's side each poll's results are told to the reporter. Everything of ours
 is caught here: an error costs the report, never the request.
@@ -23,7 +23,7 @@ from .watch import Watch
 
 logger = logging.getLogger("sluice_connector")
 
-_SLOTS = "_sluice_slots"  # on the connector's metadata, which is pickled with it
+_TICKETS = "_sluice_tickets"  # on the connector's metadata, which is pickled with it
 
 
 class _Told:
@@ -36,7 +36,7 @@ class _Told:
             super().__init__(vllm_config, role, kv_cache_config)
         self._sluice = None  # the Watch of a worker
         self._sluice_reporter = None
-        self._sluice_slots = {}
+        self._sluice_tickets = {}
         try:
             self._sluice_start(vllm_config, role)
         except Exception as e:
@@ -66,17 +66,17 @@ class _Told:
     def update_state_after_alloc(self, request, *args, **kwargs):
         params = getattr(request, "kv_transfer_params", None)
         if params and params.get("sluice") is not None:
-            slot, nonce = hand_out(params)
-            if slot >= 0 and len(self._sluice_slots) < 65536:
-                self._sluice_slots[request.request_id] = (slot, nonce)
+            ticket = hand_out(params)
+            if ticket is not None and len(self._sluice_tickets) < 65536:
+                self._sluice_tickets[request.request_id] = ticket
         return super().update_state_after_alloc(request, *args, **kwargs)
 
     def build_connector_meta(self, *args, **kwargs):
         meta = super().build_connector_meta(*args, **kwargs)
-        if self._sluice_slots:
-            slots, self._sluice_slots = self._sluice_slots, {}
+        if self._sluice_tickets:
+            tickets, self._sluice_tickets = self._sluice_tickets, {}
             try:
-                setattr(meta, _SLOTS, slots)
+                setattr(meta, _TICKETS, tickets)
             except AttributeError:
                 pass  # a class with slots of its own: reports go without ours
         return meta
@@ -85,9 +85,9 @@ class _Told:
 
     def start_load_kv(self, *args, **kwargs):
         if self._sluice is not None:
-            slots = getattr(self._connector_metadata, _SLOTS, None)
-            if slots:
-                self._sluice.expect(slots)
+            tickets = getattr(self._connector_metadata, _TICKETS, None)
+            if tickets:
+                self._sluice.expect(tickets)
         return super().start_load_kv(*args, **kwargs)
 
     def get_finished(self, *args, **kwargs):

@@ -20,10 +20,16 @@ TIMEOUT = 3.0  # seconds
 MAX_ANSWER = 1 << 20
 
 
+class Board(NamedTuple):
+    address: int
+    slots: int
+
+
 class Nixl(NamedTuple):
     agent: str
     metadata: bytes
     version: str
+    board: Optional[Board] = None
 
 
 class Endpoint(NamedTuple):
@@ -62,10 +68,13 @@ def parse(body: bytes) -> Endpoint:
         raise ValueError(f"the router speaks version {version!r} of the connector document; this connector knows 1")
     try:
         zmq, nixl = doc.get("zmq"), doc.get("nixl")
-        return Endpoint(
-            epoch=str(doc.get("epoch", "")),
-            zmq=zmq["endpoint"] if zmq else None,
-            nixl=Nixl(nixl["agent"], base64.b64decode(nixl["metadata"]), str(nixl.get("version", ""))) if nixl else None,
-        )
+        if nixl:
+            board = nixl.get("board")
+            if board and board.get("slot_bytes") == 64 and board.get("device", 0) == 0:
+                board = Board(int(board["address"]), int(board["slots"]))
+            else:
+                board = None  # of a kind that we cannot write to: notifications will do
+            nixl = Nixl(nixl["agent"], base64.b64decode(nixl["metadata"]), str(nixl.get("version", "")), board)
+        return Endpoint(str(doc.get("epoch", "")), zmq["endpoint"] if zmq else None, nixl or None)
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f"the connector document lacks {e}") from None

@@ -10,16 +10,21 @@ ten fields parted by single spaces, the same over NIXL, UCX and ZMQ::
              sent     every reader of a prefill engine's blocks is done; they are free
              expired  nobody read them before the lease ended; they are free
     STATUS   ok or failed
-    SLOT     of the router's completion board, or - where none was handed out
-    NONCE    16 hexadecimal digits that came with the slot, or -
+    SLOT     of the router's completion board, or - where no ticket was handed out
+    NONCE    16 hexadecimal digits that came with it, or -
     BYTES    moved, 0 where the engine does not say
     MICROS   the transfer took, likewise
     PART     DPRANK/TPRANK/TPSIZE: a request has ended when TPSIZE parts have
     WORKER   the name given to this engine in its configuration, else its engine id
     REQUEST  the engine's own id of the request, which holds the X-Request-Id it came with
+
+A request that the router lent a slot of its completion board, and that one
+process alone receives, is told by a record of 64 bytes instead (nixl/record.go):
+written into the slot over NIXL, or behind "SLB1" and the slot's number elsewhere.
 """
 
-from typing import NamedTuple
+import struct
+from typing import NamedTuple, Optional
 
 VERSION = "SLUICE1"
 MAX_BYTES = 512
@@ -28,14 +33,22 @@ RECV, SENT, EXPIRED = "recv", "sent", "expired"
 OK, FAILED = "ok", "failed"
 
 
+class Ticket(NamedTuple):
+    """A slot that the router lent to one request."""
+
+    slot: int
+    sequence: int
+    nonce: int
+    request: int
+
+
 class Report(NamedTuple):
     event: str
     request: str
     status: str = OK
     bytes: int = 0
     micros: int = 0
-    slot: int = -1
-    nonce: int = 0
+    ticket: Optional[Ticket] = None
 
 
 class Origin(NamedTuple):
@@ -54,8 +67,9 @@ def encode(report: Report, origin: Origin) -> bytes:
     worker = origin.worker or "-"
     if any(c.isspace() for c in worker):
         raise ValueError(f"worker name {worker!r} has white space")
-    slot = "-" if report.slot < 0 else str(report.slot)
-    nonce = "-" if report.slot < 0 else format(report.nonce, "016x")
+    ticket = report.ticket
+    slot = "-" if ticket is None else str(ticket.slot)
+    nonce = "-" if ticket is None else format(ticket.nonce, "016x")
     line = (
         f"{VERSION} {report.event} {report.status} {slot} {nonce} {report.bytes} {report.micros} "
         f"{origin.dp_rank}/{origin.tp_rank}/{origin.tp_size} {worker} {report.request}"
@@ -65,17 +79,39 @@ def encode(report: Report, origin: Origin) -> bytes:
     return line
 
 
-def hand_out(params) -> tuple:
-    """The (slot, nonce) that the router put into kv_transfer_params, or (-1, 0).
+RECORD_VERSION = 0x01424C53
+RECORD_BYTES = 64
 
-    It is the member ``sluice``: ``{"slot": 17, "nonce": "00c0ffee00c0ffee"}``.
-    Whatever else stands there is no error: the report then goes without.
+
+def record(report: Report, origin: Origin) -> Optional[bytes]:
+    """The board's record of a report, None where its line is what must be sent."""
+    t = report.ticket
+    if t is None or origin.tp_size != 1:
+        return None
+    head = RECORD_VERSION | (0 if report.status == OK else 1) << 32
+    words = [head, t.nonce, t.request, max(report.bytes, 0), max(report.micros, 0), origin.dp_rank << 32, 0, t.sequence]
+    for i in (0, 1, 2, 3, 4, 5, 7):
+        words[6] ^= words[i]
+    return struct.pack("<8Q", *words)
+
+
+def message(ticket: Ticket, its_record: bytes) -> bytes:
+    """A record as a message."""
+    return b"SLB1" + struct.pack("<I", ticket.slot) + its_record
+
+
+def hand_out(params) -> Optional[Ticket]:
+    """The ticket that the router put into kv_transfer_params, if any.
+
+    It is the member ``sluice``: ``{"slot": 17, "sequence": "5", "nonce":
+    "00c0ffee00c0ffee", "request": "1f"}``, the last three hexadecimal. Whatever
+    else stands there is no error: the report then goes by its line.
     """
     try:
         given = params["sluice"]
-        slot, nonce = int(given["slot"]), int(given["nonce"], 16)
+        t = Ticket(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16))
     except (KeyError, TypeError, ValueError):
-        return -1, 0
-    if slot < 0 or not 0 <= nonce < 1 << 64:
-        return -1, 0
-    return slot, nonce
+        return None
+    if not 0 <= t.slot < 1 << 20 or any(not 0 <= n < 1 << 64 for n in t[1:]):
+        return None
+    return t

@@ -92,13 +92,14 @@ class Reporter:
             self.dropped += 1
             return
         try:
-            line = reports.encode(report, self._origin)
+            record = reports.record(report, self._origin)
+            line = reports.encode(report, self._origin) if record is None else None
         except ValueError as e:
             self.dropped += 1
             self._say("report", f"a report was not sent: {e}")
             return
         try:
-            if self._channel.send(line):
+            if self._channel.send(line) if record is None else self._channel.record(report.ticket, record):
                 self.sent += 1
                 return
             why = "the router takes nothing"

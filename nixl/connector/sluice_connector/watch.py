@@ -29,7 +29,7 @@ class Watch:
         self._failed = set()
         self._expired = set()
         self._moved = {}  # request -> [bytes, micros]
-        self._slots = {}  # request -> (slot, nonce)
+        self._tickets = {}  # request -> Ticket
         self._telemetry = {}  # id(handle) -> telemetry, during one poll
         self._exact_expiry = False
         for install in (self._watch_failures, self._watch_expiry, self._watch_telemetry):
@@ -38,11 +38,11 @@ class Watch:
             except Exception as e:
                 logger.warning("sluice: this vLLM is not fully known (%s): %s", install.__name__, e)
 
-    def expect(self, slots: dict) -> None:
-        """Slots of the completion board for requests that are about to come."""
-        self._slots.update(slots)
-        while len(self._slots) > 65536:  # requests that never came
-            self._slots.pop(next(iter(self._slots)))
+    def expect(self, tickets: dict) -> None:
+        """Tickets of requests that are about to come."""
+        self._tickets.update(tickets)
+        while len(self._tickets) > 65536:  # requests that never came
+            self._tickets.pop(next(iter(self._tickets)))
 
     def overdue(self) -> set:
         """Requests whose lease is over, for releases that do not say so later."""
@@ -60,8 +60,7 @@ class Watch:
         for request in received:
             status = FAILED if request in failures else OK
             moved = self._moved.pop(request, (0, 0))
-            slot, nonce = self._slots.pop(request, (-1, 0))
-            self._put(Report(RECV, request, status, moved[0], moved[1], slot, nonce))
+            self._put(Report(RECV, request, status, moved[0], moved[1], self._tickets.pop(request, None)))
         for request in sent:
             expired = request in self._expired or request in overdue
             self._put(Report(EXPIRED if expired else SENT, request))

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import struct
 import tempfile
 import unittest
 
 from sluice_connector import endpoint, settings
-from sluice_connector.report import EXPIRED, FAILED, MAX_BYTES, RECV, Origin, Report, encode, hand_out
+from sluice_connector.report import EXPIRED, FAILED, MAX_BYTES, RECV, Origin, Report, Ticket, encode, hand_out, message, record
 
 ORIGIN = Origin("d0", 1, 0, 2)
 
 
 class ReportTest(unittest.TestCase):
     def test_line(self):
-        line = encode(Report(RECV, "chatcmpl-r1-0f0f0f0f", FAILED, 1048576, 8123, 17, 0xC0FFEE), ORIGIN)
+        line = encode(Report(RECV, "chatcmpl-r1-0f0f0f0f", FAILED, 1048576, 8123, Ticket(17, 5, 0xC0FFEE, 31)), ORIGIN)
         self.assertEqual(line, b"SLUICE1 recv failed 17 0000000000c0ffee 1048576 8123 1/0/2 d0 chatcmpl-r1-0f0f0f0f")
 
     def test_line_without_slot(self):
@@ -25,11 +26,25 @@ class ReportTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             encode(Report(RECV, "r"), Origin("two words"))
 
-    def test_slots(self):
-        self.assertEqual(hand_out({"sluice": {"slot": 3, "nonce": "ff"}}), (3, 255))
-        for bad in (None, {}, {"sluice": None}, {"sluice": "x"}, {"sluice": {"slot": -1, "nonce": "1"}},
-                    {"sluice": {"slot": 1}}, {"sluice": {"slot": 1, "nonce": "zz"}}, {"sluice": {"slot": 1, "nonce": "1" * 17}}):
-            self.assertEqual(hand_out(bad), (-1, 0), bad)
+    def test_tickets(self):
+        good = {"slot": 3, "sequence": "5", "nonce": "ff", "request": "1f"}
+        self.assertEqual(hand_out({"sluice": good}), Ticket(3, 5, 255, 31))
+        for bad in (None, {}, {"sluice": None}, {"sluice": "x"}, {"sluice": {**good, "slot": -1}}, {"sluice": {"slot": 1}},
+                    {"sluice": {**good, "nonce": "zz"}}, {"sluice": {**good, "nonce": "1" * 17}}, {"sluice": {**good, "slot": 1 << 20}}):
+            self.assertIsNone(hand_out(bad), bad)
+
+    def test_record(self):
+        ticket = Ticket(17, 5, 0x1122334455667788, 31)
+        got = record(Report(RECV, "r", FAILED, 4096, 250, ticket), Origin("d", 3))
+        words = struct.unpack("<8Q", got)
+        self.assertEqual(words[:6] + words[7:], (0x101424C53, 0x1122334455667788, 31, 4096, 250, 3 << 32, 5))
+        check = 0
+        for word in words:
+            check ^= word
+        self.assertEqual(check, 0)
+        self.assertEqual(message(ticket, got)[:8], b"SLB1\x11\0\0\0")
+        self.assertIsNone(record(Report(RECV, "r", ticket=ticket), ORIGIN), "two processes tell of it, a slot holds one record")
+        self.assertIsNone(record(Report(RECV, "r"), Origin("d")))
 
 
 class SettingsTest(unittest.TestCase):
@@ -56,6 +71,8 @@ class EndpointTest(unittest.TestCase):
     def test_document(self):
         e = endpoint.parse(json.dumps({"version": 1, "epoch": "e", "zmq": {"endpoint": "tcp://h:1"}, "nixl": {"agent": "a", "metadata": "AAE=", "version": "1.5.1"}}).encode())
         self.assertEqual(e, endpoint.Endpoint("e", "tcp://h:1", endpoint.Nixl("a", b"\x00\x01", "1.5.1")))
+        e = endpoint.parse(b'{"version":1,"nixl":{"agent":"a","metadata":"","board":{"address":4096,"slots":64,"slot_bytes":64,"device":0}}}')
+        self.assertEqual(e.nixl.board, endpoint.Board(4096, 64))
         self.assertEqual(endpoint.parse(b'{"version":1,"zmq":null}'), endpoint.Endpoint("", None, None))
 
     def test_other_documents_are_refused(self):

@@ -3,6 +3,7 @@
 the router; over NIXL, where it is installed, a real agent does."""
 
 import base64
+import ctypes
 import http.server
 import json
 import threading
@@ -12,7 +13,7 @@ import uuid
 
 import zmq
 
-from sluice_connector.report import RECV, SENT, Origin, Report
+from sluice_connector.report import FAILED, RECV, SENT, Origin, Report, Ticket, record
 from sluice_connector.reporter import QUEUE, Reporter
 from sluice_connector.settings import Settings
 
@@ -155,6 +156,28 @@ class ReporterTest(unittest.TestCase):
             time.sleep(0.001)
         self.assertEqual([line.rsplit(b" ", 1)[1] for line in got], [b"r%d" % i for i in range(50)])
         self.assertEqual(reporter.channel, "nixl")
+
+
+    @unittest.skipIf(nixl_agent is None, "NIXL is not installed here")
+    def test_records_are_written_into_the_board(self):
+        agent = nixl_agent("router-" + uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=True))
+        board = (ctypes.c_char * (64 * 64))()
+        address = ctypes.addressof(board)
+        registered = agent.register_memory([(address, len(board), 0, "")], "DRAM")
+        router = Router({"version": 1, "epoch": "1", "nixl": {
+            "agent": agent.name, "metadata": base64.b64encode(agent.get_agent_metadata()).decode(), "version": "1.5.1",
+            "board": {"address": address, "slots": 64, "slot_bytes": 64, "device": 0}}})
+        self.addCleanup(router.close)
+        reporter = self.start(Settings(router=router.url))
+        told = [Report(RECV, "r", FAILED, 4096, 250, Ticket(slot, slot + 1, 99, slot)) for slot in range(64)]
+        for report in told:
+            reporter.put(report)
+        want = b"".join(record(report, ORIGIN) for report in told)
+        deadline = time.monotonic() + 20
+        while board.raw != want and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.assertEqual(board.raw, want)
+        agent.deregister_memory(registered)
 
 
 if __name__ == "__main__":

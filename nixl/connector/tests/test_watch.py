@@ -5,7 +5,7 @@ The worker here is a fake: a real one needs an engine, which scripts/ runs."""
 import time
 import unittest
 
-from sluice_connector.report import EXPIRED, FAILED, OK, RECV, SENT
+from sluice_connector.report import EXPIRED, FAILED, OK, RECV, SENT, Ticket
 from sluice_connector.watch import Watch
 
 
@@ -47,13 +47,14 @@ class WatchTest(unittest.TestCase):
         self.watch = Watch(self.worker, self.got.append)
 
     def test_bytes_time_and_slot_of_a_transfer(self):
-        self.watch.expect({"r": (7, 99)})
+        ticket = Ticket(7, 1, 99, 3)
+        self.watch.expect({"r": ticket})
         self.worker._pop_done_transfers({"r": [object(), object()]})
         self.watch.ended((), {"r"})
         (told,) = self.got
-        self.assertEqual(told, (RECV, "r", OK, 8192, 100, 7, 99))
+        self.assertEqual(told, (RECV, "r", OK, 8192, 100, ticket))
         self.watch.ended((), {"r"})
-        self.assertEqual(self.got[1][3:], (0, 0, -1, 0), "nothing is left of the one before")
+        self.assertEqual(self.got[1][3:], (0, 0, None), "nothing is left of the one before")
 
     def test_failures(self):
         self.worker._handle_failed_transfer("a", None)
@@ -86,10 +87,10 @@ class WatchTest(unittest.TestCase):
 
     def test_nothing_grows(self):
         for i in range(70_000):
-            self.watch.expect({f"r{i}": (1, 1)})
+            self.watch.expect({f"r{i}": Ticket(1, 1, 1, 1)})
             self.worker._handle_failed_transfer(f"r{i}", None)
             self.watch.ended({"s"}, ())
-        self.assertLessEqual(len(self.watch._slots), 65536)
+        self.assertLessEqual(len(self.watch._tickets), 65536)
         self.assertLessEqual(len(self.watch._failed), 4097)
 
 
