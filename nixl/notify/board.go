@@ -23,7 +23,7 @@ type Options struct {
 	// router's own connector, which come over the same socket. It borrows the
 	// frame, says whether it was one, and must not block. [none are taken]
 	Report func(frame []byte) bool
-	Log      *slog.Logger  // [none]
+	Log    *slog.Logger // [none]
 }
 
 // Stats are a board's counters since it was opened.
