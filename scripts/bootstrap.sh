@@ -3,7 +3,7 @@
 # run again: it does nothing when everything is there.
 #
 #   scripts/bootstrap.sh             what `go build` and the demo need
-#   scripts/bootstrap.sh --test      and what `make test` needs (a browser)
+#   scripts/bootstrap.sh --test      and what `make test` needs (a browser, NIXL in the cache)
 #   scripts/bootstrap.sh --bench     and the baselines of `make bench` (nginx, haproxy)
 set -euo pipefail
 
@@ -79,6 +79,11 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
     sleep 3
   done
+fi
+
+if [ "$want_test" = 1 ]; then
+  "$(dirname "$0")/nixl-wheel.sh"
+  "$(dirname "$0")/nixl-wheel.sh" 1.3.2
 fi
 
 if [ "$want_test" = 1 ] && ! has node >/dev/null; then

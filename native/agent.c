@@ -1,0 +1,174 @@
+/* The thread that owns a NIXL agent: commands in, completions out, and in between
+ * it looks at transfers, notifications and boards, because NIXL has no descriptor
+ * to wait on. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t clock_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The library is entered and left: a watcher sees for how long, and in what call.
+ * Polling uses the pass's clock, which is a few microseconds old at most. */
+void agent_enter(struct agent *a, uint64_t op) {
+  __atomic_store_n(&a->shared->busy_op, op, __ATOMIC_RELAXED);
+  __atomic_store_n(&a->shared->busy_since, a->now, __ATOMIC_RELEASE);
+}
+
+void agent_leave(struct agent *a) { __atomic_store_n(&a->shared->busy_since, 0, __ATOMIC_RELEASE); }
+
+static void relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+/* Sleeps without listening: short, while something is outstanding. A command is
+ * then found at most ns later, and its producer pays no system call. */
+static void nap(uint64_t ns) {
+  struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+  nanosleep(&t, NULL);
+}
+
+/* Sleeps until a command or for ns. */
+static void doze(struct agent *a, uint64_t ns) {
+  __atomic_store_n(&a->shared->asleep, 1, __ATOMIC_SEQ_CST);
+  uint64_t head = a->shared->cmd_head;
+  int work = __atomic_load_n(&a->commands[head & a->cmd_mask].seq, __ATOMIC_SEQ_CST) == head + 1 ||
+             __atomic_load_n(&a->shared->outstanding, __ATOMIC_SEQ_CST) != 0;
+  if (!work) {
+    struct pollfd p = {a->wake_fd, POLLIN, 0};
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    if (ppoll(&p, 1, &t, NULL) > 0) {
+      uint64_t n;
+      ssize_t ignored = read(a->wake_fd, &n, sizeof n);
+      (void)ignored;
+    }
+  }
+  __atomic_store_n(&a->shared->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+static int commands_run(struct agent *a) {
+  int n = 0;
+  /* Two events at most per command (its answer, a peer that went down): what
+   * cannot be answered is not begun. */
+  for (; n < 64 && !a->stopping; n++) {
+    uint64_t used = a->shared->evt_tail - __atomic_load_n(&a->shared->evt_head, __ATOMIC_ACQUIRE);
+    if (used + 2 > a->evt_mask + 1u) {
+      break;
+    }
+    struct sluice_slot *c = agent_next_command(a);
+    if (c == NULL) {
+      break;
+    }
+    if (n > 0) {
+      a->now = clock_ns();
+    }
+    agent_execute(a, c);
+    agent_command_done(a, c);
+  }
+  return n;
+}
+
+static void *agent_main(void *p) {
+  struct agent *a = p;
+  prctl(PR_SET_NAME, "sluice-nixl", 0, 0, 0);
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* else 50 us are added to each nap */
+  uint64_t last = clock_ns(), idle = a->pace.busy_ns;
+  while (!a->stopping) {
+    a->now = clock_ns();
+    __atomic_store_n(&a->shared->beats, a->shared->beats + 1, __ATOMIC_RELAXED);
+    int did = commands_run(a);
+    if (a->nixl != NULL && !a->stopping) {
+      did += transfers_poll(a);
+      did += notifs_poll(a);
+      did += boards_sweep(a);
+    }
+    agent_wake_reader(a);
+    if (did > 0) {
+      last = a->now;
+      idle = a->pace.busy_ns;
+      continue;
+    }
+    if (a->live > 0 || __atomic_load_n(&a->shared->outstanding, __ATOMIC_RELAXED) > 0) {
+      idle = a->pace.busy_ns;
+      if (a->now - last < a->pace.spin_ns) {
+        relax();
+      } else {
+        nap(a->pace.busy_ns);
+      }
+      continue;
+    }
+    doze(a, idle);
+    idle = idle * 2 > a->pace.idle_ns ? a->pace.idle_ns : idle * 2;
+  }
+  struct sluice_shared *shared = a->shared;
+  int event_fd = a->event_fd;
+  free(a);
+  uint64_t one = 1;
+  ssize_t ignored = write(event_fd, &one, sizeof one);
+  (void)ignored;
+  /* The last touch of what the caller owns. */
+  __atomic_store_n(&shared->gone, 1, __ATOMIC_SEQ_CST);
+  return NULL;
+}
+
+int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd,
+                       const struct sluice_pace *pace) {
+  if (shared == NULL || pace == NULL || cmd_capacity < 2 || (cmd_capacity & (cmd_capacity - 1)) != 0 || evt_capacity < 4 ||
+      (evt_capacity & (evt_capacity - 1)) != 0 || wake_fd < 0 || event_fd < 0) {
+    return EINVAL;
+  }
+  const struct nixl_api *api = sluice_nixl_api();
+  if (api == NULL) {
+    return ENOENT;
+  }
+  struct agent *a = calloc(1, sizeof *a);
+  if (a == NULL) {
+    return ENOMEM;
+  }
+  a->shared = shared;
+  a->commands = (struct sluice_slot *)(shared + 1);
+  a->events = a->commands + cmd_capacity;
+  a->cmd_mask = cmd_capacity - 1;
+  a->evt_mask = evt_capacity - 1;
+  a->wake_fd = wake_fd;
+  a->event_fd = event_fd;
+  a->pace = *pace;
+  a->api = api;
+  for (uint32_t i = 0; i < cmd_capacity; i++) {
+    a->commands[i].seq = i;
+  }
+
+  /* All signals blocked from before its first instruction: the threads that the
+   * library starts out of this one inherit the mask. */
+  sigset_t all, old;
+  pthread_attr_t attr;
+  pthread_t t;
+  sigfillset(&all);
+  pthread_attr_init(&attr);
+  pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attr, 8u << 20);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  int e = pthread_create(&t, &attr, agent_main, a);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  pthread_attr_destroy(&attr);
+  if (e != 0) {
+    free(a);
+  }
+  return e;
+}

@@ -1,0 +1,105 @@
+/* The agent thread's own state: private to native/. */
+#ifndef SLUICE_AGENT_H
+#define SLUICE_AGENT_H
+
+#include "nixl_api.h"
+#include "sluice_native.h"
+
+#define MAX_REGIONS 1024u
+#define MAX_PEERS 4096u
+#define MAX_TRANSFERS 1024u
+#define MAX_BOARDS 8u
+#define MAX_DESCS (1u << 20)
+#define SWEEP_WORDS 1024u /* board words looked at in one pass */
+
+struct region {
+  uint64_t addr, len, dev;
+  int type;
+  int used;
+  uint32_t generation;
+};
+
+struct peer {
+  char *name;
+  int dead;
+  uint32_t generation;
+};
+
+struct transfer {
+  uint64_t token;
+  void *request;
+  uint32_t peer; /* index */
+  int ending;    /* its answer is out; only the release is left */
+  uint32_t tries;
+};
+
+struct board {
+  struct sluice_board *control;
+  struct sluice_record *slots;
+  uint64_t count;
+  uint64_t cursor;
+};
+
+struct agent {
+  struct sluice_shared *shared;
+  struct sluice_slot *commands, *events;
+  uint32_t cmd_mask, evt_mask;
+  int wake_fd, event_fd;
+  struct sluice_pace pace;
+  const struct nixl_api *api;
+
+  void *nixl;
+  void *backend;
+  void *options; /* names the backend */
+  int telemetry;
+
+  void *notifs; /* the library's map; borrowed strings live in it until it is cleared */
+  size_t notif_agents, notif_agent, notif_next;
+  int notifs_pending;
+  int notif_errors;
+
+  struct region regions[MAX_REGIONS];
+  struct peer peers[MAX_PEERS];
+  struct transfer transfers[MAX_TRANSFERS]; /* the first `live` are in use */
+  uint32_t live;
+  struct board boards[MAX_BOARDS];
+  uint32_t board_count;
+
+  uint64_t now; /* CLOCK_MONOTONIC ns, of this pass */
+  int pushed;   /* events since the reader was last woken */
+  int stopping;
+};
+
+/* ring.c */
+int agent_room(const struct agent *a);
+struct sluice_slot *agent_next_event(struct agent *a); /* NULL when the ring is full */
+void agent_publish(struct agent *a);
+/* Copies n bytes into the event, beside it when they do not fit; 0 when memory lacks. */
+int event_payload(struct sluice_slot *e, const void *p, size_t n, const void *q, size_t m);
+struct sluice_slot *agent_next_command(struct agent *a);
+void agent_command_done(struct agent *a, struct sluice_slot *c);
+void agent_wake_reader(struct agent *a);
+const unsigned char *command_payload(const struct sluice_slot *c);
+
+/* calls.c */
+void agent_execute(struct agent *a, struct sluice_slot *c);
+void agent_answer(struct agent *a, uint64_t token, int status, uint64_t handle, const void *p, size_t n);
+void agent_peer_down(struct agent *a, uint32_t index);
+int agent_status(int status); /* garbage is named */
+void agent_release_all(struct agent *a);
+struct peer *agent_peer(struct agent *a, uint64_t handle);
+
+/* transfers.c */
+void transfer_start(struct agent *a, struct sluice_slot *c);
+void transfer_cancel(struct agent *a, struct sluice_slot *c);
+int transfers_poll(struct agent *a);
+void transfers_abandon(struct agent *a);
+
+/* watch.c */
+int notifs_poll(struct agent *a);
+int boards_sweep(struct agent *a);
+
+void agent_enter(struct agent *a, uint64_t op);
+void agent_leave(struct agent *a);
+
+#endif

@@ -1,0 +1,35 @@
+package native
+
+import "time"
+
+// LoadCode is the outcome of Load.
+type LoadCode int
+
+// The outcomes of a load; they mirror enum sluice_load.
+const (
+	LoadOK       LoadCode = iota
+	LoadAbsent            // no such file, here or on the loader's path
+	LoadBroken            // a file the loader refuses, or that needs what is not here
+	LoadSymbol            // a required symbol is missing
+	LoadTooNew            // a major version this code does not know
+	LoadStub              // NIXL's stub, which aborts when called
+	LoadOther             // another copy is loaded already; one per process
+	LoadThread            // no thread to load it in
+	LoadNoNative          // this binary was built without the C surface
+)
+
+var loadWords = [...]string{"ok", "absent", "broken", "symbol missing", "too new", "stub", "another one loaded", "no thread", "built without cgo"}
+
+func (c LoadCode) String() string {
+	if c < 0 || int(c) >= len(loadWords) {
+		return "unknown"
+	}
+	return loadWords[c]
+}
+
+// Pace is how an agent's thread waits.
+type Pace struct {
+	Spin time.Duration // stay awake this long after the last event while something is outstanding
+	Busy time.Duration // then sleep this long between looks
+	Idle time.Duration // longest sleep while nothing is outstanding
+}

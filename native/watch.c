@@ -1,0 +1,150 @@
+/* What arrives without being asked for: notifications, and records on boards. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <string.h>
+
+static void unread(struct agent *a) { __atomic_store_n(&a->shared->unread, a->shared->unread + 1, __ATOMIC_RELAXED); }
+
+static void notifs_clear(struct agent *a) {
+  a->api->notif_map_clear(a->notifs);
+  a->notifs_pending = 0;
+}
+
+/* Hands out what the map still holds. The map is cleared, and the library asked
+ * again, only when all of it is in the ring: a slow reader leaves the rest inside
+ * the library, and nothing is lost. */
+static int notifs_drain(struct agent *a) {
+  int did = 0;
+  while (a->notif_agent < a->notif_agents) {
+    const char *from = NULL;
+    size_t count = 0;
+    if (a->api->notif_map_get_agent_at(a->notifs, a->notif_agent, &from) != 0 || from == NULL ||
+        a->api->notif_map_get_notifs_size(a->notifs, from, &count) != 0) {
+      unread(a); /* a name with a NUL in it cannot be asked for through C strings */
+      a->notif_agent++;
+      a->notif_next = 0;
+      continue;
+    }
+    size_t from_len = strlen(from);
+    for (; a->notif_next < count; a->notif_next++) {
+      const void *message = NULL;
+      size_t len = 0;
+      if (a->api->notif_map_get_notif(a->notifs, from, a->notif_next, &message, &len) != 0 || (message == NULL && len > 0) ||
+          len > SLUICE_BIG_MAX || from_len > 4096) {
+        unread(a);
+        continue;
+      }
+      struct sluice_slot *e = agent_next_event(a);
+      if (e == NULL) {
+        return did;
+      }
+      if (!event_payload(e, from, from_len, message, len)) {
+        unread(a);
+        continue;
+      }
+      e->op = SLUICE_EV_NOTIF;
+      e->aux = (uint32_t)from_len;
+      agent_publish(a);
+      did++;
+    }
+    a->notif_agent++;
+    a->notif_next = 0;
+  }
+  notifs_clear(a);
+  return did;
+}
+
+int notifs_poll(struct agent *a) {
+  if (a->backend == NULL) {
+    return 0;
+  }
+  if (a->notifs_pending) {
+    return notifs_drain(a);
+  }
+  agent_enter(a, SLUICE_OP_LAST + 1);
+  int s = a->api->get_notifs(a->nixl, a->notifs, a->options);
+  size_t agents = 0;
+  if (s == 0) {
+    s = a->api->notif_map_size(a->notifs, &agents);
+  }
+  agent_leave(a);
+  if (s != 0 || agents > (1u << 20)) {
+    if (a->notif_errors++ == 0) {
+      agent_answer(a, 0, agent_status(s), SLUICE_OP_LAST + 1, NULL, 0);
+    }
+    return 0;
+  }
+  a->notif_errors = 0;
+  if (agents == 0) {
+    return 0;
+  }
+  a->notif_agents = agents;
+  a->notif_agent = a->notif_next = 0;
+  a->notifs_pending = 1;
+  return notifs_drain(a);
+}
+
+/* A record is whole and for this ticket, or it is not reported: a torn write is
+ * looked at again in the next pass, a foreign one is counted once per sequence. */
+static int record_matches(const struct sluice_record *r, const struct sluice_ticket *t, uint64_t *sequence) {
+  const uint64_t *w = (const uint64_t *)(const void *)r;
+  uint64_t words[8], check = 0;
+  uint64_t want = __atomic_load_n(&t->sequence, __ATOMIC_RELAXED), nonce = __atomic_load_n(&t->nonce, __ATOMIC_RELAXED);
+  *sequence = __atomic_load_n(&w[7], __ATOMIC_ACQUIRE);
+  if (*sequence != want) {
+    return 0;
+  }
+  for (int i = 0; i < 8; i++) {
+    words[i] = __atomic_load_n(&w[i], __ATOMIC_RELAXED);
+    check ^= i == 6 ? 0 : words[i];
+  }
+  return (uint32_t)words[0] == SLUICE_RECORD_VERSION && words[1] == nonce && words[6] == check && words[7] == want;
+}
+
+int boards_sweep(struct agent *a) {
+  int did = 0;
+  for (uint32_t b = 0; b < a->board_count; b++) {
+    struct board *bd = &a->boards[b];
+    struct sluice_ticket *tickets = (struct sluice_ticket *)(bd->control + 1);
+    uint64_t *bits = (uint64_t *)(tickets + bd->count);
+    uint64_t words = __atomic_load_n(&bd->control->words, __ATOMIC_ACQUIRE);
+    if (words > (bd->count + 63) / 64) {
+      words = (bd->count + 63) / 64;
+    }
+    for (uint64_t k = 0; k < words && k < SWEEP_WORDS; k++) {
+      uint64_t i = bd->cursor < words ? bd->cursor : 0;
+      bd->cursor = i + 1;
+      uint64_t set = __atomic_load_n(&bits[i], __ATOMIC_ACQUIRE);
+      while (set != 0) {
+        uint64_t slot = i * 64 + (uint64_t)__builtin_ctzll(set), sequence = 0;
+        uint64_t bit = set & -set;
+        set &= set - 1;
+        if (slot >= bd->count) {
+          break;
+        }
+        struct sluice_ticket *t = &tickets[slot];
+        if (!record_matches(&bd->slots[slot], t, &sequence)) {
+          if (sequence != 0 && sequence != t->last_bad) {
+            t->last_bad = sequence;
+            __atomic_fetch_add(&a->shared->foreign, 1, __ATOMIC_RELAXED);
+          }
+          continue;
+        }
+        struct sluice_slot *e = agent_next_event(a);
+        if (e == NULL) {
+          return did;
+        }
+        e->op = SLUICE_EV_BOARD;
+        e->handle = slot;
+        e->token = sequence;
+        e->arg[0] = b;
+        /* Cleared before it is told: the reader may hand the slot out again. */
+        __atomic_fetch_and(&bits[i], ~bit, __ATOMIC_SEQ_CST);
+        agent_publish(a);
+        did++;
+      }
+    }
+  }
+  return did;
+}

@@ -1,0 +1,185 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// call gives an order and waits for its answer, no longer than the context or
+// CallTimeout.
+func (a *Agent) call(ctx context.Context, c *command, doing string) (answer, error) {
+	if a.closing.Load() {
+		return answer{}, &Error{Doing: doing, Status: Closed}
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.cfg.CallTimeout)
+		defer cancel()
+	}
+	return a.ask(ctx, c, doing)
+}
+
+func (a *Agent) ask(ctx context.Context, c *command, doing string) (answer, error) {
+	w := a.await(c)
+	if err := a.submit(ctx, c); err != nil {
+		a.forget(c.token)
+		return answer{}, &Error{Doing: doing, Status: statusOf(err), Hint: a.stuckHint()}
+	}
+	select {
+	case ans := <-w.answer:
+		if ans.status != Success {
+			return ans, &Error{Doing: doing, Status: ans.status, Hint: hintFor(c.op, ans.status, a.library)}
+		}
+		return ans, nil
+	case <-ctx.Done():
+		a.leave(c.token)
+		return answer{}, &Error{Doing: doing, Status: statusOf(ctx.Err()), Hint: a.stuckHint()}
+	}
+}
+
+// await books a token for c.
+func (a *Agent) await(c *command) *waiter {
+	w := &waiter{answer: make(chan answer, 1)}
+	switch c.op {
+	case opRegister:
+		w.undo = opDeregister
+	case opLoad:
+		w.undo = opInvalidate
+	}
+	c.token = a.token.Add(1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closing.Load() && c.op != opStop {
+		w.reply(answer{status: Closed}) // Close may have answered the others already
+		return w
+	}
+	a.waiters[c.token] = w
+	return w
+}
+
+// submit pushes, and while the ring is full tries again until the context ends.
+func (a *Agent) submit(ctx context.Context, c *command) error {
+	for {
+		err := a.driver.push(c)
+		if !errors.Is(err, ErrFull) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func (a *Agent) forget(token uint64) {
+	a.mu.Lock()
+	delete(a.waiters, token)
+	a.mu.Unlock()
+}
+
+// leave stops waiting. What the late answer brings is undone when it comes.
+func (a *Agent) leave(token uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.waiters[token]; w != nil && w.undo != 0 {
+		w.gone = true
+		return
+	}
+	delete(a.waiters, token)
+}
+
+func (w *waiter) reply(ans answer) {
+	select {
+	case w.answer <- ans:
+	default:
+	}
+}
+
+// receive is the sink of the driver's events.
+func (a *Agent) receive(e *event) {
+	switch e.op {
+	case evNotif:
+		a.notified(e)
+	case evBoard:
+		a.mu.Lock()
+		var b *Board
+		if e.arg[0] < uint64(len(a.boards)) {
+			b = a.boards[e.arg[0]]
+		}
+		a.mu.Unlock()
+		if b != nil {
+			b.landed(int(e.handle), e.token)
+		}
+	case evPeerDown:
+		a.mu.Lock()
+		p := a.peers[e.handle]
+		a.mu.Unlock()
+		if p != nil && p.down.CompareAndSwap(false, true) && a.cfg.OnPeerDown != nil {
+			a.cfg.OnPeerDown(p)
+		}
+	case evDone:
+		a.finish(e)
+	}
+}
+
+func (a *Agent) finish(e *event) {
+	if e.token == 0 {
+		if uint32(e.handle) == opPoll {
+			a.trouble.Store(int32(e.status))
+		}
+		return
+	}
+	a.mu.Lock()
+	w := a.waiters[e.token]
+	delete(a.waiters, e.token)
+	a.mu.Unlock()
+	switch {
+	case w == nil:
+	case w.gone:
+		if e.status == Success {
+			_ = a.driver.push(&command{op: w.undo, handle: e.handle}) // when there is no place, it stays until Close
+		}
+	default:
+		w.reply(answer{status: e.status, handle: e.handle, arg: e.arg, aux: e.aux, data: append([]byte(nil), e.data...)})
+	}
+}
+
+func statusOf(err error) Status {
+	switch {
+	case err == nil:
+		return Success
+	case errors.Is(err, context.Canceled):
+		return Canceled
+	case errors.Is(err, ErrFull):
+		return Full
+	case errors.Is(err, ErrClosed):
+		return Closed
+	}
+	return Hung
+}
+
+func timedOut(err error) bool { return errors.Is(err, ErrHung) || errors.Is(err, ErrCanceled) }
+
+// stuckHint names the call that holds the agent's thread.
+func (a *Agent) stuckHint() string {
+	op, since := a.driver.busy()
+	if since < time.Millisecond || int(op) >= len(opWords) {
+		return ""
+	}
+	return fmt.Sprintf("its thread is in the library to %s for %s", opWords[op], since.Round(time.Millisecond))
+}
+
+// hintFor adds what NIXL's few codes leave open.
+func hintFor(op uint32, s Status, l *Library) string {
+	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound) {
+		ours := "ours is the fake"
+		if l != nil {
+			ours = fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, ucxVersion())
+		}
+		return "the metadata is damaged, or of a NIXL or UCX that does not fit: " + ours + "; run with the engine's own wheel"
+	}
+	return ""
+}

@@ -1,0 +1,230 @@
+package nixl
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice/native"
+)
+
+// LibraryVariable is the environment's way to name libnixl_capi: a file or the
+// directory it lies in.
+const LibraryVariable = "SLUICE_NIXL_LIBRARY"
+
+// Search says where NIXL may be.
+type Search struct {
+	Path   string   // of the configuration: a file or a directory; when set, nothing else is tried
+	Python []string // prefixes of Python environments (an engine's venv), best first
+}
+
+// Attempt is one place that was tried.
+type Attempt struct {
+	Path string
+	Code native.LoadCode
+	Why  string
+}
+
+// Library is the NIXL of this process.
+type Library struct {
+	Path     string // the resolved file
+	NIXL     string // version, of the wheel beside it; "unknown" elsewhere
+	UCX      string // version of the UCX it brought; "not loaded" before the first backend
+	Attempts []Attempt
+}
+
+// LoadError says why there is no NIXL: every place that was tried, and what was
+// wrong with it.
+type LoadError struct {
+	Attempts []Attempt
+	Hung     bool // the last one did not come back in time
+}
+
+func (e *LoadError) Error() string {
+	if len(e.Attempts) == 0 {
+		return "nixl: no NIXL: there was no place to look"
+	}
+	var absent []string
+	var rest []string
+	for _, a := range e.Attempts {
+		if a.Code == native.LoadAbsent {
+			absent = append(absent, a.Path)
+		} else {
+			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
+		}
+	}
+	s := "nixl: no NIXL"
+	if len(rest) > 0 {
+		s += ": " + strings.Join(rest, "; ")
+	}
+	if len(absent) > 0 {
+		s += ": not at " + strings.Join(absent, ", ")
+	}
+	return s
+}
+
+// Unwrap is ErrHung when a library did not come back from its constructors.
+func (e *LoadError) Unwrap() error {
+	if e.Hung {
+		return ErrHung
+	}
+	return nil
+}
+
+var capiNames = []string{"libnixl_capi.so.0", "libnixl_capi.so"}
+
+// Candidates are the places to try, best first: the configured path alone; else
+// the environment's, the engines' Python environments (an engine's own wheel is
+// the version that fits it), the loader's path, NIXL's prefix, and the Python
+// environments found beside this process.
+func (s Search) Candidates() []string {
+	if s.Path != "" {
+		return inPlace(s.Path)
+	}
+	var c []string
+	if v := os.Getenv(LibraryVariable); v != "" {
+		return inPlace(v)
+	}
+	for _, p := range s.Python {
+		c = append(c, wheels(p)...)
+	}
+	c = append(c, capiNames...)
+	for _, dir := range []string{"lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"} {
+		for _, n := range capiNames {
+			if p := filepath.Join("/opt/nvidia/nvda_nixl", dir, n); exists(p) {
+				c = append(c, p)
+			}
+		}
+	}
+	for _, p := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX"), "/usr/local", "/usr"} {
+		if p != "" {
+			c = append(c, wheels(p)...)
+		}
+	}
+	return c
+}
+
+// inPlace takes a file as it is, and looks for both names in a directory, also one
+// that a wheel was unpacked to.
+func inPlace(path string) []string {
+	if i, err := os.Stat(path); err != nil || !i.IsDir() {
+		return []string{path}
+	}
+	var c []string
+	for _, pattern := range []string{"", ".nixl_cu1[23].mesonpy.libs"} {
+		for _, n := range capiNames {
+			m, _ := filepath.Glob(filepath.Join(path, pattern, n))
+			c = append(c, m...)
+		}
+	}
+	if len(c) == 0 {
+		c = []string{filepath.Join(path, capiNames[1])}
+	}
+	return c
+}
+
+// wheels are the NIXL wheels of a Python prefix, the newest CUDA first.
+func wheels(prefix string) []string {
+	var c []string
+	for _, n := range capiNames {
+		m, _ := filepath.Glob(filepath.Join(prefix, "lib/python3*/*-packages/.nixl_cu1[23].mesonpy.libs", n))
+		slices.Sort(m)
+		slices.Reverse(m)
+		c = append(c, m...)
+	}
+	return c
+}
+
+func exists(p string) bool { _, err := os.Stat(p); return err == nil }
+
+var loading sync.Mutex
+
+// Load finds NIXL and loads it, once per process; a second call answers what is
+// loaded. It sets UCX's environment first (see docs/nixl.md). It waits no longer
+// than limit, for all places together: a library that hangs in its constructors is
+// left behind, and the error says so.
+func Load(s Search, limit time.Duration) (*Library, error) {
+	deadline := time.Now().Add(limit)
+	for !loading.TryLock() { // a load that hangs holds it
+		if time.Now().After(deadline) {
+			return nil, &LoadError{Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Why: "has not come back"}}}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	var attempts []Attempt
+	for _, path := range s.Candidates() {
+		type outcome struct {
+			code native.LoadCode
+			why  string
+		}
+		done := make(chan outcome, 1)
+		go func() {
+			code, why := native.Load(path)
+			done <- outcome{code, why}
+		}()
+		timer := time.NewTimer(time.Until(deadline))
+		select {
+		case o := <-done:
+			timer.Stop()
+			attempts = append(attempts, Attempt{path, o.code, o.why})
+			if o.code == native.LoadOK {
+				loading.Unlock()
+				return &Library{Path: o.why, NIXL: wheelVersion(o.why), UCX: ucxVersion(), Attempts: attempts}, nil
+			}
+		case <-timer.C:
+			go func() { <-done; loading.Unlock() }()
+			attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
+			return nil, &LoadError{Attempts: attempts, Hung: true}
+		}
+	}
+	loading.Unlock()
+	return nil, &LoadError{Attempts: attempts}
+}
+
+// wheelVersion reads the version off the wheel's own folder: the C API cannot be
+// asked for it.
+func wheelVersion(library string) string {
+	m, _ := filepath.Glob(filepath.Join(filepath.Dir(library), "../nixl_cu1[23]-*.dist-info"))
+	for _, dir := range m {
+		_, v, ok := strings.Cut(strings.TrimSuffix(filepath.Base(dir), ".dist-info"), "-")
+		if ok && strings.Contains(filepath.Dir(library), strings.SplitN(filepath.Base(dir), "-", 2)[0]) {
+			return v
+		}
+	}
+	return "unknown"
+}
+
+// ResidentUCX is the file of the libucp that is in this process, "" when none is.
+// More than one is a fault: two UCX in one process hang or crash.
+func ResidentUCX() []string {
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var found []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		i := strings.IndexByte(s.Text(), '/')
+		if i < 0 || !strings.HasPrefix(filepath.Base(s.Text()[i:]), "libucp") {
+			continue
+		}
+		if p := s.Text()[i:]; !slices.Contains(found, p) {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func ucxVersion() string {
+	for _, p := range ResidentUCX() {
+		if a, b, c, ok := native.UCXVersion(p); ok {
+			return fmt.Sprintf("%d.%d.%d", a, b, c)
+		}
+	}
+	return "not loaded"
+}

@@ -1,0 +1,169 @@
+package nixl
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/native"
+)
+
+// Kind is where memory lies; the values are NIXL's.
+type Kind uint8
+
+// The kinds that can be registered here.
+const (
+	DRAM Kind = 0 // host memory
+	VRAM Kind = 1 // memory of a GPU, by the CUDA driver
+)
+
+func (k Kind) String() string {
+	if k == VRAM {
+		return "VRAM"
+	}
+	return "DRAM"
+}
+
+// Memory is a range that may be registered with an agent: mapped by us or
+// allocated by the CUDA driver, never of the Go heap, whose pages the runtime may
+// give back under a network card's feet.
+type Memory struct {
+	kind    Kind
+	device  int
+	address uint64
+	size    int
+	bytes   []byte // DRAM only
+
+	mu     sync.Mutex
+	agent  *Agent
+	handle uint64
+	dirty  bool // an undoing failed: the library may still use it, so it is not used again
+}
+
+// hostPool keeps mapped ranges for the next NewHostMemory of the same size. They
+// are not unmapped: UCX keeps registrations in a cache that is not told of that.
+var hostPool struct {
+	sync.Mutex
+	free map[int][][]byte
+}
+
+// NewHostMemory maps size bytes (rounded up to pages), zeroed.
+func NewHostMemory(size int) (*Memory, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("nixl: cannot map %d bytes of host memory: want more than 0", size)
+	}
+	page := unix.Getpagesize()
+	size = (size + page - 1) / page * page
+	hostPool.Lock()
+	var b []byte
+	if l := hostPool.free[size]; len(l) > 0 {
+		b, hostPool.free[size] = l[len(l)-1], l[:len(l)-1]
+	}
+	hostPool.Unlock()
+	if b != nil {
+		clear(b)
+	} else {
+		var err error
+		if b, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+			return nil, fmt.Errorf("nixl: cannot map %d bytes of host memory: %w", size, err)
+		}
+	}
+	return &Memory{kind: DRAM, bytes: b, size: size, address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))}, nil
+}
+
+// NewDeviceMemory allocates size bytes on a GPU through the CUDA driver.
+func NewDeviceMemory(device, size int) (*Memory, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("nixl: cannot allocate %d bytes of VRAM: want more than 0", size)
+	}
+	if _, err := native.CudaOpen(device); err != nil {
+		return nil, err
+	}
+	a, err := native.CudaAlloc(device, size)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{kind: VRAM, device: device, size: size, address: a}, nil
+}
+
+// Kind is where the memory lies.
+func (m *Memory) Kind() Kind { return m.kind }
+
+// Size in bytes.
+func (m *Memory) Size() int { return m.size }
+
+// Bytes is the memory itself, of DRAM only. While it is registered, peers may
+// write to it at any time: read what they write by atomic loads.
+func (m *Memory) Bytes() []byte { return m.bytes }
+
+// Remote is how a peer names a part of this memory in a transfer.
+func (m *Memory) Remote(offset, n int) Remote {
+	return Remote{Kind: m.kind, Address: m.address + uint64(offset), Bytes: uint64(n), Device: uint64(m.device)}
+}
+
+// Write copies b to offset; VRAM by the CUDA driver.
+func (m *Memory) Write(offset int, b []byte) error {
+	if offset < 0 || offset > m.size-len(b) {
+		return fmt.Errorf("nixl: cannot write %d bytes at %d of a memory of %d", len(b), offset, m.size)
+	}
+	if m.kind == VRAM {
+		return native.CudaWrite(m.device, m.address+uint64(offset), b)
+	}
+	copy(m.bytes[offset:], b)
+	return nil
+}
+
+// Read fills b from offset; VRAM by the CUDA driver.
+func (m *Memory) Read(offset int, b []byte) error {
+	if offset < 0 || offset > m.size-len(b) {
+		return fmt.Errorf("nixl: cannot read %d bytes at %d of a memory of %d", len(b), offset, m.size)
+	}
+	if m.kind == VRAM {
+		return native.CudaRead(m.device, b, m.address+uint64(offset))
+	}
+	copy(b, m.bytes[offset:])
+	return nil
+}
+
+// Free gives the memory back. It must not be registered; one whose deregistration
+// failed is kept for good.
+func (m *Memory) Free() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.agent != nil {
+		return fmt.Errorf("nixl: cannot free %d bytes of %s: they are registered with agent %q", m.size, m.kind, m.agent.Name())
+	}
+	if m.dirty || m.address == 0 {
+		return nil
+	}
+	a := m.address
+	m.address = 0
+	if m.kind == VRAM {
+		return native.CudaFree(m.device, a)
+	}
+	hostPool.Lock()
+	defer hostPool.Unlock()
+	if hostPool.free == nil {
+		hostPool.free = map[int][][]byte{}
+	}
+	hostPool.free[m.size] = append(hostPool.free[m.size], m.bytes)
+	m.bytes = nil
+	return nil
+}
+
+// Remote is a part of a peer's registered memory.
+type Remote struct {
+	Kind    Kind
+	Address uint64
+	Bytes   uint64
+	Device  uint64
+}
+
+// Span is a part of a memory of ours.
+type Span struct {
+	Memory *Memory
+	Offset int
+	Bytes  int
+}

@@ -1,0 +1,66 @@
+package nixl
+
+import (
+	"context"
+	"fmt"
+)
+
+// Notification is a message from a peer. From is what the sender calls itself:
+// NIXL does not check it. Message is borrowed until the handler returns.
+type Notification struct {
+	From    string
+	Message []byte
+}
+
+// maxMessage bounds what is sent; NIXL sends a notification eagerly, in one piece.
+const maxMessage = 1 << 20
+
+// maxSenders bounds the table of names.
+const maxSenders = 4096
+
+// Post sends a message without waiting for NIXL's opinion: up to 184 bytes, it
+// costs no lock, no cgo call and no allocation. ErrPeerDead when the peer is known
+// to be down, ErrFull when the agent does not keep up; a failure afterwards is told
+// to OnPeerDown.
+func (a *Agent) Post(p *Peer, message []byte) error {
+	switch {
+	case a.closing.Load():
+		return ErrClosed
+	case p.down.Load():
+		return ErrPeerDead
+	case len(message) > maxMessage:
+		return &Error{Doing: "post a message", Status: InvalidParam, Hint: "it is longer than 1 MiB"}
+	}
+	c := command{op: opNotify, handle: p.handle, data: message}
+	return a.driver.push(&c)
+}
+
+// Notify sends a message and answers what NIXL said. Success means that it was
+// sent, not that it has arrived; a peer that has just died may still take a few.
+func (a *Agent) Notify(ctx context.Context, p *Peer, message []byte) error {
+	doing := fmt.Sprintf("notify %q", p.name)
+	if len(message) > maxMessage {
+		return &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want at most %d", len(message), maxMessage)}
+	}
+	if p.Down() {
+		return &Error{Doing: doing, Status: PeerDead}
+	}
+	_, err := a.call(ctx, &command{op: opNotify, handle: p.handle, data: message}, doing)
+	return err
+}
+
+// notified hands a notification to the handler.
+func (a *Agent) notified(e *event) {
+	if a.cfg.OnNotification == nil || int(e.aux) > len(e.data) {
+		return
+	}
+	from, ok := a.senders[string(e.data[:e.aux])]
+	if !ok {
+		from = string(e.data[:e.aux])
+		if len(a.senders) >= maxSenders {
+			clear(a.senders)
+		}
+		a.senders[from] = from
+	}
+	a.cfg.OnNotification(Notification{From: from, Message: e.data[e.aux:]})
+}

@@ -1,0 +1,72 @@
+package nixl
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+)
+
+// Peer is a remote agent whose metadata was loaded.
+type Peer struct {
+	name   string
+	handle uint64
+	down   atomic.Bool
+}
+
+// Name is what the peer calls itself.
+func (p *Peer) Name() string { return p.name }
+
+// Down says that a send or a transfer to the peer failed. Nothing more is sent to
+// it until its metadata is loaded again.
+func (p *Peer) Down() bool { return p.down.Load() }
+
+// maxMetadata bounds a blob: a worker of thousands of regions has a few MiB.
+const maxMetadata = 64 << 20
+
+// LoadPeer makes the agent whose metadata this is reachable. Loading a peer that
+// is known already renews it; one that was down is tried anew.
+// versions, when known, names the peer's NIXL for the error ("NIXL 1.3.2").
+func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) (*Peer, error) {
+	doing := "load a peer's metadata"
+	if versions != "" {
+		doing += " (of " + versions + ")"
+	}
+	if len(metadata) == 0 || len(metadata) > maxMetadata {
+		return nil, &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want 1 to %d", len(metadata), maxMetadata)}
+	}
+	ans, err := a.call(ctx, &command{op: opLoad, data: metadata}, doing)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.peers[ans.handle]
+	if p == nil {
+		p = &Peer{name: string(ans.data), handle: ans.handle}
+		a.peers[ans.handle] = p
+	}
+	p.down.Store(false)
+	return p, nil
+}
+
+// DropPeer forgets a peer: its metadata, endpoints and keys.
+func (a *Agent) DropPeer(ctx context.Context, p *Peer) error {
+	a.mu.Lock()
+	delete(a.peers, p.handle)
+	a.mu.Unlock()
+	p.down.Store(true)
+	_, err := a.call(ctx, &command{op: opInvalidate, handle: p.handle}, fmt.Sprintf("drop peer %q", p.name))
+	return err
+}
+
+// CheckPeer asks NIXL whether it has the peer's metadata.
+func (a *Agent) CheckPeer(ctx context.Context, p *Peer) error {
+	_, err := a.call(ctx, &command{op: opCheck, handle: p.handle}, fmt.Sprintf("check peer %q", p.name))
+	return err
+}
+
+// ConnectPeer sets up the connection now, which the first send does otherwise.
+func (a *Agent) ConnectPeer(ctx context.Context, p *Peer) error {
+	_, err := a.call(ctx, &command{op: opConnect, handle: p.handle}, fmt.Sprintf("connect to peer %q", p.name))
+	return err
+}

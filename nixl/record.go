@@ -1,0 +1,137 @@
+package nixl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// A record is what tells the end of one transfer: 64 bytes, little endian. It is
+// written into a slot of a Board by a one-sided WRITE, or comes in a notification.
+//
+//	 0  u32  version       0x01424c53, "SLB" and 1
+//	 4  i32  status        0 the KV is there; otherwise the writer's code
+//	 8  u64  nonce         of the ticket
+//	16  u64  request       of the ticket
+//	24  u64  bytes         moved
+//	32  u64  microseconds  that took
+//	40  u32  worker        the writer's number of itself
+//	44  u32  rank
+//	48  u64  check         exclusive or of the other seven words
+//	56  u64  sequence      of the ticket; last, so that it lands last
+const (
+	recordBytes   = 64
+	recordVersion = 0x01424c53
+)
+
+// messagePrefix opens a record in a notification: then the slot, u32 little endian,
+// then the record.
+const messagePrefix = "SLB1"
+
+// Completion is the end of one transfer, as its writer saw it.
+type Completion struct {
+	Request      uint64
+	Worker, Rank uint32
+	Status       int32 // 0: the KV is there
+	Bytes        uint64
+	Took         time.Duration // microseconds are kept
+}
+
+// Ticket is a slot lent to one request. Nonce proves that a writer was given it.
+type Ticket struct {
+	Slot     uint32
+	Sequence uint64
+	Nonce    uint64
+	Request  uint64
+}
+
+// words is a record as it lies in memory.
+type words [8]uint64
+
+func (t Ticket) encode(c Completion) words {
+	w := words{
+		recordVersion | uint64(uint32(c.Status))<<32, t.Nonce, c.Request, c.Bytes,
+		uint64(max(0, c.Took.Microseconds())), uint64(c.Worker) | uint64(c.Rank)<<32, 0, t.Sequence,
+	}
+	w[6] = w.check()
+	return w
+}
+
+func (w *words) check() uint64 { return w[0] ^ w[1] ^ w[2] ^ w[3] ^ w[4] ^ w[5] ^ w[7] }
+
+func (w *words) completion() Completion {
+	return Completion{
+		Request: w[2], Worker: uint32(w[5]), Rank: uint32(w[5] >> 32), Status: int32(uint32(w[0] >> 32)),
+		Bytes: w[3], Took: time.Duration(min(w[4], 1<<50)) * time.Microsecond,
+	}
+}
+
+// Why a record is refused.
+var (
+	ErrRecord = errors.New("nixl: not a whole record")            // version, check or length
+	ErrLate   = errors.New("nixl: the record's ticket has ended") // an older sequence
+	ErrForged = errors.New("nixl: the record does not fit its ticket")
+)
+
+// verify compares a record with the ticket that its slot is lent to.
+func (w *words) verify(t Ticket) error {
+	switch {
+	case uint32(w[0]) != recordVersion || w[6] != w.check():
+		return ErrRecord
+	case w[7] < t.Sequence:
+		return ErrLate
+	case w[7] != t.Sequence || w[1] != t.Nonce || w[2] != t.Request:
+		return ErrForged
+	}
+	return nil
+}
+
+// load reads a slot while a network card may write to it: sequence first, then the
+// rest; a torn record fails its check.
+func (w *words) load(slot *[8]atomic.Uint64) {
+	w[7] = slot[7].Load()
+	for i := range 7 {
+		w[i] = slot[i].Load()
+	}
+}
+
+// Record is the completion as the bytes to WRITE to the ticket's slot.
+func (t Ticket) Record(c Completion) [recordBytes]byte {
+	w := t.encode(c)
+	var b [recordBytes]byte
+	for i, v := range w {
+		binary.LittleEndian.PutUint64(b[8*i:], v)
+	}
+	return b
+}
+
+// Message is the completion as a notification.
+func (t Ticket) Message(c Completion) []byte {
+	b := binary.LittleEndian.AppendUint32([]byte(messagePrefix), t.Slot)
+	r := t.Record(c)
+	return append(b, r[:]...)
+}
+
+// parseMessage takes a notification apart; ok is false when it is of another kind.
+func parseMessage(b []byte) (slot uint32, w words, ok bool, err error) {
+	if len(b) < len(messagePrefix) || string(b[:len(messagePrefix)]) != messagePrefix {
+		return 0, w, false, nil
+	}
+	if len(b) != len(messagePrefix)+4+recordBytes {
+		return 0, w, true, fmt.Errorf("%w: %d bytes; want %d", ErrRecord, len(b), len(messagePrefix)+4+recordBytes)
+	}
+	b = b[len(messagePrefix):]
+	slot = binary.LittleEndian.Uint32(b)
+	for i := range w {
+		w[i] = binary.LittleEndian.Uint64(b[4+8*i:])
+	}
+	return slot, w, true, nil
+}
+
+// slotsOf lays slots over mapped memory.
+func slotsOf(b []byte) [][8]atomic.Uint64 {
+	return unsafe.Slice((*[8]atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/recordBytes)
+}

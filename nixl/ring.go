@@ -1,0 +1,183 @@
+package nixl
+
+import (
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/native"
+)
+
+// inlineBytes fit in a slot; longer payloads cost a call into C for memory.
+const inlineBytes = 184
+
+// slot mirrors struct sluice_slot: 256 bytes, one command or event.
+type slot struct {
+	seq           atomic.Uint64
+	op, length    uint32
+	token, handle uint64
+	big           uint64
+	status        int32
+	aux           uint32
+	arg           [3]uint64
+	data          [inlineBytes]byte
+}
+
+// shared mirrors struct sluice_shared, whose comment argues the memory order. Go's
+// atomics are sequentially consistent, which is more than is asked for there.
+type shared struct {
+	cmdTail     atomic.Uint64
+	_           [7]uint64
+	cmdHead     atomic.Uint64
+	_           [7]uint64
+	evtTail     atomic.Uint64
+	_           [7]uint64
+	evtHead     atomic.Uint64
+	_           [7]uint64
+	asleep      atomic.Uint32
+	waiting     atomic.Uint32
+	_           [7]uint64
+	outstanding atomic.Uint64
+	_           [7]uint64
+	busySince   atomic.Uint64
+	busyOp      atomic.Uint64
+	beats       atomic.Uint64
+	foreign     atomic.Uint64
+	unread      atomic.Uint64
+	signals     atomic.Uint64
+	gone        atomic.Uint64
+	stuck       atomic.Uint64
+}
+
+// ring is a shared block: the head, the command slots, the event slots. The
+// memory is a memfd mapping, so that it can be shared with a process of its own.
+type ring struct {
+	block    []byte
+	head     *shared
+	commands []slot
+	events   []slot
+	wakeFD   int // command producers wake the thread
+	eventFD  int // the thread wakes the reader of events
+}
+
+// newRing maps the block; capacities must be powers of two.
+func newRing(commands, events int) (*ring, error) {
+	size := int(unsafe.Sizeof(shared{})) + (commands+events)*int(unsafe.Sizeof(slot{}))
+	block, err := mapShared("sluice-ring", size)
+	if err != nil {
+		return nil, err
+	}
+	r := &ring{block: block, wakeFD: -1, eventFD: -1}
+	base := unsafe.Pointer(unsafe.SliceData(block))
+	r.head = (*shared)(base)
+	slots := unsafe.Slice((*slot)(unsafe.Add(base, unsafe.Sizeof(shared{}))), commands+events)
+	r.commands, r.events = slots[:commands:commands], slots[commands:]
+	for i := range r.commands {
+		r.commands[i].seq.Store(uint64(i))
+	}
+	if r.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		r.eventFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	}
+	if err != nil {
+		r.free()
+		return nil, err
+	}
+	return r, nil
+}
+
+// free gives everything back; the thread must have ended.
+func (r *ring) free() {
+	if r.wakeFD >= 0 {
+		unix.Close(r.wakeFD)
+	}
+	if r.eventFD >= 0 {
+		unix.Close(r.eventFD)
+	}
+	unix.Munmap(r.block)
+}
+
+// push copies a command into the ring. No lock, no cgo (but for payloads over
+// inlineBytes), no allocation; a system call only when the thread sleeps.
+func (r *ring) push(c *command) error {
+	var big uint64
+	if len(c.data) > inlineBytes {
+		if big = native.Give(c.data); big == 0 {
+			return ErrFull
+		}
+	}
+	for {
+		at := r.head.cmdTail.Load()
+		s := &r.commands[at&uint64(len(r.commands)-1)]
+		switch d := int64(s.seq.Load() - at); {
+		case d < 0:
+			if big != 0 {
+				native.Take(big, 0)
+			}
+			return ErrFull
+		case d > 0:
+			continue // another producer was faster
+		}
+		if !r.head.cmdTail.CompareAndSwap(at, at+1) {
+			continue
+		}
+		s.op, s.token, s.handle, s.arg = c.op, c.token, c.handle, c.arg
+		s.length, s.big = uint32(len(c.data)), big
+		if big == 0 {
+			copy(s.data[:], c.data)
+		}
+		s.seq.Store(at + 1)
+		r.wake()
+		return nil
+	}
+}
+
+var one = [8]byte{1} // little endian, as on every machine with NIXL
+
+// wake gets the thread out of its long sleep; a short one is not worth a call.
+func (r *ring) wake() {
+	if r.head.asleep.Load() != 0 && r.head.asleep.CompareAndSwap(1, 0) {
+		// Raw: a write to a non-blocking eventfd never waits.
+		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.wakeFD), uintptr(unsafe.Pointer(&one)), 8)
+	}
+}
+
+// expect changes the number of outstanding completions.
+func (r *ring) expect(delta int64) {
+	if r.head.outstanding.Add(uint64(delta)) == uint64(delta) && delta > 0 {
+		r.wake() // from none to some
+	}
+}
+
+// pop hands the next event to f and answers whether there was one. One reader.
+func (r *ring) pop(f func(*event)) bool {
+	at := r.head.evtHead.Load()
+	if r.head.evtTail.Load() == at {
+		return false
+	}
+	s := &r.events[at&uint64(len(r.events)-1)]
+	e := event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
+	if s.big != 0 {
+		e.data = native.Take(s.big, int(s.length))
+		s.big = 0
+	} else {
+		e.data = s.data[:min(int(s.length), inlineBytes)]
+	}
+	f(&e)
+	r.head.evtHead.Store(at + 1)
+	return true
+}
+
+// mapShared maps size bytes of anonymous shared memory.
+func mapShared(name string, size int) ([]byte, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, err
+	}
+	return unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}

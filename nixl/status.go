@@ -1,0 +1,102 @@
+package nixl
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Status is what a call came to: NIXL's own codes from 0 downwards (they mirror
+// nixl_capi_status_t of NIXL 1.5), ours from -100.
+type Status int32
+
+// The statuses.
+const (
+	Success      Status = 0
+	InProgress   Status = 1
+	InvalidParam Status = -1
+	BackendError Status = -2 // NIXL folds most of its errors into this one
+	InvalidState Status = -3
+	Exception    Status = -4
+	NoTelemetry  Status = -5
+	NotFound     Status = -6 // since NIXL 1.5; before, BackendError
+
+	Garbage    Status = -100 // the library's answer makes no sense
+	NoAgent    Status = -101
+	BadHandle  Status = -102
+	BadPayload Status = -103
+	Full       Status = -104
+	PeerDead   Status = -105
+	Canceled   Status = -106
+	Missing    Status = -107
+	Hung       Status = -108 // no answer in time
+	Closed     Status = -109
+)
+
+var statusWords = map[Status]string{
+	Success:      "success",
+	InProgress:   "in progress",
+	InvalidParam: "invalid parameter (NIXL -1)",
+	BackendError: "backend error (NIXL -2; details are on stderr)",
+	InvalidState: "invalid state (NIXL -3)",
+	Exception:    "exception (NIXL -4)",
+	NoTelemetry:  "no telemetry (NIXL -5)",
+	NotFound:     "not found (NIXL -6)",
+	Garbage:      "the library's answer makes no sense",
+	NoAgent:      "there is no agent with a backend yet",
+	BadHandle:    "unknown or released handle",
+	BadPayload:   "malformed command",
+	Full:         "a table or queue is full",
+	PeerDead:     "the peer has failed",
+	Canceled:     "canceled",
+	Missing:      "this NIXL lacks the call",
+	Hung:         "no answer from the library in time",
+	Closed:       "the agent is closed",
+}
+
+func (s Status) String() string {
+	if w, ok := statusWords[s]; ok {
+		return w
+	}
+	return fmt.Sprintf("unknown status %d", int32(s))
+}
+
+// Sentinels for errors.Is; each stands for one status of Error.
+var (
+	ErrPeerDead = errors.New("nixl: the peer has failed")
+	ErrFull     = errors.New("nixl: a table or queue is full")
+	ErrHung     = errors.New("nixl: no answer from the library in time")
+	ErrClosed   = errors.New("nixl: the agent is closed")
+	ErrCanceled = errors.New("nixl: canceled")
+)
+
+// Error is a refused or failed call.
+type Error struct {
+	Doing  string // "register 4096 bytes of DRAM"
+	Status Status
+	Hint   string // what may be done about it; may be empty
+}
+
+func (e *Error) Error() string {
+	s := "nixl: cannot " + e.Doing + ": " + e.Status.String()
+	if e.Hint != "" {
+		s += ": " + e.Hint
+	}
+	return s
+}
+
+// Unwrap answers the sentinel of the status, nil where there is none.
+func (e *Error) Unwrap() error {
+	switch e.Status {
+	case PeerDead:
+		return ErrPeerDead
+	case Full:
+		return ErrFull
+	case Hung:
+		return ErrHung
+	case Closed:
+		return ErrClosed
+	case Canceled:
+		return ErrCanceled
+	}
+	return nil
+}
