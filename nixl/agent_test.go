@@ -22,6 +22,8 @@ var behaviours = []struct {
 	{"PeerThatCloses", testPeerThatCloses},
 	{"ManyNotifications", testManyNotifications},
 	{"CloseTwiceAndAfter", testCloseTwiceAndAfter},
+	{"BoardByWrite", testBoardByWrite},
+	{"BoardUnderLoad", testBoardUnderLoad},
 }
 
 func TestFakeBehaviours(t *testing.T) {

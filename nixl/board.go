@@ -11,15 +11,16 @@ import (
 
 // Board is the memory in which transfers' ends are told: one slot of 64 bytes is
 // lent to each request, and whoever moves its KV writes a record there, one-sided,
-// or sends it as a notification. A record counts when version, check, sequence,
-// nonce and request all fit the ticket; a late, torn or forged one does not.
+// or names slot and nonce in a notification. A record counts when version, check,
+// sequence, nonce and request all fit the ticket; a late, torn or forged one does
+// not.
 //
-// HandOut, Look, Fill and Release take no lock, call no C and allocate nothing.
+// HandOut, Look, Complete and Release take no lock, call no C and allocate nothing.
 //
 // Memory order: a slot's ticket is written before its bit is set; the agent's
 // thread reads the bit first (acquire), then the ticket. A slot's state moves by
 // compare-and-swap only, with the sequence in it, so of a record seen at the same
-// time by the thread, by Look and by Fill one wins, and an end that comes for an
+// time by the thread, by Look and by Complete one wins, and an end that comes for an
 // earlier ticket finds another sequence.
 type Board struct {
 	agent   *Agent // nil: filled by notifications alone
@@ -50,7 +51,23 @@ type entry struct {
 	state   atomic.Uint64
 	request atomic.Uint64
 	expires atomic.Int64 // Unix ns
-	result  Completion   // written while claimed, read when landed
+	result  result
+}
+
+// result is a completion: written while the slot is claimed, read when it has
+// landed. In atomics, because a Look with an old ticket may come at any time.
+type result [5]atomic.Uint64
+
+func (r *result) store(c Completion) {
+	for i, v := range [...]uint64{c.Request, uint64(c.Worker) | uint64(c.Rank)<<32, uint64(uint32(c.Status)), c.Bytes, uint64(c.Took)} {
+		r[i].Store(v)
+	}
+}
+
+func (r *result) load() Completion {
+	who := r[1].Load()
+	return Completion{Request: r[0].Load(), Worker: uint32(who), Rank: uint32(who >> 32), Status: int32(uint32(r[2].Load())),
+		Bytes: r[3].Load(), Took: time.Duration(r[4].Load())}
 }
 
 const (
@@ -77,8 +94,8 @@ const MaxSlots = 1 << 20
 
 // NewBoard makes a board of slots (a multiple of 64) and registers it with the
 // agent, whose thread then watches it; without an agent it is filled by
-// notifications alone. on is told of every completion that the thread or Fill
-// finds, on their goroutine; it may be nil. A board lasts as long as its agent.
+// notifications alone. on is told of every completion that the thread or
+// Complete finds, on their goroutine; it may be nil. A board lasts as long as its agent.
 func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completion)) (*Board, error) {
 	if slots <= 0 || slots%64 != 0 || slots > MaxSlots {
 		return nil, fmt.Errorf("nixl: a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
@@ -129,7 +146,8 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 // Slots is how many requests can be waited for at once.
 func (b *Board) Slots() int { return len(b.entries) }
 
-// Refused counts records that Fill refused, beside the agent's Counters.Unmatched.
+// Refused counts notifications, and whole records with a foreign request, that were
+// refused; the agent's Counters.Unmatched has the other records.
 func (b *Board) Refused() uint64 { return b.refused.Load() }
 
 // Remote is where the ticket's record is to be written.
@@ -171,7 +189,7 @@ func (b *Board) Look(t Ticket) (Completion, State) {
 	e := &b.entries[t.Slot]
 	switch e.state.Load() {
 	case t.Sequence<<2 | slotLanded:
-		c := e.result
+		c := e.result.load()
 		if e.state.Load() != t.Sequence<<2|slotLanded {
 			return Completion{}, Ended
 		}
@@ -192,28 +210,24 @@ func (b *Board) Look(t Ticket) (Completion, State) {
 	return Completion{}, Ended
 }
 
-// Fill takes a notification that carries a record. ours is false when it is of
-// another kind. The error is ErrRecord, ErrLate or ErrForged.
-func (b *Board) Fill(message []byte) (ours bool, err error) {
-	slot, w, ours, err := parseMessage(message)
-	if !ours {
-		return false, nil
-	}
-	if err == nil && int(slot) >= len(b.entries) {
-		err = fmt.Errorf("%w: slot %d of %d", ErrForged, slot, len(b.entries))
-	}
-	if err == nil {
+// Complete ends a ticket by what a notification told: the slot and the nonce that
+// went out with the request. The error is ErrForged for a slot or nonce that was
+// not given to anyone now, which is also what a notification that comes after its
+// ticket's end finds; ErrLate for a second one.
+func (b *Board) Complete(slot uint32, nonce uint64, c Completion) error {
+	err := error(ErrForged)
+	if int(slot) < len(b.entries) {
 		t, out := b.current(slot)
-		if err = w.verify(t); err == nil {
-			if c := w.completion(); out && b.claim(t, c) {
+		if c.Request = t.Request; t.Nonce == nonce && t.Sequence != 0 {
+			if out && b.claim(t, c) {
 				b.tell(t, c)
-				return true, nil
+				return nil
 			}
-			err = ErrLate // a second one, or after the ticket's end
+			err = ErrLate
 		}
 	}
 	b.refused.Add(1)
-	return true, err
+	return err
 }
 
 // current is the ticket that a slot is lent to, or was.
@@ -248,7 +262,7 @@ func (b *Board) claim(t Ticket, c Completion) bool {
 	if !e.state.CompareAndSwap(t.Sequence<<2|slotOut, t.Sequence<<2|slotClaimed) {
 		return false
 	}
-	e.result = c
+	e.result.store(c)
 	b.unwatch(t)
 	e.state.Store(t.Sequence<<2 | slotLanded)
 	return true

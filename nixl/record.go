@@ -3,14 +3,13 @@ package nixl
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 	"unsafe"
 )
 
 // A record is what tells the end of one transfer: 64 bytes, little endian. It is
-// written into a slot of a Board by a one-sided WRITE, or comes in a notification.
+// written into a slot of a Board by a one-sided WRITE.
 //
 //	 0  u32  version       0x01424c53, "SLB" and 1
 //	 4  i32  status        0 the KV is there; otherwise the writer's code
@@ -26,10 +25,6 @@ const (
 	recordBytes   = 64
 	recordVersion = 0x01424c53
 )
-
-// messagePrefix opens a record in a notification: then the slot, u32 little endian,
-// then the record.
-const messagePrefix = "SLB1"
 
 // Completion is the end of one transfer, as its writer saw it.
 type Completion struct {
@@ -106,29 +101,6 @@ func (t Ticket) Record(c Completion) [recordBytes]byte {
 		binary.LittleEndian.PutUint64(b[8*i:], v)
 	}
 	return b
-}
-
-// Message is the completion as a notification.
-func (t Ticket) Message(c Completion) []byte {
-	b := binary.LittleEndian.AppendUint32([]byte(messagePrefix), t.Slot)
-	r := t.Record(c)
-	return append(b, r[:]...)
-}
-
-// parseMessage takes a notification apart; ok is false when it is of another kind.
-func parseMessage(b []byte) (slot uint32, w words, ok bool, err error) {
-	if len(b) < len(messagePrefix) || string(b[:len(messagePrefix)]) != messagePrefix {
-		return 0, w, false, nil
-	}
-	if len(b) != len(messagePrefix)+4+recordBytes {
-		return 0, w, true, fmt.Errorf("%w: %d bytes; want %d", ErrRecord, len(b), len(messagePrefix)+4+recordBytes)
-	}
-	b = b[len(messagePrefix):]
-	slot = binary.LittleEndian.Uint32(b)
-	for i := range w {
-		w[i] = binary.LittleEndian.Uint64(b[4+8*i:])
-	}
-	return slot, w, true, nil
 }
 
 // slotsOf lays slots over mapped memory.

@@ -1,0 +1,286 @@
+package nixl
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+type told struct {
+	t Ticket
+	c Completion
+}
+
+// testBoardByWrite lets a peer write records into slots, right and wrong ones.
+func testBoardByWrite(t *testing.T, w world) {
+	router, engine := w.open(t, Config{}), w.open(t, Config{})
+	heard := make(chan told, 64)
+	b := must[*Board](t)(NewBoard(t.Context(), router, 128, func(k Ticket, c Completion) { heard <- told{k, c} }))
+	out := hostMemory(t, engine, 4096)
+	p := meet(t, engine, router)
+	write := func(to Ticket, rec [recordBytes]byte) {
+		t.Helper()
+		copy(out.Bytes(), rec[:])
+		tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, p, []Remote{b.Remote(to)}, nil))
+		must[Telemetry](t)(tr.Wait(t.Context()))
+	}
+	silent := func(why string) {
+		t.Helper()
+		select {
+		case h := <-heard:
+			t.Errorf("%s: told of %+v", why, h)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	for i := range 3 * b.Slots() { // every slot is used three times
+		k, ok := b.HandOut(uint64(1000+i), time.Now().Add(time.Minute))
+		if !ok {
+			t.Fatal("no slot is free")
+		}
+		want := Completion{Request: k.Request, Worker: 7, Rank: uint32(i), Status: int32(-i), Bytes: 1 << 40, Took: 1500 * time.Microsecond}
+		write(k, k.Record(want))
+		select {
+		case h := <-heard:
+			if h.t != k || h.c != want {
+				t.Fatalf("told of %+v, want %+v of %+v", h, want, k)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("write %d was not seen", i)
+		}
+		if c, s := b.Look(k); s != Landed || c != want {
+			t.Fatalf("Look: %+v, %v", c, s)
+		}
+		b.Release(k)
+		if _, s := b.Look(k); s != Ended {
+			t.Fatalf("after release: %v", s)
+		}
+	}
+
+	k, _ := b.HandOut(1, time.Now().Add(time.Minute))
+	forged := k
+	forged.Nonce++
+	write(k, forged.Record(Completion{Request: 1}))
+	silent("another nonce")
+	late := k
+	late.Sequence--
+	write(k, late.Record(Completion{Request: 1}))
+	silent("an older sequence")
+	other := k.Record(Completion{Request: 2})
+	write(k, other)
+	silent("another request")
+	torn := k.Record(Completion{Request: 1, Bytes: 5})
+	torn[24] = 6
+	write(k, torn)
+	silent("a changed byte")
+	if _, s := b.Look(k); s != Pending {
+		t.Errorf("after four wrong records: %v, want Pending", s)
+	}
+	if w.fake == nil {
+		if n := router.Counters().Unmatched; n < 2 {
+			t.Errorf("%d unmatched records were counted, want at least the forged and the late one", n)
+		}
+	}
+	b.Release(k)
+
+	// The next tickets' slots have the old records in them; they do not count.
+	var all []Ticket
+	for range b.Slots() {
+		k, ok := b.HandOut(9, time.Now().Add(time.Minute))
+		if !ok {
+			t.Fatal("no slot is free")
+		}
+		all = append(all, k)
+	}
+	silent("old records")
+	if _, ok := b.HandOut(9, time.Now()); ok {
+		t.Error("more tickets than slots")
+	}
+	for _, k := range all {
+		b.Release(k)
+	}
+}
+
+// testBoardUnderLoad has many requests under way at once, over few slots.
+func testBoardUnderLoad(t *testing.T, w world) {
+	router, engine := w.open(t, Config{}), w.open(t, Config{})
+	const workers, each = 4, 100
+	var mu sync.Mutex
+	heard := map[uint64]Completion{}
+	b := must[*Board](t)(NewBoard(t.Context(), router, 64, func(k Ticket, c Completion) {
+		mu.Lock()
+		heard[k.Request] = c
+		mu.Unlock()
+	}))
+	out := hostMemory(t, engine, workers*4096)
+	p := meet(t, engine, router)
+	var wg sync.WaitGroup
+	for g := range workers {
+		wg.Go(func() {
+			for i := range each {
+				id := uint64(g)<<32 | uint64(i) | 1<<60
+				k, ok := b.HandOut(id, time.Now().Add(time.Minute))
+				if !ok {
+					t.Error("no slot is free")
+					return
+				}
+				rec := k.Record(Completion{Request: id, Bytes: id})
+				copy(out.Bytes()[g*4096:], rec[:])
+				tr, err := engine.Start(t.Context(), Write, []Span{{out, g * 4096, recordBytes}}, p, []Remote{b.Remote(k)}, nil)
+				if err == nil {
+					_, err = tr.Wait(t.Context())
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for end := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Microsecond) {
+					mu.Lock()
+					c, ok := heard[id]
+					mu.Unlock()
+					if ok {
+						if c.Bytes != id {
+							t.Errorf("%x: told of %+v", id, c)
+						}
+						break
+					}
+					if _, s := b.Look(k); s == Landed {
+						break // Look was first
+					}
+					if time.Now().After(end) {
+						t.Errorf("%x was not seen", id)
+						return
+					}
+				}
+				b.Release(k)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestBoardByNotification(t *testing.T) {
+	var heard []told
+	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, c Completion) { heard = append(heard, told{k, c}) }))
+	k, _ := b.HandOut(77, time.Now().Add(time.Minute))
+	for name, try := range map[string]struct {
+		slot  uint32
+		nonce uint64
+	}{"another nonce": {k.Slot, k.Nonce + 1}, "another slot": {k.Slot + 1, k.Nonce}, "beyond the board": {64, k.Nonce}, "a slot never lent": {k.Slot + 1, 0}} {
+		if err := b.Complete(try.slot, try.nonce, Completion{}); !errors.Is(err, ErrForged) {
+			t.Errorf("%s: %v, want ErrForged", name, err)
+		}
+	}
+	if err := b.Complete(k.Slot, k.Nonce, Completion{Bytes: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if len(heard) != 1 || heard[0].c != (Completion{Request: 77, Bytes: 5}) || heard[0].t != k {
+		t.Errorf("told of %+v", heard)
+	}
+	if err := b.Complete(k.Slot, k.Nonce, Completion{}); !errors.Is(err, ErrLate) {
+		t.Errorf("a second time: %v, want ErrLate", err)
+	}
+	b.Release(k)
+	b.Release(k) // does nothing
+	for range 64 {
+		n, ok := b.HandOut(1, time.Now())
+		if !ok {
+			t.Fatal("a slot was lost")
+		}
+		if n.Slot == k.Slot {
+			if err := b.Complete(k.Slot, k.Nonce, Completion{}); !errors.Is(err, ErrForged) {
+				t.Errorf("the last ticket's notification: %v, want ErrForged", err)
+			}
+			if _, s := b.Look(n); s != Pending {
+				t.Errorf("it ended the next ticket: %v", s)
+			}
+		}
+	}
+	if b.Refused() != 6 {
+		t.Errorf("refused %d, want 6", b.Refused())
+	}
+}
+
+func TestBoardExpires(t *testing.T) {
+	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, nil))
+	now := time.Now()
+	soon, _ := b.HandOut(1, now.Add(time.Second))
+	later, _ := b.HandOut(2, now.Add(time.Hour))
+	done, _ := b.HandOut(3, now.Add(time.Second))
+	if err := b.Complete(done.Slot, done.Nonce, Completion{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.Expire(now, 64); n != 0 {
+		t.Errorf("%d expired before their time", n)
+	}
+	n := 0
+	for range 8 { // eight slots at a time
+		n += b.Expire(now.Add(2*time.Second), 8)
+	}
+	if n != 1 {
+		t.Errorf("%d expired without a completion, want 1", n)
+	}
+	for k, want := range map[Ticket]State{soon: Ended, later: Pending, done: Ended} {
+		if _, s := b.Look(k); s != want {
+			t.Errorf("request %d: %v, want %v", k.Request, s, want)
+		}
+	}
+	got := 0
+	for range 64 {
+		if _, ok := b.HandOut(0, now); ok {
+			got++
+		}
+	}
+	if got != 63 {
+		t.Errorf("%d slots are free again, want 63", got)
+	}
+}
+
+// TestBoardRaces has all ends of a ticket at once: one wins, and no slot is lost.
+func TestBoardRaces(t *testing.T) {
+	var mu sync.Mutex
+	told := map[Ticket]int{}
+	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, _ Completion) {
+		mu.Lock()
+		told[k]++
+		mu.Unlock()
+	}))
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 2000 {
+				k, ok := b.HandOut(rand.Uint64(), time.Now().Add(time.Microsecond))
+				if !ok {
+					continue
+				}
+				var in sync.WaitGroup
+				in.Go(func() { _ = b.Complete(k.Slot, k.Nonce, Completion{}) })
+				in.Go(func() { b.Look(k) })
+				in.Go(func() { b.Expire(time.Now(), 16) })
+				in.Go(func() { b.Release(k) })
+				in.Wait()
+			}
+		})
+	}
+	wg.Wait()
+	for k, n := range told {
+		if n != 1 {
+			t.Errorf("%+v was told %d times", k, n)
+		}
+	}
+	b.Expire(time.Now().Add(time.Hour), 64)
+	for i := range 64 {
+		if _, ok := b.HandOut(0, time.Now()); !ok {
+			t.Fatalf("only %d of 64 slots are left", i)
+		}
+	}
+}
+
+func TestBoardRefusesSizes(t *testing.T) {
+	for _, n := range []int{0, -64, 63, MaxSlots + 64} {
+		if _, err := NewBoard(t.Context(), nil, n, nil); err == nil {
+			t.Errorf("a board of %d slots was made", n)
+		}
+	}
+}

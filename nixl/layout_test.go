@@ -1,0 +1,42 @@
+package nixl
+
+import (
+	"testing"
+	"unsafe"
+
+	"sluice/native"
+)
+
+// TestLayout compares the Go mirrors with the C structs.
+func TestLayout(t *testing.T) {
+	c := native.Layout()
+	if c == nil {
+		t.Skip("built without cgo: there is nothing to compare with")
+	}
+	var h shared
+	var s slot
+	for name, want := range map[string]uintptr{
+		"shared":             unsafe.Sizeof(h),
+		"shared.evtTail":     unsafe.Offsetof(h.evtTail),
+		"shared.asleep":      unsafe.Offsetof(h.asleep),
+		"shared.outstanding": unsafe.Offsetof(h.outstanding),
+		"shared.busySince":   unsafe.Offsetof(h.busySince),
+		"shared.stuck":       unsafe.Offsetof(h.stuck),
+		"slot":               unsafe.Sizeof(s),
+		"slot.arg":           unsafe.Offsetof(s.arg),
+		"slot.data":          unsafe.Offsetof(s.data),
+		"record":             recordBytes,
+		"record.sequence":    56,
+		"ticket":             unsafe.Sizeof(ticketCell{}),
+		"board":              boardHead,
+		"transfer":           16,
+		"desc":               24,
+	} {
+		if c[name] != want {
+			t.Errorf("%s: %d in C, %d in Go", name, c[name], want)
+		}
+	}
+	if n := native.ABI(); n != 2 {
+		t.Errorf("C surface %d, want 2: compare the constants of driver.go with sluice_native.h", n)
+	}
+}
