@@ -92,6 +92,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	l.e.log.add(r, rank)
 	f := l.e.faults.match(r, leg, true)
 	if f != nil && c.faultBefore(r, f, j.format) {
+		if f.Kind == Status {
+			l.refused(h, pd)
+		}
 		return nil
 	}
 	if err == nil && h != nil && !l.e.o.release.remoteID() && h.wire.RequestID == "" {
@@ -108,14 +111,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	if err != nil {
 		l.rejected.Add(1)
-		if leg == "decode" && h.usable() && !h.incomplete() {
-			if l.e.o.release.refusedFrees() { // a decode refused by the HTTP layer frees the prefill's blocks
-				l.pull.release(h)
-			}
-		}
-		if pd != nil {
-			pd.refused(l)
-		}
+		l.refused(h, pd)
 		ref := &refusal{400, err.Error(), ""}
 		errors.As(err, &ref)
 		body := j.format.failure(ref.status, ref.msg)
@@ -200,6 +196,17 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 }
 
 const garbageBody = `{"id": "garbage", "choices": [{{{`
+
+// refused tells prefill that decode was answered with an error before the engine
+// knew it, where the release does.
+func (l *life) refused(h *handle, pd pdLeg) {
+	if pd != nil {
+		pd.refused(l)
+	}
+	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.refusedFrees() {
+		l.pull.release(h)
+	}
+}
 
 // chooseRank is the rank of the port, of the header, or the least loaded.
 func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {

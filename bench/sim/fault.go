@@ -21,7 +21,7 @@ const (
 	Status                      // an error answer with Fault.Status (503) in vLLM's shape
 	Stall                       // no byte: before the head when After is 0, else after that many events; for Fault.Delay, or for ever
 	Reset                       // TCP reset: before the head when After is 0, else after
-	Cut                         // the body ends early with FIN, no last chunk, after
+	Cut                         // the body ends early with FIN, no last chunk, after; a whole answer does not come, or with Phase "body" in part
 	StreamFail                  // an SSE error event and [DONE], after; status 500 when not streaming
 	Slow                        // Fault.Delay before every token
 	Garbage                     // 200 with a body that is no JSON

@@ -193,6 +193,9 @@ func (r *rank) trip(s *seq) bool {
 	case Cut:
 		r.drop(j)
 		j.req.close = true
+		if !j.headOut && f.Phase == "body" {
+			j.c.send([]byte(cutAnswer))
+		}
 		r.end(j)
 	case Garbage:
 		r.drop(j)
@@ -214,6 +217,9 @@ func (r *rank) trip(s *seq) bool {
 	}
 	return true
 }
+
+// cutAnswer is a whole answer of which only the beginning comes.
+const cutAnswer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
 
 // appendIDs appends token ids as a JSON array.
 func appendIDs(b []byte, ids []uint32) []byte {

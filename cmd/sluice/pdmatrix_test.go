@@ -1,0 +1,399 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write docs/pd-matrix.md instead of comparing it")
+
+// matrixFamily is one row of the matrix: a family of the router and the simulated
+// engines that speak it. A row is added when both are there.
+type matrixFamily struct {
+	name    string
+	engine  func(*sim.Options)
+	handing sim.Fault // what keeps the hand-over from ending while the client leaves
+	config  func(*config.Config)
+	worker  func(*config.Worker, *sim.Engine)
+}
+
+var (
+	decodeIsLate = sim.Fault{Kind: sim.Stall, Leg: "decode", Delay: 150 * time.Millisecond}
+	kvIsLate     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
+)
+
+var matrixFamilies = []matrixFamily{
+	{name: "nixl", handing: decodeIsLate},
+}
+
+// withBootstrap names a prefill worker's bootstrap server, as an operator does.
+func withBootstrap(w *config.Worker, e *sim.Engine) {
+	if host, port := e.Bootstrap(); port > 0 {
+		w.Options = map[string][]string{"bootstrap_host": {host}, "bootstrap_port": {fmt.Sprint(port)}}
+	}
+}
+
+// matrixColumns are what is done to every family. The texts of the cells say what
+// was seen, so the document is what the code does, not what it should do.
+var matrixColumns = []struct {
+	name string
+	run  func(*matrixFleet, *testing.T) string
+}{
+	{"stream", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", `,"stream":true`) }},
+	{"not streamed", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", "") }},
+	{"n = 2", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", `,"n":2,"stream":true`) }},
+	{"batch", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "batch", "") }},
+	{"client leaves in prefill", func(f *matrixFleet, t *testing.T) string {
+		return f.leaves(t, f.prefills, sim.Fault{Kind: sim.Stall, Leg: "prefill"}, f.prefills, 0)
+	}},
+	{"… in the hand-over", func(f *matrixFleet, t *testing.T) string {
+		return f.leaves(t, f.decodes, f.family.handing, f.decodes, 0)
+	}},
+	{"… in decode", func(f *matrixFleet, t *testing.T) string {
+		return f.leaves(t, f.decodes, sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond}, f.decodes, 1)
+	}},
+	{"prefill fails before its head", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status, Leg: "prefill"}, "")
+	}},
+	{"… within its answer", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Leg: "prefill", Phase: "body"}, "")
+	}},
+	{"decode fails before its head", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status, Leg: "decode"}, `,"stream":true`)
+	}},
+	{"… after first tokens", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Leg: "decode", After: 4}, `,"stream":true`)
+	}},
+	{"… within a whole answer", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Leg: "decode", Phase: "body"}, "")
+	}},
+}
+
+// matrixFleet is two prefill and two decode engines of a family, a router over
+// them, and an engine of no family that says what the text must be.
+type matrixFleet struct {
+	family            *matrixFamily
+	router            *testRouter
+	prefills, decodes []*sim.Engine
+	plain             *sim.Engine
+	sent              int
+}
+
+func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
+	t.Helper()
+	f := &matrixFleet{family: fam, plain: startSim(t, nil)}
+	var workers []config.Worker
+	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
+		e := startSim(t, func(o *sim.Options) {
+			o.Role = role.String()
+			if fam.engine != nil {
+				fam.engine(o)
+			}
+		})
+		w := at(e, role, fmt.Sprint(role, "-", i%2))
+		if fam.worker != nil {
+			fam.worker(&w, e)
+		}
+		workers = append(workers, w)
+		if role == worker.Prefill {
+			f.prefills = append(f.prefills, e)
+		} else {
+			f.decodes = append(f.decodes, e)
+		}
+	}
+	f.router = startRouter(t, func(c *config.Config) {
+		c.PD.Family = fam.name
+		c.PD.CutAfter = 100 * time.Millisecond
+		if fam.config != nil {
+			fam.config(c)
+		}
+	}, workers...)
+	return f
+}
+
+func (f *matrixFleet) engines() []*sim.Engine {
+	return append(append([]*sim.Engine(nil), f.prefills...), f.decodes...)
+}
+
+// body is a request nobody has sent before, and its path.
+func (f *matrixFleet) body(kind, extra string) (path, body string) {
+	f.sent++
+	if kind == "batch" {
+		return "/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":["%d a %s","%d b %s"],"max_tokens":8,"ignore_eos":true%s}`, f.sent, prompt, f.sent, prompt, extra)
+	}
+	return "/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":8,"ignore_eos":true%s}`, f.sent, prompt, extra)
+}
+
+// legCount counts the inference requests engines have seen.
+func legCount(engines []*sim.Engine) (n int) {
+	for _, e := range engines {
+		n += len(generating(e))
+	}
+	return n
+}
+
+func (f *matrixFleet) forget() {
+	for _, e := range f.engines() {
+		e.ForgetRequests()
+	}
+}
+
+// computed is how many prompt tokens the decode engines have computed themselves.
+func (f *matrixFleet) computed() (n int) {
+	for _, e := range f.decodes {
+		n += e.Stats().Sum().LocalCompute
+	}
+	return n
+}
+
+// exchange sends one request and says whether every choice of the answer is what
+// an undisturbed engine says.
+func (f *matrixFleet) exchange(t *testing.T, kind, extra string) (a *answer, right bool) {
+	t.Helper()
+	path, body := f.body(kind, extra)
+	want := choicesOf(post(t, f.plain.URL()+path, body))
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	a, err := tryPost(ctx, f.router.URL+path, body)
+	if a == nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	got := choicesOf(a)
+	right = err == nil && len(got) == len(want)
+	for i, text := range want {
+		right = right && got[i] == text
+	}
+	return a, right
+}
+
+// choicesOf are the texts of an answer by choice, of a stream too.
+func choicesOf(a *answer) map[int]string {
+	texts := make(map[int]string)
+	add := func(js []byte) {
+		var v struct {
+			Choices []struct {
+				Index   int                      `json:"index"`
+				Text    string                   `json:"text"`
+				Message struct{ Content string } `json:"message"`
+				Delta   struct{ Content string } `json:"delta"`
+			} `json:"choices"`
+		}
+		if json.Unmarshal(js, &v) != nil {
+			return
+		}
+		for _, c := range v.Choices {
+			texts[c.Index] += c.Text + c.Message.Content + c.Delta.Content
+		}
+	}
+	if !bytes.HasPrefix(a.Body, []byte("data:")) {
+		add(a.Body)
+		return texts
+	}
+	sc := bufio.NewScanner(bytes.NewReader(a.Body))
+	sc.Buffer(nil, 1<<20)
+	for sc.Scan() {
+		if data, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+			add([]byte(data))
+		}
+	}
+	return texts
+}
+
+// answers: an undisturbed request has the right text; the cell says who made it.
+func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
+	f.forget()
+	before := f.computed()
+	a, right := f.exchange(t, kind, extra)
+	p, d := legCount(f.prefills), legCount(f.decodes)
+	switch {
+	case a.Status != 200:
+		return fmt.Sprintf("refused, %d", a.Status)
+	case !right:
+		t.Errorf("the answer is not the undisturbed one: %s", a.Body)
+		return "wrong"
+	case p == 0 && d == 1:
+		return "decode alone"
+	case f.computed() > before:
+		return "both legs, decode computed"
+	}
+	return "both legs"
+}
+
+// leaves: a client that goes leaves nothing behind, or what it leaves is freed
+// with the lease. Faults hold the request where it must be, on all of at; seen are
+// the engines that must have it by then, events what the client reads before.
+func (f *matrixFleet) leaves(t *testing.T, at []*sim.Engine, fault sim.Fault, seen []*sim.Engine, events int) string {
+	f.forget()
+	for _, e := range at {
+		e.Fault(fault)
+	}
+	_, body := f.body("chat", `,"stream":true`)
+	body = strings.Replace(body, `"max_tokens":8`, `"max_tokens":2000`, 1)
+	l := send(t, f.router, fmt.Sprint("leaves-", f.sent), body)
+	eventually(t, 10*time.Second, "the leg is there", func() bool { return legCount(seen) > 0 })
+	if events > 0 {
+		l.event(t)
+	} else {
+		time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
+	}
+	l.leave()
+	left := time.Now()
+	freed := f.rests(3 * time.Second)
+	for _, e := range at {
+		e.ClearFaults()
+	}
+	if freed {
+		t.Logf("all was free %v after the client left", time.Since(left).Round(time.Millisecond))
+		return "freed at once"
+	}
+	f.restart(t)
+	return "freed with the lease"
+}
+
+func (f *matrixFleet) restart(t *testing.T) {
+	t.Helper()
+	for _, e := range f.engines() {
+		if err := e.Restart(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.ready(t)
+}
+
+// fails: the leg on e fails once. Requests are sent until e was chosen.
+func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
+	fault.N = 1
+	e.Fault(fault)
+	cell := f.untilHit(t, e, extra)
+	e.ClearFaults()
+	if !f.rests(2 * time.Second) {
+		cell += ", blocks kept until the lease ends"
+		f.restart(t)
+	}
+	f.ready(t)
+	return cell
+}
+
+func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string {
+	for range 50 {
+		f.forget()
+		before := e.Stats().Faults
+		a, right := f.exchange(t, "chat", extra)
+		if e.Stats().Faults == before {
+			continue
+		}
+		streamed := bytes.HasPrefix(a.Body, []byte("data:"))
+		switch {
+		case a.Status == 200 && right && legCount(f.prefills)+legCount(f.decodes) <= 2:
+			return "hidden"
+		case a.Status == 200 && right:
+			return fmt.Sprintf("run again (prefill ×%d, decode ×%d)", legCount(f.prefills), legCount(f.decodes))
+		case a.Status == 200 && streamed && bytes.Contains(a.Body, []byte(`data: {"error"`)):
+			return "error event"
+		case a.Status == 200:
+			t.Errorf("a broken answer was passed on as a whole one: %s", a.Body)
+			return "wrong"
+		}
+		return fmt.Sprint(a.Status)
+	}
+	t.Errorf("the engine was never chosen")
+	return "?"
+}
+
+// rests says whether within that time nothing is under way or kept anywhere.
+func (f *matrixFleet) rests(within time.Duration) bool {
+	for end := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
+		busy := f.router.booked() != ""
+		for _, e := range f.engines() {
+			s := e.Stats().Sum()
+			busy = busy || e.Alive() && (s.Running+s.Waiting+s.Leases+s.Rooms != 0 || s.BlocksFree != s.BlocksTotal)
+		}
+		if !busy {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
+
+func (f *matrixFleet) ready(t *testing.T) {
+	t.Helper()
+	eventually(t, 10*time.Second, "all workers are ready", func() bool { return allReady(f.router) })
+}
+
+const matrixDoc = "../../docs/pd-matrix.md"
+
+// TestPDMatrix runs every family through every way of going and failing, on the
+// simulated engines, and holds docs/pd-matrix.md to what was seen.
+func TestPDMatrix(t *testing.T) {
+	rows := make([][]string, len(matrixFamilies))
+	for i := range matrixFamilies {
+		fam := &matrixFamilies[i]
+		rows[i] = make([]string, len(matrixColumns))
+		t.Run(fam.name, func(t *testing.T) {
+			f := startMatrixFleet(t, fam)
+			for k, c := range matrixColumns {
+				t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) { rows[i][k] = c.run(f, t) })
+			}
+		})
+	}
+	if t.Failed() {
+		return
+	}
+	got := matrixPage(rows)
+	if *rewrite {
+		if err := os.WriteFile(matrixDoc, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(matrixDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("docs/pd-matrix.md is not what was seen (go test ./cmd/sluice -run TestPDMatrix -rewrite writes it anew):\n%s", got)
+	}
+}
+
+// matrixPage is the document: a column a family, for there are more ways than
+// families.
+func matrixPage(rows [][]string) string {
+	var b strings.Builder
+	b.WriteString(`# Prefill and decode: what happens, family by family
+
+Written by a test (` + "`go test ./cmd/sluice -run TestPDMatrix -rewrite`" + `): two prefill and two decode engines, simulated, a router over them, one request at a
+time. Every answer called right was compared with that of an undisturbed engine.
+
+|`)
+	for i := range matrixFamilies {
+		b.WriteString(" | " + matrixFamilies[i].name)
+	}
+	b.WriteString(" |\n|---" + strings.Repeat("|---", len(matrixFamilies)) + "|\n")
+	for k, c := range matrixColumns {
+		b.WriteString("| " + c.name)
+		for i := range rows {
+			b.WriteString(" | " + rows[i][k])
+		}
+		b.WriteString(" |\n")
+	}
+	b.WriteString(`
+- **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
+- **freed at once**: within 3 s of the client's leaving every block, room, lease and reservation was gone; the leases of these engines are 30 s and longer.
+- **run again**: the client saw a whole right answer; so many legs were sent for it. **error event**: the stream ends with an error in the API's form.
+`)
+	return b.String()
+}
