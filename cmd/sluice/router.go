@@ -38,6 +38,7 @@ type router struct {
 	metrics   *obs.Metrics
 	runner    *disagg.Runner
 	feeds     *kvevents.Feeds
+	loads     *kvevents.Loads
 	recorder  *record.Recorder
 	discovery *discovery.Runner
 	front     *front.Server
@@ -82,6 +83,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	r.tokenizer = tokenize.New(tokenize.Options{
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
+	r.loads = kvevents.NewLoads(log)
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget, Tap: r.recorder})
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
@@ -240,6 +242,9 @@ func (r *router) Close() {
 		if r.fleet != nil {
 			r.fleet.Close()
 		}
+		if r.loads != nil {
+			r.loads.Close()
+		}
 		if r.feeds != nil {
 			r.feeds.Close()
 		}
@@ -261,6 +266,11 @@ func (r *router) joined(w *worker.Worker) {
 				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
 			continue
 		}
+		if src.Load != "" {
+			if err := r.loads.Start(kvevents.LoadSource{Worker: w, Endpoint: src.Load, Topic: src.LoadTopic}); err != nil {
+				r.log.Error("no load messages", "rank", rank.ID.String(), "err", err)
+			}
+		}
 		err := r.feeds.Start(kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
@@ -274,6 +284,7 @@ func (r *router) joined(w *worker.Worker) {
 // left drops what the router knows of a worker's KV.
 func (r *router) left(w *worker.Worker) {
 	r.runner.Left(w)
+	r.loads.Stop(w)
 	for _, rank := range w.Ranks {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)

@@ -231,6 +231,8 @@ func (a *Answer) readServerInfo(body []byte) error {
 			Port      float64  `json:"endpoint_port_base"`
 			Replay    *float64 `json:"replay_endpoint_port_base"`
 			Topic     string   `json:"topic"`
+			Load      *float64 `json:"load_endpoint_port_base"`
+			LoadTopic string   `json:"load_topic"`
 			BlockSize float64  `json:"block_size"`
 			DPSize    float64  `json:"dp_size"`
 		} `json:"kv_events"`
@@ -264,6 +266,9 @@ func (a *Answer) readServerInfo(body []byte) error {
 			src.Endpoint = atPort(onHost("tcp://*:"+strconv.Itoa(portOf(e.Port)), a.URL), rank)
 			if e.Replay != nil && portOf(*e.Replay) > 0 {
 				src.Replay = atPort(onHost("tcp://*:"+strconv.Itoa(portOf(*e.Replay)), a.URL), rank)
+			}
+			if e.Load != nil && portOf(*e.Load) > 0 {
+				src.Load, src.LoadTopic = atPort(onHost("tcp://*:"+strconv.Itoa(portOf(*e.Load)), a.URL), rank), e.LoadTopic
 			}
 			if src.Endpoint != "" {
 				a.Events = append(a.Events, src)

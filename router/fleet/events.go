@@ -18,7 +18,10 @@ type EventSource struct {
 	Bind     bool   // the engine connects: the subscriber binds Endpoint
 	Replay   string // ZMQ ROUTER; "" when there is none
 	Topic    string
-	From     string // "config", "/kv_event_sources", "/server_info"
+	// Load is the ZMQ PUB endpoint of the rank's load messages, "" when there is
+	// none, and LoadTopic their topic.
+	Load, LoadTopic string
+	From            string // "config", "/kv_event_sources", "/server_info"
 }
 
 // bindPrefix before an endpoint of a Spec says that the router binds it. Only

@@ -158,7 +158,7 @@ func (x *board) refresh(s *Scheduler, now int64) {
 			s.rates.fade(r, now)
 			prefill := float64(s.rates.of(r, worker.Prefilling))
 			price := [2]uint32{uint32(w.prefill * prefill), uint32(w.prefill * float64(s.rates.of(r, worker.Pulling)))}
-			waiting := int64(w.queue * waitingTokens * prefill * float64(max(0, r.Waiting.Load()-r.Requests.Load())))
+			waiting := int64(w.queue * prefill * float64(foreignTokens(r)))
 			short := r.KVUsage() >= pressureFrom
 			if short {
 				crowded = append(crowded, i)

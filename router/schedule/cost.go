@@ -24,6 +24,7 @@ type term struct {
 	blocks   int32 // decode blocks, ours
 	requests int32 // ours
 	waiting  int32 // as the engine said, -1 never
+	foreign  int64 // prompt tokens of others waiting there, said or assumed
 	cached   int32 // tokens predicted, in any tier
 	depth    int32 // blocks of overlap
 	host     int32 // of depth, those on the host only
@@ -93,7 +94,7 @@ func (s *Scheduler) newFrame(q *Query) frame {
 // together they are an estimate, not a snapshot.
 func (f *frame) look(r *worker.Rank, t *term) {
 	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), requests: int32(r.Requests.Load()),
-		waiting: int32(r.Waiting.Load()), feed: worker.FeedState(r.Feed.Load())}
+		waiting: int32(r.Waiting.Load()), foreign: foreignTokens(r), feed: worker.FeedState(r.Feed.Load())}
 	for w := range t.price {
 		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
 	}
@@ -107,6 +108,16 @@ func (f *frame) look(r *worker.Rank, t *term) {
 	}
 	p := f.w.termsOf(f.leg, f.prompt, t)
 	t.cost = p.sum()
+}
+
+// foreignTokens are the prompt tokens that wait on a rank and are not of this
+// router's requests: what the engine says waits there beyond what was reserved, or,
+// of one that tells its requests only, an assumed prompt for each beyond ours.
+func foreignTokens(r *worker.Rank) int64 {
+	if q := r.QueuedTokens.Load(); q >= 0 {
+		return max(0, q-r.PrefillTokens.Load())
+	}
+	return waitingTokens * max(0, r.Waiting.Load()-r.Requests.Load())
 }
 
 // glance is a lower bound of look's cost that reads less, exact where nothing
@@ -205,7 +216,7 @@ func (p *Terms) sum() float64 {
 func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
 	todo := max(0, float64(prompt)-t.credit)
 	prefill := float64(t.price[worker.Prefilling]) / nsPerMS
-	p := Terms{Waiting: w.queue * waitingTokens * prefill * float64(max(0, t.waiting-t.requests))}
+	p := Terms{Waiting: w.queue * prefill * float64(t.foreign)}
 	if leg == DecodeLeg {
 		p.Transfer = w.prefill * float64(t.price[worker.Pulling]) / nsPerMS * todo
 	} else {

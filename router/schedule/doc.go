@@ -12,25 +12,39 @@
 //
 // All terms are estimated milliseconds, so that they may be added:
 //
-//	prefill  = PrefillWeight × max(0, prompt − OverlapWeight × cached) × 0.1 ms/token
-//	transfer = PrefillWeight × max(0, prompt − OverlapWeight × cached) × 0.005 ms/token
-//	queue    = QueueWeight × tokens to prefill reserved on the rank × 0.1 ms/token
-//	waiting  = QueueWeight × max(0, engine's waiting − our requests there) × 102.4 ms
-//	decode   = DecodeWeight × blocks reserved on the rank × 0.15 ms/block
-//	pressure = DecodeWeight × blocks of this request that do not fit × block size × 0.1 ms/token
+//	prefill  = PrefillWeight × max(0, prompt − credit) × prefill rate
+//	transfer = PrefillWeight × max(0, prompt − credit) × transfer rate
+//	queue    = QueueWeight × tokens to prefill reserved on the rank × prefill rate
+//	waiting  = QueueWeight × tokens of others waiting there × prefill rate
+//	decode   = DecodeWeight × blocks reserved on the rank × block rate
+//	pressure = DecodeWeight × tokens of this request's blocks that do not fit × prefill rate
 //
 //	prefill leg = prefill + queue + waiting
 //	decode leg  = transfer + decode + pressure + waiting
 //	whole       = prefill + queue + decode + pressure + waiting
 //
-// The rates are assumptions, the same for every rank: 10,000 prompt tokens a
-// second (an 8B model on one current GPU does two to four times that, a 70B
-// model on four about that); KV pulled at 200,000 tokens a second (128 KiB a
+//	credit = OverlapWeight × (tokens on the device + HostWeight × on the host + DiskWeight × on disk),
+//	  or that much for a guess of the router's own choices,
+//	  or AwaitedWeight × tokens just sent there
+//
+// The rates are learned, worker by worker (worker.Speed), from legs that ended
+// well: the time from choice to first token against the tokens that had to be
+// computed before it, those queued ahead included; of decode legs against the
+// tokens pulled; and the time a token took against the blocks resident beside it.
+// A worker is judged by its own rates after eight legs, and for two minutes after
+// its last; else by the fleet's, which begin with an assumption: 10,000 prompt
+// tokens a second (an 8B model on one current GPU does two to four times that, a
+// 70B model on four about that); KV pulled at 200,000 tokens a second (128 KiB a
 // token over 200 Gb/s); a resident block of 16 tokens costs every step of the
 // batch 0.6 µs of memory reads, over some 256 steps 0.15 ms. Only their ratios
-// matter to the choice; the weights correct them. A waiting request of somebody
-// else counts as 1,024 tokens; the engine's figure is used only where it exceeds
-// what this router placed there, so that no request is counted twice.
-// Pressure applies only where the engine reports at least 90 % of its blocks in
-// use and their number is known; what does not fit is recomputed later.
+// matter to the choice. Options.Rates fixes them.
+//
+// What waits for others is what the engine says beyond what this router placed
+// there, so that no request is counted twice: tokens where it tells of tokens
+// (load messages), else 1,024 for a request. Pressure applies only where the
+// engine reports at least 90 % of its blocks in use and their number is known;
+// what does not fit is recomputed later.
+//
+// Ranks whose feed is silent or broken have no overlap from the index; a record
+// then says that it is unknown, unless the router's own choices let it guess.
 package schedule

@@ -56,6 +56,7 @@ type Scheduler struct {
 	boards      boards
 	started     time.Time
 	seed        atomic.Uint64
+	faded       atomic.Int64        // when small pools were last looked over for rates too old
 	turn        [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
 	watch       atomic.Pointer[func(*Event)]
 	scratch     sync.Pool
@@ -142,6 +143,11 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 			sc.kept = sc.kept[:0]
 			res = room(res)
 			lost, ok = s.choose(x, f, sc, rng, res)
+		}
+	}
+	if last := s.faded.Load(); !ok && f.now-last > int64(time.Second) && s.faded.CompareAndSwap(last, f.now) {
+		for _, r := range q.Candidates { // boards see to their own
+			s.rates.fade(r, f.now)
 		}
 	}
 	for !ok && s.pick(f, q, sc, rng) {

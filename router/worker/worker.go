@@ -83,7 +83,10 @@ type Rank struct {
 	// Reported by the engine (scraped or told); -1 when never seen.
 	Running atomic.Int64
 	Waiting atomic.Int64
-	kvUsage atomic.Uint64 // math.Float64bits, 0…1
+	// QueuedTokens are the prompt tokens that its waiting requests have still to
+	// compute, where it says so (load messages); -1 unknown.
+	QueuedTokens atomic.Int64
+	kvUsage      atomic.Uint64 // math.Float64bits, 0…1
 
 	// Events: what the KV event feed is worth.
 	Feed atomic.Uint32 // FeedState
@@ -184,6 +187,7 @@ func New(spec Spec) *Worker {
 		}
 		r.Running.Store(-1)
 		r.Waiting.Store(-1)
+		r.QueuedTokens.Store(-1)
 		w.Ranks = append(w.Ranks, r)
 	}
 	info := &Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize}

@@ -1,0 +1,156 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/router/worker"
+)
+
+// packed writes v as msgpack in its longest forms, or the shortest of maps, as the
+// engines' encoders do.
+func packed(t testing.TB, v any) []byte {
+	t.Helper()
+	switch v := v.(type) {
+	case nil:
+		return []byte{0xc0}
+	case int:
+		return binary.BigEndian.AppendUint64([]byte{0xd3}, uint64(v))
+	case float64:
+		return binary.BigEndian.AppendUint64([]byte{0xcb}, math.Float64bits(v))
+	case string:
+		return append([]byte{0xd9, byte(len(v))}, v...)
+	case []any:
+		b := []byte{0xdc, 0, byte(len(v))}
+		for _, x := range v {
+			b = append(b, packed(t, x)...)
+		}
+		return b
+	case m:
+		b := []byte{0x80 | byte(len(v))}
+		for k, x := range v {
+			b = append(append(b, packed(t, k)...), packed(t, x)...)
+		}
+		return b
+	}
+	t.Fatalf("cannot pack %T", v)
+	return nil
+}
+
+type m = map[string]any
+
+func TestDecodeLoads(t *testing.T) {
+	dynamo, err := os.ReadFile("testdata/load/dynamo_1.6.1_forward_pass_metrics.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy := packed(t, m{"version": 1, "worker_id": "w0", "dp_rank": 3, "wall_time": 0.5,
+		"scheduled_requests": m{"num_prefill_requests": 2, "sum_prefill_tokens": 900, "num_decode_requests": 11, "var_decode_kv_tokens": 0.25},
+		"queued_requests":    m{"num_prefill_requests": 4, "sum_prefill_tokens": 5000, "num_decode_requests": 1}})
+	sglang := packed(t, m{"timestamp": 1.5, "dp_rank": 1, "num_running_reqs": 7, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 300, "token_usage": 0.75, "speculative": nil})
+	for _, c := range []struct {
+		name string
+		msg  []byte
+		want string
+	}{
+		{"dynamo", dynamo, "[{1 0 0 0 -1}]"},
+		{"dynamo busy", busy, "[{3 13 5 5000 -1}]"},
+		{"sglang", sglang, "[{1 7 2 300 0.75}]"},
+		{"sglang, all zero", packed(t, m{"timestamp": 1.5}), "[{0 0 0 0 0}]"},
+		{"a vector", packed(t, []any{m{"timestamp": 1, "dp_rank": 1, "num_running_reqs": 4}, nil, m{"timestamp": 1, "num_running_reqs": 9}}), "[{1 4 0 0 0} {0 9 0 0 0}]"},
+		{"an empty vector", packed(t, []any{}), "[]"},
+	} {
+		got, err := DecodeLoads(nil, c.msg)
+		if err != nil || fmt.Sprint(got) != c.want {
+			t.Errorf("%s: %v, %v; want %s", c.name, got, err, c.want)
+		}
+		for n := range c.msg { // cut anywhere: an error, never a panic
+			if _, err := DecodeLoads(nil, c.msg[:n]); err == nil {
+				t.Errorf("%s: cut at %d of %d: no error", c.name, n, len(c.msg))
+			}
+		}
+	}
+	for _, bad := range [][]byte{packed(t, m{"a": 1}), packed(t, "x"), packed(t, m{"num_running_reqs": -1}), packed(t, m{"num_running_reqs": "x"}),
+		append(packed(t, m{"timestamp": 1}), 0), {0xdd, 0xff, 0xff, 0xff, 0xff}} {
+		if got, err := DecodeLoads(nil, bad); err == nil {
+			t.Errorf("%x: %v", bad, got)
+		}
+	}
+}
+
+func FuzzDecodeLoads(f *testing.F) {
+	f.Add(packed(f, m{"timestamp": 1, "dp_rank": 1, "num_running_reqs": 4}))
+	f.Add(packed(f, []any{}))
+	f.Add(packed(f, m{"queued_requests": m{"sum_prefill_tokens": 1}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		loads, _ := DecodeLoads(nil, b)
+		for _, l := range loads {
+			if l.Running < 0 || l.Waiting < 0 || l.QueuedTokens < 0 || l.Usage > 1 || l.Usage != l.Usage {
+				t.Errorf("%+v", l)
+			}
+		}
+	})
+}
+
+// What each rank says goes to that rank, from a real socket.
+func TestLoadsGoToTheirRanks(t *testing.T) {
+	pub, err := zmq.NewSocket(zmq.PUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pub.Close()
+	pub.SetLinger(0)
+	if err := pub.Bind("tcp://127.0.0.1:*"); err != nil {
+		t.Fatal(err)
+	}
+	ep, _ := pub.GetLastEndpoint()
+	w := worker.New(worker.Spec{ID: "w", Ranks: []uint16{0, 1, 2}})
+	l := NewLoads(nil)
+	defer l.Close()
+	if err := l.Start(LoadSource{Worker: w, Endpoint: ep, Topic: "load"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Start(LoadSource{Worker: w, Endpoint: "nonsense"}); err == nil {
+		t.Error("nonsense is an endpoint")
+	}
+	seq := uint64(0)
+	send := func(v any) {
+		seq++
+		pub.SendMessage("load", binary.BigEndian.AppendUint64(nil, seq), packed(t, v))
+	}
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !ok(); {
+			if time.Now().After(end) {
+				t.Fatalf("not within 10 s: %s", what)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+	until("the subscription stands", func() bool {
+		send(m{"timestamp": 1, "dp_rank": 1, "num_running_reqs": 5, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 700, "token_usage": 0.5})
+		return w.Ranks[1].Running.Load() == 5
+	})
+	if w.Ranks[0].Running.Load() != -1 || w.Ranks[2].Waiting.Load() != -1 {
+		t.Error("a rank got what another said")
+	}
+	if r := w.Ranks[1]; r.Waiting.Load() != 2 || r.QueuedTokens.Load() != 700 || r.KVUsage() != 0.5 {
+		t.Errorf("rank 1: %d waiting, %d tokens, %v", r.Waiting.Load(), r.QueuedTokens.Load(), r.KVUsage())
+	}
+	send([]any{})
+	send("garbage")
+	send(m{"timestamp": 1, "dp_rank": 9})
+	send([]any{m{"timestamp": 1, "dp_rank": 2, "num_running_reqs": 8}, m{"timestamp": 1, "num_running_reqs": 3}})
+	until("both of the vector arrived", func() bool { return w.Ranks[2].Running.Load() == 8 && w.Ranks[0].Running.Load() == 3 })
+	if _, garbage, foreign := l.Counts(); garbage != 1 || foreign != 1 {
+		t.Errorf("%d garbage, %d of other ranks; want 1 and 1", garbage, foreign)
+	}
+	l.Stop(w)
+	until("the queue is forgotten", func() bool { return w.Ranks[1].QueuedTokens.Load() == -1 })
+}

@@ -1,0 +1,128 @@
+package schedule
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// serve runs one leg of a worker whose work costs rate ms a token and 5 ms more.
+func serve(s *Scheduler, r *worker.Rank, leg Leg, tokens int, rate float64) {
+	c, _ := s.Choose(&Query{Leg: leg, Candidates: []*worker.Rank{r}, PromptTokens: tokens, MaxTokens: 32})
+	time.Sleep(time.Duration((5 + rate*float64(tokens)) * nsPerMS))
+	c.Reservation.PrefillDone()
+	c.Reservation.Report("", 0, 1)
+	c.Reservation.Release()
+}
+
+func TestRatesAreLearnedPerWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rs := ranks(3)
+		opt := plain
+		opt.Rates.Transfer = 0.25
+		s := New(opt)
+		if got := s.RatesOf(rs[0]); got != (Rates{prefillMS, 0.25, blockMS}) {
+			t.Errorf("at the start: %+v", got)
+		}
+		for i := range 60 {
+			serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.02)
+			serve(s, rs[1], PrefillLeg, 500+i*89%3000, 0.2)
+			serve(s, rs[1], DecodeLeg, 500+i*89%3000, 0.01)
+		}
+		fast, slow, idle := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill, s.RatesOf(rs[2]).Prefill
+		if fast < 0.018 || fast > 0.024 || slow < 0.18 || slow > 0.22 {
+			t.Errorf("learned %v and %v ms a token, want about 0.02 and 0.2", fast, slow)
+		}
+		if idle <= fast || idle >= slow {
+			t.Errorf("a worker without legs is judged by %v, the fleet lies between %v and %v", idle, fast, slow)
+		}
+		if got := s.RatesOf(rs[1]).Transfer; got != 0.25 {
+			t.Errorf("a fixed rate has become %v", got)
+		}
+		// The slower worker is worth its cache only: 10 times the tokens elsewhere.
+		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs[:2], PromptTokens: 1000, RequestID: "x", Attempt: 1})
+		if c.Rank != rs[0] {
+			t.Errorf("chose the slow worker")
+		}
+		for _, x := range decode(t, s, "x").Decisions[0].Shown {
+			if x.Rates.Prefill <= 0 || x.Terms.Prefill < 900*x.Rates.Prefill {
+				t.Errorf("the record shows %+v", x)
+			}
+		}
+		c.Reservation.Release()
+		mustZero(t, rs)
+	})
+}
+
+// Legs that fail, and outliers, teach nothing.
+func TestFailuresTeachNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rs := ranks(1)
+		s := New(plain)
+		for i := range 40 {
+			serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.05)
+		}
+		before := s.RatesOf(rs[0]).Prefill
+		for range 50 { // no PrefillDone: it failed
+			c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 1000})
+			time.Sleep(time.Minute / 100)
+			c.Reservation.Release()
+		}
+		if got := s.RatesOf(rs[0]).Prefill; got != before {
+			t.Errorf("failures changed %v into %v", before, got)
+		}
+		for range 3 {
+			serve(s, rs[0], PrefillLeg, 1000, 20)
+		}
+		if got := s.RatesOf(rs[0]).Prefill; got > before*1.3 {
+			t.Errorf("three legs of 20 s changed %v into %v", before, got)
+		}
+	})
+}
+
+// A worker that was slow and is not chosen any more gets another chance.
+func TestOwnRatesFade(t *testing.T) {
+	for _, n := range []int{8, 40} { // a small pool, and one with a board
+		synctest.Test(t, func(t *testing.T) { fade(t, ranks(n)) })
+	}
+}
+
+func fade(t *testing.T, rs []*worker.Rank) {
+	s := New(plain)
+	for i := range 20 {
+		serve(s, rs[0], PrefillLeg, 500+i*97%3000, 2)
+		for _, r := range rs[1:4] {
+			serve(s, r, PrefillLeg, 500+i*97%3000, 0.05)
+		}
+	}
+	slow := s.RatesOf(rs[0]).Prefill
+	time.Sleep(ownFor + time.Second)
+	for range 3 {
+		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 100})
+		c.Reservation.Release()
+	}
+	if got := s.RatesOf(rs[0]).Prefill; got > slow/2 {
+		t.Errorf("after %v without a leg still judged by %v of %v ms a token", ownFor, got, slow)
+	}
+}
+
+// 1,000 requests within 10 ms, each of another prompt, over 8 equal ranks.
+func TestThousandInTenMilliseconds(t *testing.T) {
+	for leg := range legs {
+		rs := ranks(8)
+		s := New(plain)
+		began := time.Now()
+		for i := range 1000 {
+			s.Choose(&Query{Leg: leg, Candidates: rs, PromptTokens: 2000, MaxTokens: 200, RequestID: fmt.Sprint(i), Attempt: 1})
+		}
+		t.Logf("%v: 1,000 choices in %v", leg, time.Since(began))
+		for _, r := range rs {
+			if n := r.Requests.Load(); n < 113 || n > 137 {
+				t.Errorf("%v: %v got %d of 1,000, want 125 ± 10 %%", leg, r.ID, n)
+			}
+		}
+	}
+}
