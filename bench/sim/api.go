@@ -390,6 +390,7 @@ func (j *job) name(r *httpRequest, b *body) {
 			j.id = j.rids[0]
 		}
 	}
+	j.kept = header(r, "X-Request-Id")
 	j.internal = j.id
 	if r.path == "/v1/completions" {
 		j.internal += "-0"

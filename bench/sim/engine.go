@@ -18,6 +18,7 @@ type Engine struct {
 	holds  []*placeholder
 	faults *faultSet
 	log    *recorder
+	kept   *keptLog
 	start  time.Time
 
 	pubs, reps []string // endpoints of the KV events of each rank; nil when off
@@ -47,7 +48,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, face: faces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
+	e := &Engine{o: o, face: faces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), kept: newKeptLog(o.LogKept), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
 	for _, f := range o.Faults {
 		e.faults.add(f)
 	}

@@ -85,6 +85,14 @@ func (plainLeg) refused(*life)                  {}
 func (r *rank) transfer(s *seq) {
 	s.pulling = true
 	r.pulls[s] = struct{}{}
+	r.e.kept.keep(s.j.kept)
+}
+
+// transferred undoes it.
+func (r *rank) transferred(s *seq) {
+	s.pulling = false
+	delete(r.pulls, s)
+	r.e.kept.letGo(s.j.kept)
 }
 
 // arrived ends a transfer of s on the rank's goroutine: tokens of its prompt are in
@@ -92,8 +100,7 @@ func (r *rank) transfer(s *seq) {
 // blocks freed; a failed transfer is the caller's to answer (r.fail) after this,
 // with tokens 0. False when the job is over.
 func (r *rank) arrived(s *seq, tokens, cached int) bool {
-	s.pulling = false
-	delete(r.pulls, s)
+	r.transferred(s)
 	if s.j.over {
 		r.pool.release(s.blocks)
 		s.blocks = nil

@@ -14,6 +14,7 @@ type job struct {
 	rank     *rank
 	format   format
 	id       string // as the client sees it
+	kept     string // as its blocks are logged
 	internal string // as the engine does: with a random suffix
 	created  int64
 	model    string

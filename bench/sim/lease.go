@@ -14,6 +14,7 @@ import (
 type lease struct {
 	blocks []int32
 	until  time.Time
+	kept   string // as it is logged
 	tokens int    // of the prompt
 	cached int    // of these, found in prefill's cache
 	sum    uint64 // of the prompt, for offers
@@ -55,13 +56,15 @@ func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	if old := r.leases.held[key]; old != nil { // a name used twice: the second takes it
 		r.n.roomsReused++
 		r.pool.release(old.blocks)
+		r.e.kept.letGo(old.kept)
 	}
 	// The block of the last, never computed output token is not part of the handle.
 	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
 	if n < len(s.blocks) {
 		r.pool.release(s.blocks[n:])
 	}
-	r.leases.held[key] = &lease{blocks: s.blocks[:n], until: until, tokens: len(s.prompt), cached: s.cached}
+	r.e.kept.keep(s.j.kept)
+	r.leases.held[key] = &lease{blocks: s.blocks[:n], until: until, kept: s.j.kept, tokens: len(s.prompt), cached: s.cached}
 	r.n.leased++
 }
 
@@ -75,6 +78,7 @@ func (r *rank) expire(now time.Time) {
 		if !l.until.After(now) {
 			r.pool.release(l.blocks)
 			delete(r.leases.held, id)
+			r.e.kept.letGo(l.kept)
 			r.n.expired++
 		} else if l.until.Before(r.leases.next) {
 			r.leases.next = l.until
@@ -144,6 +148,7 @@ func serveSide(c *conn, r *httpRequest) *job {
 			case r.path == "/done":
 				rk.pool.release(l.blocks)
 				delete(rk.leases.held, id)
+				rk.e.kept.letGo(l.kept)
 				rk.n.released++
 			case r.path == "/heartbeat":
 				if until := now.Add(rk.o.Lease * 2 / 3); until.After(l.until) {

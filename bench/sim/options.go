@@ -76,9 +76,10 @@ type Options struct {
 	Coalesce       bool // write all events of a step that go to one client as one chunk
 	HideCached     bool // usage carries no prompt_tokens_details (vLLM without --enable-prompt-tokens-details)
 	NoPrefixCache  bool
-	BodyLimit      int // bytes of a request body, 0 means 64 MiB
-	StreamBuffer   int // bytes kept for one slow reader before it is cut, 0 means 16 MiB
-	Records        int // requests kept for Requests(), 0 means 1024, below 0 none
+	BodyLimit      int  // bytes of a request body, 0 means 64 MiB
+	StreamBuffer   int  // bytes kept for one slow reader before it is cut, 0 means 16 MiB
+	Records        int  // requests kept for Requests(), 0 means 1024, below 0 none
+	LogKept        bool // remember when each request's last block was let go, for Kept; grows without bound
 	Faults         []Fault
 	FaultSeed      uint64 // decides faults with a probability
 	DisableScaleUp bool   // /inference/v1/* answers 403, as vLLM without --enable-scale-out

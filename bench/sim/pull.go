@@ -250,8 +250,7 @@ func (p *puller) sleep(h *handle, d time.Duration) bool {
 
 // pulled ends a transfer on the rank's goroutine.
 func (r *rank) pulled(s *seq, h *handle, remote int, out outcome) {
-	s.pulling = false
-	delete(r.pulls, s)
+	r.transferred(s)
 	if s.j.over {
 		r.pool.release(s.blocks)
 		s.blocks = nil

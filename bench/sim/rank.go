@@ -178,6 +178,7 @@ const deadMessage = "EngineCore encountered an issue. See stack trace (above) fo
 // submit takes a job into the queue.
 func (r *rank) submit(j *job) {
 	r.n.requests++
+	r.e.kept.keep(j.kept)
 	if pd := j.params.pd; pd != nil {
 		pd.submit(r, j)
 		return
@@ -250,6 +251,7 @@ func (r *rank) end(j *job) {
 	}
 	j.over = true
 	r.load.Add(-1)
+	r.e.kept.letGo(j.kept)
 	close(j.done)
 	if j.req.close {
 		j.c.kick()

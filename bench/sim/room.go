@@ -190,8 +190,7 @@ func (r *rank) meet(x *room) {
 		r.leave(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.asked.Tokens, len(s.prompt)))
 		return
 	}
-	s.pulling = false
-	delete(r.pulls, s)
+	r.transferred(s)
 	r.waiting = append(r.waiting, s)
 }
 
@@ -203,6 +202,7 @@ func (g *sglangLeg) hold(r *rank, s *seq) bool {
 	}
 	f := r.e.faults.match(s.j.req, "handover", false)
 	s.pulling = true // the transfer has the blocks
+	r.e.kept.keep(s.j.kept)
 	r.l.wg.Go(func() {
 		defer s.meet.stop()
 		ok := faultTransfer(s.meet.ctx, f) && pause(s.meet.ctx, scaled(r.o.Cost.transfer(len(s.prompt)), r.o.Speed))
@@ -212,6 +212,7 @@ func (g *sglangLeg) hold(r *rank, s *seq) bool {
 				r.pool.release(s.blocks)
 				s.blocks = nil
 			}
+			r.e.kept.letGo(s.j.kept)
 			switch {
 			case !ok:
 				r.n.pullsFailed++
@@ -237,8 +238,7 @@ func (g *sglangLeg) drop(r *rank, j *job) {
 			continue // what it waits for ends with its context
 		}
 		if s.pulling && !s.held { // it waited in the room, without blocks
-			s.pulling = false
-			delete(r.pulls, s)
+			r.transferred(s)
 		}
 		if x := r.rooms.open[s.meet.room]; x != nil && x.seq == s {
 			x.timer.Stop()

@@ -21,8 +21,7 @@ func (g *sglangLeg) find(r *rank, s *seq) {
 	r.l.wg.Go(func() {
 		why := r.l.findPrefill(m, g.prefillRank)
 		r.post(func() {
-			s.pulling = false
-			delete(r.pulls, s)
+			r.transferred(s)
 			switch {
 			case s.j.over:
 			case why != "":
