@@ -119,6 +119,7 @@ func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	b = appendReason(b, s)
 	b = append(b, `,"token_ids":`...)
 	b = f.j.appendTokenIDs(b, id)
+	b = f.j.choiceMembers(b, s)
 	f.close(w, append(b, '}'), s)
 }
 
@@ -226,6 +227,7 @@ func (f *chatFormat) whole(b []byte, j *job) []byte {
 		b = appendReason(b, s)
 		b = append(b, `,"token_ids":`...)
 		b = j.appendTokenIDs(b, s.out...)
+		b = j.choiceMembers(b, s)
 		b = append(b, `,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`...)

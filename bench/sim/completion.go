@@ -47,6 +47,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	}
 	b = append(b, `,"token_ids":`...)
 	b = j.appendTokenIDs(b, id)
+	b = j.choiceMembers(b, s)
 	b = j.streamedHandle(append(b, `}]`...), s)
 	if s.reason != "" && j.left == 1 && !j.params.includeUsage {
 		b = append(b, `,"system_fingerprint":`...)
@@ -97,6 +98,7 @@ func (f *completionFormat) whole(b []byte, j *job) []byte {
 		b = j.appendTokenIDs(b, s.out...)
 		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
 		b = j.appendTokenIDs(b, s.prompt...)
+		b = j.choiceMembers(b, s)
 		b = append(b, `,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
@@ -104,6 +106,6 @@ func (f *completionFormat) whole(b []byte, j *job) []byte {
 	b = append(b, `,"usage":`...)
 	b = j.appendWholeUsage(b)
 	b = append(b, `,"kv_transfer_params":`...)
-	b = j.handleJSON(b)
+	b = j.answerMembers(j.handleJSON(b))
 	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }

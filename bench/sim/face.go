@@ -18,6 +18,7 @@ type face struct {
 var faces = map[string]*face{
 	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
 	"sglang": {generating: sglangGenerating, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
+	"trtllm": {generating: trtllmGenerating, get: trtllmGet, post: trtllmPost, failure: sglangError, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
 }
 
 // legReader makes of a request's P/D members the leg it asks for; nil is a plain
@@ -32,6 +33,11 @@ var pdFamilies = map[string]legReader{
 	"nixl-push": readPush,
 	"mooncake":  readMooncake,
 	"sglang":    readSGLang,
+
+	"lmcache":      readLMCache,
+	"orchestrated": readOrchestrated,
+	"storage":      readStorage,
+	"trtllm":       readTRTLLM,
 }
 
 // PDFamilies are the names Options.PD takes.

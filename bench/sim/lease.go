@@ -99,6 +99,8 @@ var sideCalls = map[string]func(*conn, *httpRequest){
 	"/room/open": sideRooms,
 	"/room/wait": sideRooms,
 	"/offer":     sideOffer,
+
+	"/lmcache/put": serveLMCachePut,
 }
 
 // sideRequest is the body of the calls of NIXL's pull mode, the stand-in for

@@ -71,6 +71,11 @@ type Options struct {
 	SkipTokenizer     bool          // SGLang: native answers have no text (--skip-tokenizer-init)
 	HeaderOverrides   bool          // SGLang: x-override-* headers (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)
 
+	LMCacheProxy string // LMCache prefill: where its notifications go, tcp://host:port; "" sends none
+	OldNotify    bool   // LMCache up to 0.3.6: they are called NixlProxyNotif
+	EarlyNotify  bool   // LMCache prefill: they go out before its answer
+	Store        string // shared storage: engines of this process with the same one share blocks
+
 	RestartAfter time.Duration // after a crash the engine comes back; 0 means never. Not scaled by Speed.
 
 	Coalesce       bool // write all events of a step that go to one client as one chunk
@@ -92,7 +97,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", "127.0.0.1:0", "HTTP `address`; port 0 takes a free one")
 	fs.BoolVar(&o.RankPorts, "rank-ports", false, "one more port for each data-parallel rank")
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
-	fs.StringVar(&o.Engine, "engine", "vllm", "vllm or sglang")
+	fs.StringVar(&o.Engine, "engine", "vllm", strings.Join(slices.Sorted(maps.Keys(faces)), ", "))
 	fs.StringVar(&o.PD, "pd", "", "prefill/decode hand-over: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
 	fs.StringVar(&o.Release, "release", "0.32", "vLLM `release` to behave as: handles, time-outs, errors, events, endpoints (0.9 to 0.33)")
 	fs.StringVar(&o.Version, "engine-version", "", "what /version says; empty is the release's")
@@ -104,6 +109,10 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Encoding, "kv-encoding", "", "encoding of KV events: "+strings.Join(Encodings(), ", "))
 	fs.BoolVar(&o.BytesHashes, "kv-bytes-hashes", false, "publish 32-byte block hashes instead of integers")
 	fs.IntVar(&o.BufferSteps, "kv-buffer-steps", 10000, "event batches kept for replay")
+	fs.StringVar(&o.LMCacheProxy, "lmcache-proxy", "", "where LMCache's notifications go, an `endpoint` as tcp://host:port; empty sends none")
+	fs.BoolVar(&o.OldNotify, "lmcache-old-notify", false, "name the notifications as LMCache up to 0.3.6")
+	fs.BoolVar(&o.EarlyNotify, "lmcache-early-notify", false, "send the notifications before prefill's answer")
+	fs.StringVar(&o.Store, "store", "", "shared storage: `name` of the store, in this process")
 	fs.IntVar(&o.BlockSize, "block-size", 16, "tokens per KV block")
 	fs.IntVar(&o.Blocks, "blocks", 8192, "KV blocks per rank")
 	fs.IntVar(&o.MaxModelLen, "max-model-len", 0, "longest prompt and output in tokens; 0 means what fits")
@@ -157,7 +166,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 }
 
 // enginePD is the hand-over of an engine that is not told another.
-var enginePD = map[string]string{"vllm": "nixl", "sglang": "sglang"}
+var enginePD = map[string]string{"vllm": "nixl", "sglang": "sglang", "trtllm": "trtllm"}
 
 // withDefaults fills what is not said and refuses what cannot be.
 func (o Options) withDefaults() (Options, error) {
@@ -195,6 +204,10 @@ func (o Options) withDefaults() (Options, error) {
 	// A decode server of SGLang keeps no prefix cache: its KV comes from prefill.
 	o.NoPrefixCache = o.NoPrefixCache || o.PD == "sglang" && o.Role == "decode"
 	str(&o.Model, "sim")
+	if o.Engine == "trtllm" { // its events are read over HTTP, which is not there
+		o.KVEvents = "off"
+		str(&o.Encoding, "vllm-map")
+	}
 	str(&o.Encoding, o.Engine+"-map")
 	str(&o.Incomplete, "crash")
 	str(&o.Expired, "garbage")

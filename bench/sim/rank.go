@@ -24,22 +24,23 @@ type rank struct {
 	ended   chan struct{}
 	load    atomic.Int64 // jobs taken and not answered
 
-	pool    *pool
-	hash    hasher
-	waiting []*seq // admitted to the engine, not to the batch
-	ready   []*seq // their pull is done, before all that wait
-	running []*seq
-	pulls   map[*seq]struct{} // their blocks wait for a transfer
-	holds   map[*seq]struct{} // their last token waits for a leg's settle
-	batch   []*seq            // scratch of emit
-	leases  leases
-	rooms   rooms
-	offers  offers
-	events  []event
-	due     time.Time // when the step under way ends
-	scratch chunker
-	dirty   []*job // with events held back
-	n       counters
+	pool     *pool
+	hash     hasher
+	waiting  []*seq // admitted to the engine, not to the batch
+	ready    []*seq // their pull is done, before all that wait
+	running  []*seq
+	pulls    map[*seq]struct{} // their blocks wait for a transfer
+	received map[uint64]int    // LMCache: prompts whose KV was written here, by sum: tokens
+	holds    map[*seq]struct{} // their last token waits for a leg's settle
+	batch    []*seq            // scratch of emit
+	leases   leases
+	rooms    rooms
+	offers   offers
+	events   []event
+	due      time.Time // when the step under way ends
+	scratch  chunker
+	dirty    []*job // with events held back
+	n        counters
 }
 
 func newRank(l *life, index int) *rank {
@@ -50,6 +51,7 @@ func newRank(l *life, index int) *rank {
 		r.event(event{kind: removed, hashes: []blockHash{*h}})
 	})
 	r.pulls, r.holds = make(map[*seq]struct{}), make(map[*seq]struct{})
+	r.received = make(map[uint64]int)
 	r.leases.init()
 	r.rooms.init()
 	r.offers.init()

@@ -1,0 +1,221 @@
+package sim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+)
+
+// LMCache's hand-over over NIXL. A prefill that is given a disagg_spec writes its
+// KV to the receiver it names, one stream for each tensor-parallel rank, and then
+// every rank notifies the proxy by ZMQ: real PUSH sockets, real messages. The
+// writes are a call of the receiver's side channel, whose port stands for its
+// init and alloc ports. Decode is a plain completion: it finds what was written
+// by its prompt and computes what was not.
+//
+// Faults on the path "notify": stall loses one rank's notification, slow sends
+// all of them Delay later, garbage sends them twice.
+
+// lmcacheLeg is the prefill side, and decode's, which has no members of its own.
+type lmcacheLeg struct {
+	plainLeg
+	spec  *lmcacheSpec // prefill; nil: decode
+	token bool         // ret_first_tok
+	first bool         // hold is done
+}
+
+type lmcacheSpec struct {
+	ReqID string `json:"req_id"`
+	Host  string `json:"receiver_host"`
+	Init  []int  `json:"receiver_init_port"`
+	Alloc []int  `json:"receiver_alloc_port"`
+}
+
+func readLMCache(_ *life, b *body, _ *httpRequest) (pdLeg, error) {
+	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
+		return &lmcacheLeg{}, nil
+	}
+	var p struct {
+		First json.RawMessage `json:"ret_first_tok"`
+		Spec  *lmcacheSpec    `json:"disagg_spec"`
+	}
+	if err := json.Unmarshal(b.KVTransfer, &p); err != nil {
+		return nil, refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
+	}
+	if s := p.Spec; s != nil && (s.ReqID == "" || s.Host == "" || len(s.Init) == 0 || len(s.Alloc) != len(s.Init)) {
+		return nil, refuse(400, "body.kv_transfer_params", "disagg_spec needs req_id, receiver_host, and as many receiver_init_port as receiver_alloc_port")
+	}
+	return &lmcacheLeg{spec: p.Spec, token: p.First != nil}, nil
+}
+
+func (g *lmcacheLeg) side() string {
+	switch {
+	case g.spec != nil:
+		return "prefill"
+	case g.token:
+		return "plain"
+	}
+	return "decode"
+}
+
+// hold sends the KV on its way when the prefill is done. With EarlyNotify the
+// answer waits until the notifications are out, else they overtake it or not.
+func (g *lmcacheLeg) hold(r *rank, s *seq) bool {
+	if g.spec == nil || g.first || s != s.j.seqs[0] {
+		return false
+	}
+	g.first = true
+	prompt, spec, early := s.prompt, g.spec, r.o.EarlyNotify
+	f := r.e.faults.match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
+	r.l.wg.Go(func() {
+		pause(r.l.ctx, scaled(r.o.Cost.transfer(len(prompt)), r.o.Speed))
+		err := r.l.put(spec, prompt)
+		if err == nil {
+			r.l.notifyRanks(spec, f)
+		}
+		if early {
+			r.post(func() { r.settle(s) })
+		}
+	})
+	return early
+}
+
+// put writes the prompt's KV to its receiver.
+func (l *life) put(spec *lmcacheSpec, prompt []uint32) error {
+	addr := net.JoinHostPort(spec.Host, strconv.Itoa(spec.Alloc[0]))
+	return l.ask(l.ctx, "POST", addr, "/lmcache/put", lmcachePut{sumOf(prompt), len(prompt)}, nil)
+}
+
+type lmcachePut struct {
+	Sum    uint64 `json:"sum"`
+	Tokens int    `json:"tokens"`
+}
+
+// serveLMCachePut takes KV in: by the prompt it is of, for the next request that
+// begins with it.
+func serveLMCachePut(c *conn, r *httpRequest) {
+	var q lmcachePut
+	if json.Unmarshal(r.body, &q) != nil || q.Tokens <= 0 {
+		c.respond(r, 400, "text/plain", nil)
+		return
+	}
+	for _, rk := range c.life.ranks {
+		rk.do(func() {
+			if len(rk.received) > tombstones {
+				clear(rk.received)
+			}
+			rk.received[q.Sum] = q.Tokens
+			rk.n.leased++
+		})
+	}
+	c.respond(r, 200, "application/json", []byte("{}"))
+}
+
+// admitted: decode looks for KV of its whole prompt, or of all but the last
+// token, which prefill made.
+func (g *lmcacheLeg) admitted(r *rank, s *seq) bool {
+	if g.side() != "decode" || s != s.j.seqs[0] {
+		return false
+	}
+	for _, prompt := range [][]uint32{s.prompt, s.prompt[:len(s.prompt)-1]} {
+		if sum := sumOf(prompt); r.received[sum] == len(prompt) && len(prompt) > 0 {
+			delete(r.received, sum)
+			r.n.released++
+			r.transfer(s)
+			n := len(prompt)
+			r.l.wg.Go(func() { r.post(func() { r.arrived(s, n, n) }) })
+			return true
+		}
+	}
+	return false
+}
+
+func (g *lmcacheLeg) params(b []byte, j *job) []byte {
+	if !g.token || len(j.seqs[0].out) == 0 {
+		return append(b, "null"...)
+	}
+	b = strconv.AppendUint(append(b, `{"first_tok":`...), uint64(j.seqs[0].out[0]), 10)
+	return append(b, '}')
+}
+
+// notifyRanks pushes one notification for each rank of the receiver, as many as
+// the sender's. A process of its own in LMCache; here a socket for each call.
+func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
+	if l.e.o.LMCacheProxy == "" {
+		return // pd_skip_proxy_notification
+	}
+	count, tag := len(spec.Init), "ProxyNotif"
+	if l.e.o.OldNotify {
+		tag = "NixlProxyNotif"
+	}
+	if f != nil {
+		switch f.Kind {
+		case Stall:
+			count--
+		case Slow:
+			if !pause(l.ctx, f.Delay) {
+				return
+			}
+		case Garbage:
+			count *= 2
+		}
+	}
+	if err := l.push(tag, spec.ReqID, count); err != nil {
+		l.warned.Add(1)
+	}
+}
+
+func (l *life) push(tag, id string, count int) error {
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		return err
+	}
+	defer ctx.Term()
+	s, err := ctx.NewSocket(zmq.PUSH)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := errors.Join(s.SetLinger(2*time.Second), s.SetSndtimeo(2*time.Second), s.Connect(l.e.o.LMCacheProxy)); err != nil {
+		return fmt.Errorf("sim: cannot notify %q: %w", l.e.o.LMCacheProxy, err)
+	}
+	for range count {
+		if _, err := s.SendBytes(lmcacheNotification(tag, id), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lmcacheNotification is the message as msgspec encodes it: a map of type and
+// req_id (nixl/notify/testdata holds the releases' own bytes).
+func lmcacheNotification(tag, id string) []byte {
+	str := func(b []byte, s string) []byte {
+		switch n := len(s); {
+		case n < 32:
+			b = append(b, 0xa0|byte(n))
+		case n < 256:
+			b = append(b, 0xd9, byte(n))
+		default:
+			b = append(b, 0xda, byte(n>>8), byte(n))
+		}
+		return append(b, s...)
+	}
+	b := str([]byte{0x82}, "type")
+	b = str(b, tag)
+	return str(str(b, "req_id"), id)
+}
+
+// SidePort is the port that stands for LMCache's init and alloc ports in the
+// engine's present life.
+func (e *Engine) SidePort() int {
+	if l := e.current(); l != nil {
+		return l.side.Addr().(*net.TCPAddr).Port
+	}
+	return 0
+}

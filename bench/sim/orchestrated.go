@@ -1,0 +1,48 @@
+package sim
+
+import "encoding/json"
+
+// orchestratedLeg is the decode side of production-stack's orchestrated mode: a
+// request that carries prefill's whole answer as disagg_prefill_resp. The
+// connector behind it is nobody's in particular: the KV is there at the price of
+// its bytes. The prefill side is a plain request for one token.
+type orchestratedLeg struct{ plainLeg }
+
+// readOrchestrated reads disagg_prefill_resp: an object with choices.
+func readOrchestrated(_ *life, _ *body, r *httpRequest) (pdLeg, error) {
+	var p struct {
+		Resp json.RawMessage `json:"disagg_prefill_resp"`
+	}
+	if err := json.Unmarshal(r.body, &p); err != nil || len(p.Resp) == 0 || string(p.Resp) == "null" {
+		return nil, nil
+	}
+	var resp struct {
+		Choices []json.RawMessage `json:"choices"`
+	}
+	if err := json.Unmarshal(p.Resp, &resp); err != nil || len(resp.Choices) == 0 {
+		return nil, refuse(400, "disagg_prefill_resp", "disagg_prefill_resp is not the answer of a prefill.")
+	}
+	return orchestratedLeg{}, nil
+}
+
+func (orchestratedLeg) side() string { return "decode" }
+
+func (orchestratedLeg) admitted(r *rank, s *seq) bool {
+	if s != s.j.seqs[0] {
+		return false
+	}
+	r.transfer(s)
+	n := len(s.prompt)
+	moved := n - s.local
+	r.l.wg.Go(func() {
+		pause(r.l.ctx, scaled(r.o.Cost.transfer(moved), r.o.Speed))
+		r.post(func() {
+			if r.arrived(s, n-1, n-1) {
+				r.rest(s)
+			}
+		})
+	})
+	return true
+}
+
+func (orchestratedLeg) submit(r *rank, j *job) { r.waiting = append(r.waiting, j.seqs[0]) }

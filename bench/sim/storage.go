@@ -1,0 +1,91 @@
+package sim
+
+import (
+	"encoding/json"
+	"sync"
+)
+
+// Shared storage: engines of one process with the same Options.Store write the
+// blocks of finished prompts to a store and find them there by their hashes. An
+// engine that is given cache_hit_threshold declines a request of whose prompt it
+// holds a smaller share, with the finish reason "cache_threshold" and no token,
+// as llm-d's vLLM does.
+
+var stores sync.Map // Options.Store -> *sync.Map of blockHash
+
+type storageLeg struct {
+	plainLeg
+	threshold float64
+	store     *sync.Map
+}
+
+func readStorage(l *life, _ *body, r *httpRequest) (pdLeg, error) {
+	var p struct {
+		Threshold float64 `json:"cache_hit_threshold"`
+	}
+	if err := json.Unmarshal(r.body, &p); err != nil || p.Threshold < 0 || p.Threshold > 1 {
+		return nil, refuse(400, "cache_hit_threshold", "cache_hit_threshold must be a number from 0 to 1.")
+	}
+	store, _ := stores.LoadOrStore(l.e.o.Store, new(sync.Map))
+	return &storageLeg{threshold: p.Threshold, store: store.(*sync.Map)}, nil
+}
+
+func (g *storageLeg) side() string { return "plain" }
+
+// admitted loads what the store has beyond the local cache, or declines.
+func (g *storageLeg) admitted(r *rank, s *seq) bool {
+	size := r.o.BlockSize
+	full := (len(s.prompt) - 1) / size
+	s.hashTo(&r.hash, full, size)
+	n := s.local / size
+	for n < full {
+		if _, ok := g.store.Load(s.hashes[n]); !ok {
+			break
+		}
+		n++
+	}
+	if float64(n*size) < g.threshold*float64(len(s.prompt)) {
+		r.decline(s.j)
+		return true
+	}
+	if n*size <= s.local {
+		return false
+	}
+	r.transfer(s)
+	r.l.wg.Go(func() {
+		pause(r.l.ctx, scaled(r.o.Cost.transfer(n*size-s.local), r.o.Speed))
+		r.post(func() { r.arrived(s, n*size, n*size) })
+	})
+	return true
+}
+
+// keep writes the prompt's blocks to the store; they are free to go.
+func (g *storageLeg) keep(r *rank, s *seq) bool {
+	full := len(s.prompt) / r.o.BlockSize
+	s.hashTo(&r.hash, full, r.o.BlockSize)
+	for i := range full {
+		g.store.Store(s.hashes[i], nil)
+	}
+	return false
+}
+
+// decline ends a job before its first token.
+func (r *rank) decline(j *job) {
+	r.drop(j)
+	w := &r.scratch
+	w.open(j)
+	for _, s := range j.seqs {
+		s.reason = "cache_threshold"
+		if j.params.stream {
+			j.format.first(w, s)
+			j.format.delta(w, s, tokEOS, "")
+		}
+	}
+	if j.params.stream {
+		j.format.last(w, j)
+		w.finish()
+	} else {
+		j.c.respond(j.req, 200, "application/json", j.format.whole(nil, j))
+	}
+	r.end(j)
+}

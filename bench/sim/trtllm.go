@@ -1,0 +1,213 @@
+package sim
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net"
+	"slices"
+	"strconv"
+)
+
+// TensorRT-LLM's face: two endpoints, no /tokenize, flat errors, and its
+// hand-over: disaggregated_params in the request and in each choice of an answer.
+// Written from its public source; chunk shapes are vLLM's but for that member.
+// The transfer is the one of NIXL's pull mode under another name: the opaque
+// state says where the context server's side channel is.
+
+var trtllmGenerating = map[string]func(*job) format{
+	"/v1/chat/completions": newChatFormat,
+	"/v1/completions":      newCompletionFormat,
+}
+
+var trtllmGet = map[string]func(*conn, *httpRequest){
+	"/health":      vllmGet["/health"],
+	"/version":     vllmGet["/version"],
+	"/v1/models":   serveModels,
+	"/metrics":     func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("[]")) },
+	"/server_info": func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("{}")) },
+}
+
+var trtllmPost = map[string]func(*conn, *httpRequest){}
+
+// trtllmParams is disaggregated_params.
+type trtllmParams struct {
+	Type   string   `json:"request_type"`
+	First  []uint32 `json:"first_gen_tokens"`
+	CtxID  *int64   `json:"ctx_request_id"`
+	Opaque string   `json:"encoded_opaque_state"`
+	Draft  []uint32 `json:"draft_tokens"`
+}
+
+// trtllmState is what the opaque state hides.
+type trtllmState struct {
+	Host    string `json:"host"`
+	Port    int    `json:"port"`
+	Engine  string `json:"engine"`
+	Request string `json:"request"`
+	Tokens  int    `json:"tokens"`
+}
+
+// trtllmLeg is one side of the hand-over.
+type trtllmLeg struct {
+	plainLeg
+	context bool
+	wire    trtllmParams
+	ids     []uint32 // generation: the prompt, from prompt_token_ids
+	h       *handle
+}
+
+func readTRTLLM(_ *life, _ *body, r *httpRequest) (pdLeg, error) {
+	var p struct {
+		Params json.RawMessage `json:"disaggregated_params"`
+		IDs    json.RawMessage `json:"prompt_token_ids"`
+		Stream bool            `json:"stream"`
+	}
+	if err := json.Unmarshal(r.body, &p); err != nil || len(p.Params) == 0 || string(p.Params) == "null" {
+		return nil, nil
+	}
+	g := &trtllmLeg{}
+	if err := json.Unmarshal(p.Params, &g.wire); err != nil {
+		return nil, refuse(400, "disaggregated_params", "disaggregated_params: %s", err)
+	}
+	switch g.wire.Type {
+	case "context_only":
+		if p.Stream {
+			return nil, refuse(400, "stream", "a context_only request cannot be streamed")
+		}
+		g.context = true
+		return g, nil
+	case "generation_only":
+	default:
+		return nil, refuse(400, "disaggregated_params", "unknown request_type %q", g.wire.Type)
+	}
+	raw, err := base64.StdEncoding.DecodeString(g.wire.Opaque)
+	var st trtllmState
+	if err == nil {
+		err = json.Unmarshal(raw, &st)
+	}
+	if err != nil || len(g.wire.First) == 0 || g.wire.CtxID == nil {
+		return nil, refuse(400, "disaggregated_params", "a generation_only request needs first_gen_tokens, ctx_request_id and the opaque state as the context server gave it")
+	}
+	if len(p.IDs) > 0 && r.path == "/v1/chat/completions" {
+		ids, ok := idList(p.IDs)
+		if !ok || len(ids) == 0 {
+			return nil, refuse(400, "prompt_token_ids", "prompt_token_ids is not a list of ids")
+		}
+		g.ids = ids
+	}
+	g.h = &handle{cancelled: make(chan struct{})}
+	w := &g.h.wire
+	w.RemotePrefill, w.BlockIDs, w.EngineID, w.RequestID = true, json.RawMessage("[1]"), st.Engine, st.Request
+	w.Host, w.Port, w.NumTokens = st.Host, st.Port, st.Tokens
+	return g, nil
+}
+
+func (g *trtllmLeg) side() string {
+	if g.context {
+		return "prefill"
+	}
+	return "decode"
+}
+
+// begin makes one token of a context_only request, whatever it asks for, and
+// gives a generation the tokens it was handed.
+func (g *trtllmLeg) begin(j *job) error {
+	p := j.params
+	if g.context {
+		p.maxTokens, p.returnIDs = 1, true // chat tells the ids on top by itself
+		return nil
+	}
+	p.handle = g.h
+	for _, s := range j.seqs {
+		if g.ids != nil {
+			s.prompt = g.ids
+			s.gen = newGenerator(j.model, j.c.life.e.o.Seed, p.seed, s.index%p.n, g.ids)
+		}
+		if s.index == 0 {
+			if first := s.gen.next(false); first != g.wire.First[0] {
+				return refuse(400, "disaggregated_params", "first_gen_tokens %v is not what follows the prompt (%d)", g.wire.First, first)
+			}
+		}
+	}
+	return nil
+}
+
+func (g *trtllmLeg) submit(r *rank, j *job) {
+	if g.context {
+		r.waiting = append(r.waiting, j.seqs...)
+		return
+	}
+	r.waiting = append(r.waiting, j.seqs[0])
+	r.l.pull.track(g.h)
+}
+
+// keep: a context server holds the KV of what is not finished.
+func (g *trtllmLeg) keep(r *rank, s *seq) bool {
+	if !g.context || s.reason != "length" {
+		return false
+	}
+	s.leased = true
+	r.lease(s)
+	return true
+}
+
+func (g *trtllmLeg) refused(l *life) {
+	if g.h != nil {
+		l.pull.release(g.h)
+	}
+}
+
+// choiceMembers appends disaggregated_params to a choice: null while a
+// generation streams, the hand-over in a context server's answer. A generation
+// repeats what it was given at its end, as the server does.
+func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
+	b = append(b, `,"disaggregated_params":`...)
+	if s.reason == "" || g.context && !s.leased {
+		return append(b, "null"...)
+	}
+	p := g.wire
+	if g.context {
+		if f := s.j.fault; f != nil && f.Kind == NoHandle {
+			return append(b, "null"...)
+		}
+		l := s.j.rank.l
+		host, port, _ := net.SplitHostPort(l.side.Addr().String())
+		n, _ := strconv.Atoi(port)
+		state, _ := json.Marshal(trtllmState{host, n, l.rankID(s.j.rank.index), s.j.internal, len(s.prompt)})
+		id := int64(1)<<53 + 1 + int64(l.next.Add(1)) // over what a double holds
+		p = trtllmParams{Type: "context_only", First: slices.Clone(s.out), CtxID: &id, Opaque: base64.StdEncoding.EncodeToString(state)}
+		if f := s.j.fault; f != nil && f.Kind == BadHandle {
+			p.First = nil
+		}
+	}
+	out, _ := json.Marshal(p)
+	return append(b, out...)
+}
+
+// answerMembers appends a context server's prompt_token_ids on top.
+func (g *trtllmLeg) answerMembers(b []byte, j *job) []byte {
+	if !g.context {
+		return b
+	}
+	return appendIDs(append(b, `,"prompt_token_ids":`...), j.seqs[0].prompt)
+}
+
+// telling is a pdLeg that puts members into answers.
+type telling interface {
+	choiceMembers(b []byte, s *seq) []byte // into every choice
+	answerMembers(b []byte, j *job) []byte // on top of a whole answer
+}
+
+func (j *job) choiceMembers(b []byte, s *seq) []byte {
+	if t, ok := j.params.pd.(telling); ok {
+		return t.choiceMembers(b, s)
+	}
+	return b
+}
+
+func (j *job) answerMembers(b []byte) []byte {
+	if t, ok := j.params.pd.(telling); ok {
+		return t.answerMembers(b, j)
+	}
+	return b
+}
