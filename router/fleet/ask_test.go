@@ -26,12 +26,12 @@ func TestAskSGLang(t *testing.T) {
 	e.sglang.Store(true)
 	e.tell(&e.models, `{"object":"list","data":[{"id":"q","owned_by":"sglang","root":"q","max_model_len":131072}]}`)
 	e.tell(&e.metrics, "sglang:num_running_reqs{model_name=\"q\",dp_rank=\"1\"} 2\nsglang:num_queue_reqs{dp_rank=\"1\"} 5\nsglang:token_usage{dp_rank=\"1\",tp_rank=\"0\"} 0.5\nsglang:token_usage{dp_rank=\"1\",tp_rank=\"1\"} 0.5\n")
-	e.tell(&e.info, `{"version":"0.5.23","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":2,"page_size":64,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":64,"dp_size":2,"replay_endpoint_port_base":5657}}`)
+	e.tell(&e.info, `{"version":"0.5.23","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":2,"page_size":64,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":64,"dp_size":2,"replay_endpoint_port_base":5657,"load_endpoint_port_base":5757,"load_topic":"load"}}`)
 	a := ask(t, e)
 	if a.Engine != SGLang || a.Version != "0.5.23" || !a.RoleKnown || a.Role != worker.Prefill || a.BootstrapPort != 8998 || a.BlockSize != 64 || a.Ranks != 2 || a.MaxModelLen != 131072 {
 		t.Errorf("%+v", a)
 	}
-	if want := "[{0 tcp://127.0.0.1:5557 false tcp://127.0.0.1:5657 kv /server_info} {1 tcp://127.0.0.1:5558 false tcp://127.0.0.1:5658 kv /server_info}]"; fmt.Sprint(a.Events) != want {
+	if want := "[{0 tcp://127.0.0.1:5557 false tcp://127.0.0.1:5657 kv tcp://127.0.0.1:5757 load /server_info} {1 tcp://127.0.0.1:5558 false tcp://127.0.0.1:5658 kv tcp://127.0.0.1:5758 load /server_info}]"; fmt.Sprint(a.Events) != want {
 		t.Errorf("events: %v", a.Events)
 	}
 
@@ -76,18 +76,18 @@ func TestEventsOfRanks(t *testing.T) {
 			got = append(got, fmt.Sprint(r.ID, " ", ok, " ", src))
 		}
 	}
-	want := `auto/0 true {0 tcp://10.0.0.9:7000 false   /kv_event_sources}
-auto/1 true {1 tcp://127.0.0.1:7001 false tcp://127.0.0.1:7101 t /kv_event_sources}
-base/0 true {0 tcp://127.0.0.1:5557 false tcp://h:5657  config}
-base/1 true {1 tcp://127.0.0.1:5558 false tcp://h:5658  config}
-bind/0 true {0 tcp://127.0.0.1:9000 true   config}
-bind/1 true {1 tcp://127.0.0.1:9001 true   config}
-each/0 true {0 ipc:///tmp/a false   config}
-each/1 true {1 ipc:///tmp/b false   config}
-off/0 false {0  false   }
-off/1 false {0  false   }
-over/0 true {0 tcp://h:65535 false   config}
-over/1 false {0  false   }`
+	want := `auto/0 true {0 tcp://10.0.0.9:7000 false     /kv_event_sources}
+auto/1 true {1 tcp://127.0.0.1:7001 false tcp://127.0.0.1:7101 t   /kv_event_sources}
+base/0 true {0 tcp://127.0.0.1:5557 false tcp://h:5657    config}
+base/1 true {1 tcp://127.0.0.1:5558 false tcp://h:5658    config}
+bind/0 true {0 tcp://127.0.0.1:9000 true     config}
+bind/1 true {1 tcp://127.0.0.1:9001 true     config}
+each/0 true {0 ipc:///tmp/a false     config}
+each/1 true {1 ipc:///tmp/b false     config}
+off/0 false {0  false     }
+off/1 false {0  false     }
+over/0 true {0 tcp://h:65535 false     config}
+over/1 false {0  false     }`
 	if strings.Join(got, "\n") != want {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}
