@@ -50,6 +50,9 @@ const (
 	KeyCacheHitThreshold
 	KeyPromptTokenIDs // TensorRT-LLM, chat
 	KeyEcho
+	KeyIgnoreEOS
+	KeyStop
+	KeyStopTokenIDs
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -180,6 +183,9 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyCacheHitThreshold, "cache_hit_threshold")
 	anyOf(KeyPromptTokenIDs, "prompt_token_ids")
 	anyOf(KeyEcho, "echo")
+	anyOf(KeyIgnoreEOS, "ignore_eos")
+	anyOf(KeyStop, "stop")
+	anyOf(KeyStopTokenIDs, "stop_token_ids")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -285,6 +291,12 @@ func topKey(name []byte) Key {
 		return KeyPromptTokenIDs
 	case "echo":
 		return KeyEcho
+	case "ignore_eos":
+		return KeyIgnoreEOS
+	case "stop":
+		return KeyStop
+	case "stop_token_ids":
+		return KeyStopTokenIDs
 	}
 	return noKey
 }

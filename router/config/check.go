@@ -15,13 +15,6 @@ import (
 	"sluice/router/worker"
 )
 
-// Families of prefill/decode hand-over. The later ones are known by name, so
-// that a file written for a newer version gets a clear word.
-var (
-	families      = []string{"nixl", "lmcache", "orchestrated", "storage", "trtllm", "off"}
-	laterFamilies = []string{"nixl-push", "sglang", "mooncake"}
-)
-
 // Validate checks the whole configuration once more; for one made in code. Load,
 // ApplyEnv and Apply have checked already.
 func (c *Config) Validate() error {
@@ -171,12 +164,11 @@ func checkAddr(addr string) error {
 }
 
 func (c *Config) checkPD(bad report, path string, pd *PD) {
+	families := Families()
 	switch {
 	case slices.Contains(families, pd.Family):
-	case slices.Contains(laterFamilies, pd.Family):
-		bad(path+".family", "%s is not in this version; want %s", quoted(pd.Family), strings.Join(families, " or "))
 	default:
-		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), didYouMean(pd.Family, append(slices.Clone(families), laterFamilies...)), strings.Join(families, " or "))
+		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), didYouMean(pd.Family, families), orList(families))
 	}
 	inherited := path != "pd" && pd.Lease == c.PD.Lease && pd.LeaseMargin == c.PD.LeaseMargin
 	if pd.LeaseMargin >= pd.Lease && !inherited {
@@ -185,7 +177,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if path == "pd" && pd.Family == "off" {
 		for i, w := range c.Workers {
 			if w.Role == worker.Prefill {
-				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want nixl, or that worker as decode or aggregated`, i, quoted(w.URL))
+				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), orList(Families()[:len(familyTable)-1]))
 				break
 			}
 		}

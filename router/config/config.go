@@ -85,11 +85,7 @@ type Worker struct {
 
 // PD is prefill/decode disaggregation.
 type PD struct {
-	// Family is how KV goes from prefill to decode: nixl (vLLM NixlConnector),
-	// lmcache (LMCache
-	// over NIXL), orchestrated (any connector, disagg_prefill_resp), storage (a shared KV
-	// store), trtllm (TensorRT-LLM), or off [nixl when there are prefill workers].
-	Family string `yaml:"family"`
+	Family string `yaml:"family"` // how prefill hands over to decode: nixl, sglang, …, or off; sluice check lists all [nixl when there are prefill workers]
 	// Lease is how long a prefill worker keeps blocks for decode; decode is not
 	// sent later than Lease minus LeaseMargin after prefill's answer.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]

@@ -188,7 +188,6 @@ func TestOverrideErrors(t *testing.T) {
 		{"env worker", []string{"SLUICE_ENGINE=h:1"}, nil, `SLUICE_ENGINE: "h:1" does not begin with a URL; want http://HOST:PORT[,key=value…]`},
 		{"flag value", nil, []string{"--log-level", "loud"}, `--log-level: log.level: "loud" is not known; want debug, info, warn, error`},
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
-		{"later family", nil, []string{"--pd", "nixl-push"}, `--pd: pd.family: "nixl-push" is not in this version; want nixl`},
 		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
 		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
 		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},

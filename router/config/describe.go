@@ -36,7 +36,7 @@ func (c *Config) Describe() string {
 		}
 	}
 
-	line("\nlegs:")
+	line("\nlegs (pd.family may be %s):", orList(Families()))
 	c.describeLegs(line, "every model", &c.PD)
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
 		if pd := c.Models[name].PD; pd != nil {
@@ -104,12 +104,19 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 		line("  %s: one leg, on an aggregated worker, or on a decode worker where there is none", what)
 		return
 	}
-	line("  %s: prefill, then decode with the handle prefill gave (%s), at most %d pairs, %d decode workers a handle", what, pd.Family, pd.MaxAttempts, pd.DecodeTries)
-	line("    a handle is used for %s of its lease of %s", pd.Lease-pd.LeaseMargin, pd.Lease)
-	if pd.PlainDecode {
-		line("    without a usable handle: decode alone")
-	} else {
-		line("    without a usable handle: refused")
+	f := familyOf(pd.Family)
+	line("  %s: %s (%s)", what, f.does, f.name)
+	line("    at most %d pairs for one request", pd.MaxAttempts)
+	if f.leased {
+		line("    a handle is used for %s of its lease of %s, offered to %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
+	}
+	switch {
+	case !f.plain:
+		line("    without prefill: refused, for a decode worker cannot prefill")
+	case pd.PlainDecode:
+		line("    without prefill, or without a handle that decode can use: decode alone")
+	default:
+		line("    without prefill, or without a handle that decode can use: refused")
 	}
 	for _, l := range []struct {
 		leg   string

@@ -168,7 +168,7 @@ type workerFlag struct {
 var namedFlags = []struct{ name, path, usage string }{
 	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
-	{"pd", "pd.family", "prefill/decode `FAMILY`: " + strings.Join(families, ", ") + " [nixl when there are prefill workers]"},
+	{"pd", "pd.family", "prefill/decode `FAMILY`: " + orList(Families()) + " [nixl when there are prefill workers]"},
 	{"prefill-model-labels", "pd.prefill_labels", "`LABELS`, parted by commas: only prefill workers with one of them are chosen"},
 	{"nixl-proxy-host", "lmcache.proxy_host", "`HOST` to which LMCache's prefill workers push that KV has been written [127.0.0.1]"},
 	{"nixl-proxy-port", "lmcache.proxy_port", "`PORT` of the same [8500]"},

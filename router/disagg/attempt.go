@@ -90,10 +90,8 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 		return prefill, prefillNone
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
-	if asker, asks := q.plan.Family.(Asker); asks {
-		if end = q.learnFact(asker); end != prefillDone {
-			prefill.Reservation.Release()
-		}
+	if end = q.findFact(); end != prefillDone {
+		prefill.Reservation.Release()
 	}
 	return prefill, end
 }

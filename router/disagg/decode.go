@@ -197,6 +197,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		}
 	}
 	if b := q.beside; b != nil && resp.Status != 200 {
+		q.r.facts.forget(b.rank)
 		if q.endBeside(); retry && b.failed {
 			return q.prefillBroke(b) // decode failed for want of it
 		}

@@ -42,8 +42,27 @@ func (r *Runner) Left(w *worker.Worker) {
 	}
 }
 
-// learnFact puts what the family must know of the prefill rank into the pair.
-func (q *request) learnFact(asker Asker) prefillEnd {
+// learn keeps what a handle told.
+func (f *facts) learn(r *worker.Rank, text string) {
+	if v, ok := f.known.Load(r); ok {
+		if have := v.(*fact).text.Load(); have != nil && *have == text {
+			return
+		}
+	}
+	known := new(fact)
+	known.text.Store(&text)
+	f.known.Store(r, known)
+}
+
+// findFact puts what the family must know of the prefill rank into the pair,
+// and asks for it where the family asks.
+func (q *request) findFact() prefillEnd {
+	asker, asks := q.plan.Family.(Asker)
+	if !asks {
+		if _, learns := q.plan.Family.(Learner); !learns {
+			return prefillDone
+		}
+	}
 	rank := q.pair.Prefill
 	v, ok := q.r.facts.known.Load(rank)
 	if ok {
@@ -51,6 +70,9 @@ func (q *request) learnFact(asker Asker) prefillEnd {
 			q.pair.Fact = *text
 			return prefillDone
 		}
+	}
+	if !asks {
+		return prefillDone
 	}
 	base, path := asker.Ask(&q.pair)
 	if base == "" {

@@ -20,8 +20,8 @@ import (
 // are given, and what they write goes into the Leg's own room. A Family is a
 // value without state, shared by all requests.
 //
-// A family that needs more says so by further methods: Asker (facts of a
-// prefill worker from beside its API), Awaiter (a completion told from outside
+// A family that needs more says so by further methods: Asker and Learner (facts
+// of a prefill worker, from beside its API or from its handles), Awaiter (a completion told from outside
 // between the legs), Trier (decode may decline for lack of cached blocks),
 // Answerer (answers that are not what the client may see), Picky (requests that
 // it cannot hand over).
@@ -109,6 +109,13 @@ type Asker interface {
 	Fact(p *Pair, body []byte) (string, error)
 }
 
+// Learner is a Family that learns a fact of a prefill rank from its handles. The
+// runner keeps it as it keeps an Asker's.
+type Learner interface {
+	// Learn gives the fact that p.Handle tells of p.Prefill, "" for none.
+	Learn(p *Pair) string
+}
+
 // Awaiter is a Family whose decode must wait for a completion told from outside
 // (Options.Completions) beside prefill's answer.
 type Awaiter interface {
@@ -149,6 +156,9 @@ var (
 var families = []Family{
 	lmcache{},
 	nixlPull{},
+	nixlPush{},
+	sglang{},
+	mooncake{},
 	orchestrated{},
 	storage{},
 	trtllm{},

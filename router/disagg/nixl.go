@@ -6,6 +6,8 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
 )
 
 // nixlPull is vLLM's NixlConnector in pull mode: prefill answers with a handle
@@ -34,6 +36,9 @@ func (nixlPull) Prefill(leg *Leg, p *Pair) {
 	leg.notStreamed()
 	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
 	leg.oneToken(p)
+	if idsForDecode(p, p.Prefill) {
+		leg.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
+	}
 }
 
 // Handle implements Family. The checks are those whose failure kills a decode
@@ -77,7 +82,50 @@ func transferParams(body []byte, names ...string) ([]byte, error) {
 }
 
 // Decode implements Family: the client's body with the handle as its
-// kv_transfer_params, the handle's own bytes untouched.
+// kv_transfer_params, the handle's own bytes untouched; behind them what newer
+// releases take from a router.
 func (nixlPull) Decode(leg *Leg, p *Pair) {
-	leg.Set(jsonscan.KeyKVTransferParams, p.Handle)
+	leg.Set(jsonscan.KeyKVTransferParams, withExtras(leg, p))
+}
+
+// withExtras is the handle, and from vLLM 0.31 on how many tokens prefill found
+// cached, which decode could not know and then reports; from 0.32 on, for chats
+// of text alone, the prompt's ids as prefill had them, so that decode does not
+// render and tokenize once more.
+func withExtras(leg *Leg, p *Pair) []byte {
+	cached := -1
+	if p.PrefillCached >= 0 && atLeast(p.Decode, 0, 31, 0) && !has(p.Handle, "remote_prefill_cached_tokens") {
+		cached = p.PrefillCached
+	}
+	var ids []byte
+	if idsForDecode(p, p.Decode) && !has(p.Handle, "prompt_token_ids") {
+		if v, ok, _ := jsonscan.Find(p.Answer, "prompt_token_ids"); ok && v.Kind == jsonscan.Array {
+			ids = p.Answer[v.Start:v.End]
+		}
+	}
+	if cached < 0 && ids == nil {
+		return p.Handle
+	}
+	return leg.Room(func(dst []byte) []byte {
+		dst = append(dst, p.Handle[:len(p.Handle)-1]...)
+		if cached >= 0 {
+			dst = appendUint(append(dst, `,"remote_prefill_cached_tokens":`...), uint64(cached))
+		}
+		if ids != nil {
+			dst = append(append(dst, `,"prompt_token_ids":`...), ids...)
+		}
+		return append(dst, '}')
+	})
+}
+
+func has(object []byte, name string) bool {
+	_, ok, err := jsonscan.Find(object, name)
+	return ok || err != nil
+}
+
+// idsForDecode says whether an engine takes a chat's prompt as ids beside its
+// messages: not for other content than text, and not with echo.
+func idsForDecode(p *Pair, engine *worker.Rank) bool {
+	return p.Kind == front.Chat && atLeast(engine, 0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) &&
+		tokenize.TextOnly(p.Doc.Raw(jsonscan.KeyMessages))
 }

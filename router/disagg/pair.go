@@ -76,11 +76,22 @@ func (l *Leg) Int(n uint64) []byte {
 	return l.room[from:len(l.room):len(l.room)]
 }
 
-// Quote renders a JSON string of text that needs no escapes (hosts, ids).
+// Quote renders text of visible ASCII (hosts, ids) as a JSON string.
 func (l *Leg) Quote(s string) []byte {
 	from := len(l.room)
-	l.room = append(append(append(l.room, '"'), s...), '"')
+	l.room = append(appendEscaped(append(l.room, '"'), s), '"')
 	return l.room[from:len(l.room):len(l.room)]
+}
+
+// appendEscaped writes text of visible ASCII as it stands in a JSON string.
+func appendEscaped(dst []byte, s string) []byte {
+	for i := range len(s) {
+		if s[i] == '"' || s[i] == '\\' {
+			dst = append(dst, '\\')
+		}
+		dst = append(dst, s[i])
+	}
+	return dst
 }
 
 // Room lets build append a value of any size to the leg's room and gives it.
@@ -159,9 +170,12 @@ func option(r *worker.Rank, key string) string {
 	return ""
 }
 
-// release says whether a rank's engine is known to be of release major.minor.patch
+// atLeast says whether a rank's engine is known to be of release major.minor.patch
 // or later; an unknown one is not.
 func atLeast(r *worker.Rank, major, minor, patch int) bool {
+	if r == nil {
+		return false
+	}
 	have := release(r.Worker.Info().Version)
 	want := [3]int{major, minor, patch}
 	for i := range have {
@@ -202,3 +216,18 @@ func release(version string) (v [3]int) {
 	}
 	return v
 }
+
+// atoi reads a port or another small number, 0 for anything else.
+func atoi(s string) int {
+	n := 0
+	for i := range len(s) {
+		d := s[i] - '0'
+		if d > 9 || i > 8 {
+			return 0
+		}
+		n = n*10 + int(d)
+	}
+	return n
+}
+
+func appendUint(dst []byte, n uint64) []byte { return strconv.AppendUint(dst, n, 10) }

@@ -155,7 +155,10 @@ func hasAny(have, want []string) bool {
 
 // batched says whether a completions prompt holds more than one prompt: a list
 // of strings or of lists with a second element. A list of ids is one prompt.
-func batched(prompt []byte) bool {
+func batched(prompt []byte) bool { return isBatch(prompt) && elements(prompt) > 1 }
+
+// isBatch says whether a prompt is a list of prompts, be it of one.
+func isBatch(prompt []byte) bool {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return false
 	}
@@ -163,7 +166,7 @@ func batched(prompt []byte) bool {
 	for len(inner) > 0 && (inner[0] == ' ' || inner[0] == '\n' || inner[0] == '\t' || inner[0] == '\r') {
 		inner = inner[1:]
 	}
-	return len(inner) > 0 && (inner[0] == '"' || inner[0] == '[') && elements(prompt) > 1
+	return len(inner) > 0 && (inner[0] == '"' || inner[0] == '[')
 }
 
 // elements counts the elements of a well-formed JSON array.

@@ -100,6 +100,11 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
 		return prefillNone
 	}
+	if learner, ok := q.plan.Family.(Learner); ok {
+		if text := learner.Learn(&q.pair); text != "" {
+			q.r.facts.learn(rank, text)
+		}
+	}
 	q.prefilled = true
 	q.hold(!q.plan.Traits.Unleased)
 	if awaited != nil && !q.await(awaited, began) {

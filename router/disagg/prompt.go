@@ -107,6 +107,8 @@ func tokenizeKind(k front.Kind) tokenize.Kind {
 		return tokenize.Messages
 	case front.Generate:
 		return tokenize.Generate
+	case front.NativeGenerate:
+		return tokenize.Native
 	}
 	return tokenize.Other
 }

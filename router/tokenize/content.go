@@ -17,6 +17,12 @@ type contents struct {
 	parts bool // some content is not a plain string
 }
 
+// TextOnly says whether the messages of a chat, a raw JSON array, hold nothing
+// but text: then their token ids say all of them.
+func TextOnly(messages []byte) bool {
+	return len(messages) > 1 && readContents(messages).media == 0
+}
+
 // readContents looks through the messages of a chat. Where they hold no array
 // within there are no parts, and one search for the bracket says so.
 func readContents(messages []byte) contents {

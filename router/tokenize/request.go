@@ -59,7 +59,11 @@ func (w *work) read(kind Kind, doc *jsonscan.Doc) {
 	case Chat:
 		w.readChat(doc)
 	case Completion:
-		w.readCompletion(doc)
+		w.readCompletion(doc, jsonscan.KeyPrompt)
+	case Native:
+		if w.readCompletion(doc, jsonscan.KeyInputIDs); w.text == nil {
+			w.readCompletion(doc, jsonscan.KeyText)
+		}
 	case Responses:
 		w.readResponses(doc)
 	case Messages:
@@ -86,10 +90,11 @@ func (w *work) readChat(doc *jsonscan.Doc) {
 	}
 }
 
-func (w *work) readCompletion(doc *jsonscan.Doc) {
-	prompt := doc.Raw(jsonscan.KeyPrompt)
+// readCompletion reads a prompt in any of its forms: text, ids, lists of either.
+func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
+	prompt := doc.Raw(key)
 	w.shape = shapePrompt
-	switch doc.Values[jsonscan.KeyPrompt].Kind {
+	switch doc.Values[key].Kind {
 	case jsonscan.String:
 		w.setPrompt(prompt)
 	case jsonscan.Array:

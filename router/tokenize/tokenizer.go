@@ -42,6 +42,7 @@ const (
 	Responses              // /v1/responses
 	Messages               // /v1/messages
 	Generate               // /inference/v1/generate
+	Native                 // SGLang's /generate
 	Other                  // no KV affinity: nothing is looked for
 )
 

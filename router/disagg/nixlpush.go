@@ -1,0 +1,85 @@
+package disagg
+
+import (
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+)
+
+// nixlPush is vLLM's NixlPushConnector (0.24 and later): decode registers its
+// blocks with the prefill engine, which writes into them. Both engines know the
+// request by its X-Request-Id (vLLM 0.32, push_worker.py, compares ids without
+// their random ends), so decode may be sent at once, when it can be told where
+// prefill listens. That is the same for every request of an engine and is learnt
+// from its first handle; the first request goes one leg after the other.
+type nixlPush struct{ nixlPull }
+
+// Name implements Family.
+func (nixlPush) Name() string { return "nixl-push" }
+
+// Order implements Family. The ids of other endpoints are not known beforehand.
+func (nixlPush) Order(p *Pair) Order {
+	if p.Fact == "" || p.Kind != front.Chat && p.Kind != front.Completions && p.Kind != front.Generate {
+		return PrefillFirst
+	}
+	return Concurrent
+}
+
+// Prefill implements Family. Beside a decode that is under way the prompt's ids
+// come too late.
+func (f nixlPush) Prefill(leg *Leg, p *Pair) {
+	if f.Order(p) == PrefillFirst {
+		f.nixlPull.Prefill(leg, p)
+		return
+	}
+	leg.notStreamed()
+	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
+	leg.oneToken(p)
+}
+
+// pushMembers are the parts of a handle that do not change from request to
+// request; the first three are required.
+var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size", "dcp_size"}
+
+// Handle implements Family: prefill names its blocks in push mode too, but decode
+// does not read them.
+func (nixlPush) Handle(_ *Pair, body []byte) ([]byte, error) {
+	return transferParams(body, pushMembers[:4]...)
+}
+
+// Learn implements Learner.
+func (nixlPush) Learn(p *Pair) string {
+	var fact []byte
+	for _, name := range pushMembers {
+		v, ok, err := jsonscan.Find(p.Handle, name)
+		if err != nil || !ok || v.Kind <= jsonscan.Null {
+			continue
+		}
+		fact = append(append(append(fact, '"'), name...), `":`...)
+		fact = append(append(fact, p.Handle[v.Start:v.End]...), ',')
+	}
+	return string(fact)
+}
+
+// Decode implements Family.
+func (f nixlPush) Decode(leg *Leg, p *Pair) {
+	if p.Handle != nil {
+		f.nixlPull.Decode(leg, p)
+		return
+	}
+	leg.Set(jsonscan.KeyKVTransferParams, leg.Room(func(dst []byte) []byte {
+		dst = append(dst, `{"do_remote_prefill":true,"do_remote_decode":false,`...)
+		dst = append(dst, p.Fact...)
+		// Names prefill's request in lease renewals; the engine wants one, and
+		// finds the request by its own id.
+		dst = append(dst, `"remote_request_id":"`...)
+		switch p.Kind {
+		case front.Chat:
+			dst = appendEscaped(append(dst, "chatcmpl-"...), p.RequestID)
+		case front.Completions:
+			dst = append(appendEscaped(append(dst, "cmpl-"...), p.RequestID), "-0"...)
+		default:
+			dst = appendEscaped(append(dst, "generate-tokens-"...), p.RequestID)
+		}
+		return append(dst, `","transfer_mode":"push"}`...)
+	}))
+}
