@@ -12,17 +12,19 @@ import (
 const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
 // spliced are requests of each endpoint as a client sends them, and what the
-// prefill engine must be sent instead, byte for byte.
+// prefill engine must be sent instead, byte for byte. The engine is of a release
+// (vLLM 0.32) that takes a chat's ids beside its messages, so prefill is asked
+// for them.
 var spliced = []struct{ name, path, client, prefill string }{
 	{"chat", "/v1/chat/completions",
 		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":6,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1}}`,
-		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":1,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1},"stream":false,` + prefillParams + `}`},
+		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":1,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1},"stream":false,` + prefillParams + `,"return_token_ids":true}`},
 	{"chat, everything rewritten", "/v1/chat/completions",
 		`{ "stream" : true, "stream_options":{"include_usage":true},"model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":20,"max_completion_tokens":6,"min_tokens":2,"n":1,"unknown":18446744073709551615 }`,
-		`{ "stream" : false, "model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":1,"max_completion_tokens":1,"n":1,"unknown":18446744073709551615,` + prefillParams + ` }`},
+		`{ "stream" : false, "model":"sim","messages":[{"role":"user","content":"all of it"}], "max_tokens":1,"max_completion_tokens":1,"n":1,"unknown":18446744073709551615,` + prefillParams + `,"return_token_ids":true }`},
 	{"chat, min_tokens last", "/v1/chat/completions",
 		`{"model":"sim","messages":[{"role":"user","content":"short"}],"max_tokens":4,"min_tokens":1}`,
-		`{"model":"sim","messages":[{"role":"user","content":"short"}],"max_tokens":1,"stream":false,` + prefillParams + `}`},
+		`{"model":"sim","messages":[{"role":"user","content":"short"}],"max_tokens":1,"stream":false,` + prefillParams + `,"return_token_ids":true}`},
 	{"completions", "/v1/completions",
 		`{"model":"sim","prompt":"a \"quoted\" word\n","max_tokens":6,"stream":false,"user":"u-1"}`,
 		`{"model":"sim","prompt":"a \"quoted\" word\n","max_tokens":1,"stream":false,"user":"u-1",` + prefillParams + `}`},
@@ -74,6 +76,9 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 			t.Errorf("%s: decode was sent\n%s\nwant the client's bytes and the handle as last member:\n%s", k.name, dr[0].Body, k.client)
 		}
 		handle := strings.TrimSuffix(after, end)
+		if chat := k.path == "/v1/chat/completions"; chat != strings.Contains(handle, `"prompt_token_ids":[`) {
+			t.Errorf("%s: the handle is %s; want the prompt's ids with a chat's, and only there", k.name, handle)
+		}
 		if !strings.HasPrefix(handle, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[`) || !strings.HasSuffix(handle, `}`) || !strings.Contains(handle, id) {
 			t.Errorf("%s: the handle is %s", k.name, handle)
 		}
