@@ -16,7 +16,6 @@ import (
 	"sluice/router/admin"
 	"sluice/router/config"
 	"sluice/router/record"
-	"sluice/router/worker"
 )
 
 // newRecorder makes the recorder, which costs next to nothing while nobody
@@ -25,12 +24,7 @@ func (r *router) newRecorder() *record.Recorder {
 	s := r.cfg.Schedule
 	rec := record.New(record.Options{
 		Policy: s.Policy, Weights: weightsOf(&s), Log: r.log,
-		Ranks: func() (all []*worker.Rank) {
-			for _, w := range r.fleet.View().Workers {
-				all = append(all, w.Ranks...)
-			}
-			return all
-		},
+		Ranks: r.allRanks,
 	})
 	r.metrics.Func(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
 	r.metrics.Func(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")

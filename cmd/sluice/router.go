@@ -21,6 +21,7 @@ import (
 	"sluice/router/obs"
 	"sluice/router/record"
 	"sluice/router/schedule"
+	"sluice/router/snapshot"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
@@ -41,6 +42,7 @@ type router struct {
 	loads     *kvevents.Loads
 	recorder  *record.Recorder
 	discovery *discovery.Runner
+	keeper    *snapshot.Keeper // nil without index.snapshot
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
@@ -85,6 +87,9 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	})
 	r.loads = kvevents.NewLoads(log)
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget, Tap: r.recorder})
+	if r.keeper, err = r.newKeeper(); err != nil {
+		return nil, err
+	}
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
 		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
@@ -236,6 +241,9 @@ func (r *router) Close() {
 			defer cancel()
 			r.admin.Close(ctx)
 		}
+		if r.keeper != nil {
+			r.keeper.Close() // while there is something to write
+		}
 		if r.discovery != nil {
 			r.discovery.Close()
 		}
@@ -247,6 +255,9 @@ func (r *router) Close() {
 		}
 		if r.feeds != nil {
 			r.feeds.Close()
+		}
+		if r.recorder != nil {
+			r.recorder.Close()
 		}
 		r.notifications.close()
 	})
@@ -271,11 +282,14 @@ func (r *router) joined(w *worker.Worker) {
 				r.log.Error("no load messages", "rank", rank.ID.String(), "err", err)
 			}
 		}
-		err := r.feeds.Start(kvevents.Source{
+		source := kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
-		})
+		}
+		source.Resume = r.restored(source)
+		err := r.feeds.Start(source)
 		if err != nil {
+			r.index.Clear(rank.Slot)
 			r.log.Error("cannot subscribe to KV events", "rank", rank.ID.String(), "endpoint", src.Endpoint, "err", err)
 		}
 	}

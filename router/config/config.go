@@ -230,8 +230,13 @@ type Tokens struct {
 
 // Index bounds the KV index.
 type Index struct {
-	MaxBytes  int64         `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
-	ApproxTTL time.Duration `yaml:"approx_ttl" min:"1s"`               // how long a choice is believed to have left its blocks in a cache, for engines without events [2m]
+	MaxBytes int64 `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
+	// Snapshot is a file that the index is written to now and then and at a clean
+	// end, and read from at the start, so that a restarted router knows at once what
+	// engines hold; empty: none [empty].
+	Snapshot         string        `yaml:"snapshot"`
+	SnapshotInterval time.Duration `yaml:"snapshot_interval" min:"1s"` // between two snapshots [5m]
+	ApproxTTL        time.Duration `yaml:"approx_ttl" min:"1s"`        // how long a choice is believed to have left its blocks in a cache, for engines without events [2m]
 }
 
 // Record writes every event, choice and outcome to files, for sluice replay.

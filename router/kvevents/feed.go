@@ -59,6 +59,7 @@ type position struct {
 	// live, the first of them with number replayedFrom.
 	replayedFrom uint64
 	replayed     []uint64
+	replayedTime float64 // of the first, by the engine's clock
 }
 
 const (
@@ -249,8 +250,14 @@ func (f *feed) live(frames [][]byte) {
 }
 
 // wasReplayed says whether a message with a number below next is the live copy
-// of one that came by replay, rather than the beginning of a new life.
+// of one that came by replay, or was waiting here when a replay came that no longer
+// reached back to it, rather than the beginning of a new life. In the second case
+// only its time can tell: what a new life says is newer than all of the old.
 func (f *feed) wasReplayed(seq uint64, payload []byte) bool {
+	if len(f.replayed) > 0 && seq < f.replayedFrom {
+		b, err := f.dec.Reset(payload)
+		return err == nil && b.Time < f.replayedTime
+	}
 	i := seq - f.replayedFrom
 	return seq >= f.replayedFrom && i < uint64(len(f.replayed)) && f.replayed[i] == xxh3.Hash(payload)
 }

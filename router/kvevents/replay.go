@@ -183,6 +183,10 @@ func (r *replay) take(seq uint64, payload []byte) error {
 	if r.next != r.replayedFrom+uint64(len(r.replayed)) {
 		r.replayedFrom, r.replayed = r.next, nil
 	}
+	if len(r.replayed) == 0 {
+		b, _ := r.dec.Reset(payload)
+		r.replayedTime = b.Time
+	}
 	r.applied, r.took = true, true
 	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
 	r.counts["replayed_batches"]++

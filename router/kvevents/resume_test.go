@@ -260,3 +260,37 @@ func TestSlowerTiersMayHaveLargerBlocks(t *testing.T) {
 		t.Errorf("%d held, counted %v", got, a.counts)
 	}
 }
+
+func TestProve(t *testing.T) {
+	layouts(t, func(t *testing.T, e *engine) {
+		life := batches(newScribe(36, 1), 20)
+		r := resumed(t, e, life)
+		pos := r.src.Resume
+		if err := r.feeds.Prove(r.src, pos, 10*time.Second); err != nil {
+			t.Errorf("the same life: %v", err)
+		}
+		later := *pos
+		later.Next += 5
+		if r.feeds.Prove(r.src, &later, 10*time.Second) == nil {
+			t.Error("an engine with fewer messages is taken for the same")
+		}
+		other := *pos
+		other.LastHash++
+		if r.feeds.Prove(r.src, &other, 10*time.Second) == nil {
+			t.Error("another last message is taken for the same")
+		}
+		e.set(func() { delete(e.kept, pos.Next-1); e.kept[pos.Next] = life[0]; e.next++ })
+		if r.feeds.Prove(r.src, pos, 10*time.Second) == nil {
+			t.Error("an engine that has forgotten is taken for the same")
+		}
+		e.set(func() { e.deaf = true })
+		if r.feeds.Prove(r.src, pos, 50*time.Millisecond) == nil {
+			t.Error("an engine that says nothing is taken for the same")
+		}
+		none := r.src
+		none.Replay = ""
+		if r.feeds.Prove(none, pos, time.Second) == nil {
+			t.Error("an engine without replay is taken for the same")
+		}
+	})
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"sluice/router/kvevents"
+	"sluice/router/snapshot"
+	"sluice/router/worker"
+)
+
+// newKeeper makes the keeper of snapshots, where index.snapshot names a file.
+func (r *router) newKeeper() (*snapshot.Keeper, error) {
+	if r.cfg.Index.Snapshot == "" {
+		return nil, nil
+	}
+	k, err := snapshot.New(snapshot.Options{
+		Path: r.cfg.Index.Snapshot, Interval: r.cfg.Index.SnapshotInterval, Index: r.index, Position: r.feeds.Position, Log: r.log,
+		Ranks: r.allRanks,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("index.snapshot: %w", err)
+	}
+	r.metrics.Func(func() float64 { n, _, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "written")
+	r.metrics.Func(func() float64 { _, n, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "failed")
+	r.metrics.Func(func() float64 { _, _, n, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshot_ranks_restored_total")
+	r.metrics.Func(func() float64 {
+		_, _, _, at := k.Counts()
+		if at.IsZero() {
+			return 0
+		}
+		return float64(at.UnixNano()) / float64(time.Second)
+	}, "sluice_kv_snapshot_timestamp_seconds")
+	return k, nil
+}
+
+// proofTime is how long a joining rank's engine has to show that it is the one of
+// the snapshot. The rank takes no request meanwhile.
+const proofTime = time.Second
+
+// restored puts back what the last snapshot has of a joining rank, and says where
+// its feed is to go on; nil when there is nothing, or the engine is not the same.
+func (r *router) restored(src kvevents.Source) *kvevents.Position {
+	if r.keeper == nil {
+		return nil
+	}
+	pos, ok := r.keeper.Position(src.Rank.ID, src.Model)
+	if !ok {
+		return nil
+	}
+	if err := r.feeds.Prove(src, &pos, proofTime); err != nil {
+		r.log.Info("the snapshot's blocks of a rank are not used", "rank", src.Rank.ID.String(), "why", err)
+		r.keeper.Drop(src.Rank.ID)
+		return nil
+	}
+	if pos, ok = r.keeper.Restore(src.Rank, src.Model); !ok {
+		return nil
+	}
+	return &pos
+}
+
+// allRanks are the ranks of all workers there are.
+func (r *router) allRanks() (all []*worker.Rank) {
+	if r.fleet == nil {
+		return nil
+	}
+	for _, w := range r.fleet.View().Workers {
+		all = append(all, w.Ranks...)
+	}
+	return all
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+)
+
+// A router that is killed knows from its first request on what engines hold; of
+// an engine that was restarted meanwhile it believes nothing. The engines keep
+// few batches for replay, so that without a snapshot the first prompts could not
+// be known any more.
+func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
+	few := func(o *sim.Options) { o.BufferSteps = 8 }
+	a, b := startSim(t, few), startSim(t, few)
+	dir := t.TempDir()
+	snap := filepath.Join(dir, "index.snap")
+	start := func(snap string) *process {
+		p := launch(t, nil, "serve", "--listen", "127.0.0.1:0", "--admin", "off",
+			"--engine", a.URL()+",id=a", "--engine", b.URL()+",id=b", "--set", "index.snapshot="+snap, "--set", "index.snapshot_interval=1s", "--set", "health.interval=50ms")
+		eventually(t, 20*time.Second, "both engines are ready", func() bool {
+			m := string(get(t, "http://"+p.first+"/metrics").Body)
+			return strings.Count(m, "sluice_rank_feed_live{") == 2 && strings.Count(m, `state="ready"`) == 2
+		})
+		return p
+	}
+	talk := func(i int) string {
+		return chatOf(fmt.Sprintf("talk number %d of many: %s", i, strings.Repeat(prompt, 3)))
+	}
+	ask := func(p *process, i int) (who string, cached int) {
+		got := post(t, "http://"+p.first+"/v1/chat/completions", talk(i))
+		wantStatus(t, got, 200)
+		cached, _ = strconv.Atoi(got.Header.Get("X-Sluice-Cached-Tokens"))
+		return got.Header.Get("X-Sluice-Worker"), cached
+	}
+	const talks = 24
+	home := make([]string, talks)
+	p := start(snap)
+	eventually(t, 20*time.Second, "both feeds are live", func() bool { return metricSum(t, "http://"+p.first, "sluice_rank_feed_live") == 2 })
+	for i := range talks {
+		home[i], _ = ask(p, i)
+	}
+	last := time.Now()
+	eventually(t, 20*time.Second, "a snapshot of all that", func() bool {
+		info, err := os.Stat(snap)
+		return err == nil && info.ModTime().After(last.Add(1500*time.Millisecond))
+	})
+	for i := range 2 {
+		ask(p, talks+i) // after the snapshot: the gap that replay fills
+	}
+	p.cmd.Process.Kill()
+	p.wait(t, 10*time.Second)
+
+	// Without the snapshot, what is no longer replayed is not known.
+	p = start(filepath.Join(dir, "another.snap"))
+	if _, cached := ask(p, 0); cached != 0 {
+		t.Fatalf("%d cached tokens foretold without a snapshot: this test shows nothing", cached)
+	}
+	p.cmd.Process.Kill()
+	p.wait(t, 10*time.Second)
+
+	p = start(snap)
+	for _, i := range []int{0, 1, 2, 9, 17} {
+		if who, cached := ask(p, i); who != home[i] && i != 0 || cached < 64 {
+			t.Errorf("after the restart, talk %d went to %s with %d cached tokens foretold, its home is %s", i, who, cached, home[i])
+		}
+	}
+	p.cmd.Process.Kill()
+	p.wait(t, 10*time.Second)
+
+	// Both engines have new lives: nothing of the old ones may be believed.
+	for _, e := range []*sim.Engine{a, b} {
+		e.Crash()
+		if err := e.Restart(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p = start(snap)
+	for i := range talks {
+		if i == 3 { // the first ones at once; what the rest bring must not be lost before the feeds are up
+			eventually(t, 20*time.Second, "both feeds are live", func() bool {
+				return metricSum(t, "http://"+p.first, "sluice_rank_feed_live") == 2
+			})
+		}
+		if who, cached := ask(p, i); cached > 40 { // what talks begin with in common
+			t.Errorf("of engines that were restarted, %d cached tokens foretold for talk %d on %s", cached, i, who)
+		}
+	}
+	// All events must have come: the engines keep few for the next router.
+	eventually(t, 20*time.Second, "the index knows what the engines hold", func() bool {
+		return metricSum(t, "http://"+p.first, "sluice_rank_held_blocks") >= (talks-3)*10
+	})
+	// A clean end writes one; the next router has it at once.
+	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	p.wait(t, 20*time.Second)
+	p = start(snap)
+	if _, cached := ask(p, 3); cached < 64 {
+		t.Errorf("after a clean end, %d cached tokens foretold", cached)
+	}
+
+	// A damaged file is refused by name, and the router starts without it.
+	p.cmd.Process.Kill()
+	p.wait(t, 10*time.Second)
+	whole, err := os.ReadFile(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(snap, whole[:len(whole)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p = start(snap)
+	if log := p.stderr.String(); !strings.Contains(log, snap) || !strings.Contains(log, "cut short") {
+		t.Errorf("the log does not name the damaged file and what is wrong: %s", log)
+	}
+}
+
+// metricSum adds a metric up over its labels.
+func metricSum(t *testing.T, base, name string) (sum float64) {
+	t.Helper()
+	for line := range strings.Lines(string(get(t, base+"/metrics").Body)) {
+		if strings.HasPrefix(line, name+"{") {
+			v, err := strconv.ParseFloat(strings.Fields(line)[1], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}

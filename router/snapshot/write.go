@@ -1,0 +1,141 @@
+package snapshot
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/xxh3"
+
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// Rank is one rank to be written.
+type Rank struct {
+	Meta
+	Slot worker.Slot
+}
+
+// Stats is what a snapshot holds.
+type Stats struct {
+	Ranks, Blocks int
+	Bytes         int64
+	Took          time.Duration
+}
+
+// writer writes one snapshot beside its place.
+type writer struct {
+	file  *os.File
+	out   *bufio.Writer
+	sum   *xxh3.Hasher // of all that was written
+	enc   *zstd.Encoder
+	rate  int64 // bytes a second before compression; 0: as fast as it goes
+	began time.Time
+	plain int64
+	room  []byte
+	stats Stats
+}
+
+// write writes the ranks and what is pending of an older snapshot to path: to a
+// temporary file first, which replaces the old one when all of it is on disk. So
+// a router that dies meanwhile leaves the old snapshot.
+func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *File) (s Stats, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return s, fmt.Errorf("snapshot: cannot write %q: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+			err = fmt.Errorf("snapshot: cannot write %q: %w", path, err)
+		}
+	}()
+	w := &writer{file: f, out: bufio.NewWriterSize(f, 1<<20), sum: xxh3.New(), rate: rate, began: time.Now()}
+	if w.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20)); err != nil {
+		return s, err
+	}
+	defer w.enc.Close()
+	if err = w.put(fileHeader()); err != nil {
+		return s, err
+	}
+	written := make(map[worker.ID]bool)
+	for i := range ranks {
+		if err = w.rank(index, &ranks[i]); err != nil {
+			return s, err
+		}
+		written[worker.ID{Worker: ranks[i].Worker, Rank: ranks[i].Rank}] = true
+	}
+	if old != nil {
+		if err = old.carry(w, written); err != nil {
+			return s, err
+		}
+	}
+	if err = w.put(section(nil, endSection, binary.LittleEndian.AppendUint64(nil, w.sum.Sum64()))); err != nil {
+		return s, err
+	}
+	if err = errors.Join(w.out.Flush(), f.Sync(), f.Close(), os.Rename(f.Name(), path)); err != nil {
+		return s, err
+	}
+	if dir, err := os.Open(filepath.Dir(path)); err == nil {
+		dir.Sync() // so that the new name outlives a power cut; not every file system can
+		dir.Close()
+	}
+	w.stats.Took = time.Since(w.began)
+	return w.stats, nil
+}
+
+func (w *writer) put(b []byte) error {
+	w.sum.Write(b)
+	w.stats.Bytes += int64(len(b))
+	_, err := w.out.Write(b)
+	return err
+}
+
+func (w *writer) rank(index kvindex.Exporter, r *Rank) (err error) {
+	if err := w.put(appendMeta(nil, &r.Meta)); err != nil {
+		return err
+	}
+	w.stats.Ranks++
+	chains := w.room[:0]
+	flush := func() {
+		if len(chains) > 0 && err == nil {
+			err = w.put(packed(nil, w.enc, chains))
+			w.pace(len(chains))
+		}
+		chains = chains[:0]
+	}
+	index.Export(r.Slot, func(x *kvindex.Exported) bool {
+		chains = appendChain(chains, x)
+		w.stats.Blocks += len(x.Engine)
+		if len(chains) >= sectionBytes {
+			flush()
+		}
+		return err == nil
+	})
+	flush()
+	w.room = chains
+	return err
+}
+
+// pace holds the rate, so that a snapshot takes no more than its share of a core
+// and of the disk.
+func (w *writer) pace(n int) {
+	if w.plain += int64(n); w.rate > 0 {
+		time.Sleep(time.Until(w.began.Add(time.Duration(float64(w.plain) / float64(w.rate) * float64(time.Second)))))
+	}
+}
+
+// copyFrom writes bytes of another snapshot as they are.
+func (w *writer) copyFrom(r io.Reader, n int64) error {
+	_, err := io.CopyN(io.MultiWriter(w.out, w.sum), r, n)
+	w.stats.Bytes += n
+	return err
+}
