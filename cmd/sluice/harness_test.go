@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"io"
 	"log/slog"
 	"net/http"
@@ -91,6 +92,26 @@ func launchRouter(t testing.TB, mod func(*config.Config), workers ...config.Work
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	return runRouter(t, cfg)
+}
+
+// launchConfigured runs a router on a file, as --config does.
+func launchConfigured(t testing.TB, path string) *testRouter {
+	t.Helper()
+	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
+	flags := config.RegisterFlags(fs)
+	if err := fs.Parse([]string{"--config", path}); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := flags.Resolve(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runRouter(t, cfg)
+}
+
+func runRouter(t testing.TB, cfg *config.Config) *testRouter {
+	t.Helper()
 	logs := new(syncBuffer)
 	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r, err := newRouter(cfg, log)

@@ -33,6 +33,7 @@ var commands = []command{
 	{"serve", "run the router", runServe},
 	{"sim", "run one simulated engine", runSim},
 	{"load", "send load and print latencies", runLoad},
+	{"register", "keep a worker registered with a router", runRegister},
 	{"init", "probe engines and write a commented config file", plain(runInit)},
 	{"check", "validate a config and say what it would do", plain(runCheck)},
 	{"record", "write a running router's events, choices and outcomes to files", runRecord},

@@ -15,6 +15,7 @@ import (
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/discovery"
+	"sluice/router/discovery/registration"
 	"sluice/router/fleet"
 	"sluice/router/kvevents"
 	"sluice/router/kvindex"
@@ -42,7 +43,8 @@ type router struct {
 	loads     *kvevents.Loads
 	recorder  *record.Recorder
 	discovery *discovery.Runner
-	keeper    *snapshot.Keeper // nil without index.snapshot
+	keeper    *snapshot.Keeper     // nil without index.snapshot
+	register  *registration.Server // nil when off
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener

@@ -3,6 +3,7 @@ package main
 import (
 	"sluice/router/config"
 	"sluice/router/discovery"
+	"sluice/router/discovery/registration"
 	"sluice/router/worker"
 )
 
@@ -22,7 +23,27 @@ func (r *router) discover() error {
 		parse := func(text []byte) ([]worker.Spec, error) { return config.ParseWorkers(path, text) }
 		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Every: r.cfg.Discovery.FilePoll})
 	}
+	if r.cfg.Register.On() {
+		var err error
+		r.register, err = registration.New(registration.Options{Config: r.cfg.Register, Log: r.log, State: r.workerState})
+		if err != nil {
+			return err
+		}
+		r.log.Info("workers register at", "addr", r.register.Addr())
+		_ = r.discovery.Start(r.register)
+	}
 	return nil
+}
+
+// workerState is for the registration listener's answers.
+func (r *router) workerState(id string) (worker.State, string, bool) {
+	for _, w := range r.fleet.View().Workers {
+		if w.Spec.ID == id {
+			s, why := w.State()
+			return s, why, true
+		}
+	}
+	return worker.Gone, "", false
 }
 
 // rereader parses the configuration's own file when it was edited: its workers

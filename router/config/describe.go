@@ -36,6 +36,8 @@ func (c *Config) Describe() string {
 		}
 	}
 
+	c.describeSources(line)
+
 	line("\nlegs (pd.family may be %s):", orList(Families()))
 	c.describeLegs(line, "every model", &c.PD)
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {

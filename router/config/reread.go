@@ -1,9 +1,11 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"sluice/router/worker"
 )
@@ -74,4 +76,24 @@ func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 		specs[i] = c.Workers[i].Spec("file")
 	}
 	return specs, nil
+}
+
+// CheckWorker checks one worker as an entry of workers is checked; for sources
+// that make one of what they were told. The error names fields as the file does.
+func CheckWorker(w Worker) error {
+	c := Default()
+	if w.BlockSize < 0 || w.BlockSize > 1<<20 {
+		return fmt.Errorf("block_size: %d; want from 0 to %d", w.BlockSize, 1<<20)
+	}
+	c.Workers = []Worker{w}
+	err := c.Validate()
+	var all Errors
+	if !errors.As(err, &all) {
+		return err
+	}
+	text := make([]string, len(all))
+	for i, e := range all {
+		text[i] = strings.TrimPrefix(strings.TrimPrefix(e.Field, "workers[0]"), ".") + ": " + e.Msg
+	}
+	return errors.New(strings.Join(text, "; "))
 }

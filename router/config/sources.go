@@ -157,3 +157,30 @@ func (r *Register) Prefixes() []netip.Prefix {
 	}
 	return out
 }
+
+// describeSources says where more workers come from.
+func (c *Config) describeSources(line func(string, ...any)) {
+	if c.path != "" {
+		line("  those of %s are read again when it is edited", c.path)
+	}
+	if f := c.Discovery.File; f != "" {
+		line("  more from the file %s, read again when it changes", f)
+	}
+	for i := range c.Discovery.DNS {
+		d := &c.Discovery.DNS[i]
+		line("  more from DNS: %s %s, %s, looked up every %s to %s as its TTL says", d.Type, d.Name, d.Role, d.Least, d.Most)
+	}
+	if c.Kube.Selector != "" {
+		line("  more from Kubernetes: pods with %s, role by label %s, port %s", c.Kube.Selector, c.Kube.RoleLabel, c.Kube.Port)
+	}
+	if r := &c.Register; r.On() {
+		how := "a token"
+		if r.ClientCA != "" {
+			how = "a certificate"
+			if r.Token != "" {
+				how = "a certificate and a token"
+			}
+		}
+		line("  more register themselves at %s with %s, from and on %v; out after %s without a word", r.Listen, how, r.Prefixes(), r.Lease)
+	}
+}

@@ -334,7 +334,13 @@ func (m *member) learn(good []hello) {
 		info.MaxModelLen = a.MaxModelLen
 		info.TotalBlocks = a.TotalBlocks
 		info.BootstrapPort, info.DPSize = a.BootstrapPort, a.Ranks
-		sources = append(sources, sourcesOf(h.s, a)...)
+		for _, src := range sourcesOf(h.s, a) {
+			if err := within(spec.Networks, src); err != nil {
+				m.f.opt.Log.Warn("KV events not followed", "worker", spec.ID, "rank", src.Rank, "reason", err)
+				continue
+			}
+			sources = append(sources, src)
+		}
 	}
 	if info.Base == "" && len(info.Models) > 0 {
 		info.Base = info.Models[0]

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"math"
+	"net/netip"
 	"sync/atomic"
 )
 
@@ -36,6 +37,9 @@ type Spec struct {
 	// Options are family-specific keys (bootstrap_port, init_port, …), each
 	// with one or more values, handed to the disagg family unread.
 	Options map[string][]string
+	// Networks, when set, are where the addresses that the engine itself tells
+	// (of KV events) must lie: of workers that nobody vouches for but a token.
+	Networks []netip.Prefix
 	// Source says where the Spec came from: "flag", "config", "file", ….
 	Source string
 }

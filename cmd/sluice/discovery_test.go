@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/discovery"
+	"sluice/router/worker"
+)
+
+const registerToken = "register-token-0123456789"
+
+func withRegister(c *config.Config) {
+	c.Register.Listen, c.Register.Token, c.Register.Lease = "127.0.0.1:0", registerToken, 2*time.Second
+}
+
+// keepRegistered runs `sluice register` until the function it gives is called.
+func keepRegistered(t *testing.T, r *testRouter, id, kind, workerSpec string) (stop func()) {
+	t.Helper()
+	t.Setenv("SLUICE_REGISTER_TOKEN", registerToken)
+	ctx, cancel := context.WithCancel(context.Background())
+	code := make(chan int, 1)
+	errs := new(syncBuffer)
+	go func() {
+		code <- run(ctx, []string{"register", "--router", "http://" + r.register.Addr(), "--id", id, kind, workerSpec}, errs, errs)
+	}()
+	ended := false
+	stop = func() {
+		if ended {
+			return
+		}
+		ended = true
+		cancel()
+		if c := <-code; c != 0 {
+			t.Errorf("sluice register ended with %d: %s", c, errs)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// TestRegisteredPairServes: a router that knows of nobody gets a prefill and a
+// decode worker by registration, runs requests through both, and forgets
+// everything of the one that goes: its index entries, its reservations, its
+// metric series.
+func TestRegisteredPairServes(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := launchRouter(t, withRegister)
+	a := get(t, r.URL+"/readyz")
+	if a.Status != 503 || !strings.Contains(string(a.Body), "register 127.0.0.1") {
+		t.Errorf("%d %s; want what is waited for, and from where", a.Status, a.Body)
+	}
+	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
+	keepRegistered(t, r, "d-0", "--decode", d.URL())
+	eventually(t, 10*time.Second, "both are ready", func() bool { return r.state("p-0") == worker.Ready && r.state("d-0") == worker.Ready })
+	eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == "p-0" && a.Header.Get("X-Sluice-Worker") == "d-0" && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
+	})
+	series := func() bool { return strings.Contains(string(get(t, r.URL+"/metrics").Body), `worker="p-0"`) }
+	var old *worker.Rank
+	for _, w := range r.fleet.View().Workers {
+		if w.Spec.ID == "p-0" {
+			old = w.Ranks[0]
+		}
+	}
+	if !series() || old.Held.Load() == 0 {
+		t.Fatal("nothing to forget: no series, or no blocks of p-0")
+	}
+	stopPrefill()
+	eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
+		return old.Held.Load() == 0 && !series() && r.state("p-0") == worker.Gone
+	})
+	if n := old.Requests.Load() + old.PrefillTokens.Load(); n != 0 {
+		t.Errorf("%d still reserved on a rank that has gone", n)
+	}
+	probes := p.Stats().Ranks[0].Requests
+	eventually(t, 10*time.Second, "decode does it alone", func() bool {
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		return a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
+	})
+	if now := p.Stats().Ranks[0].Requests; now != probes {
+		t.Errorf("p-0 got %d requests after it had gone", now-probes)
+	}
+
+	// Back under its name it begins with nothing.
+	keepRegistered(t, r, "p-0", "--prefill", p.URL())
+	eventually(t, 10*time.Second, "p-0 is ready again", func() bool { return r.state("p-0") == worker.Ready })
+	if !series() {
+		t.Error("no series of the worker that came back")
+	}
+	if strings.Contains(r.logs.String(), registerToken) {
+		t.Error("the token is in the log")
+	}
+}
+
+// TestLostWorkerIsTakenOut: a worker whose machine went away does not renew.
+func TestLostWorkerIsTakenOut(t *testing.T) {
+	e := startSim(t, nil)
+	r := launchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
+	req, err := http.NewRequest("PUT", "http://"+r.register.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+registerToken)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 201 {
+		t.Fatal(resp.Status)
+	}
+	eventually(t, 5*time.Second, "it is there", func() bool { return r.state("w") != worker.Gone })
+	eventually(t, 10*time.Second, "its lease ends", func() bool { return r.state("w") == worker.Gone })
+}
+
+func sources(t *testing.T, r *testRouter) []discovery.State {
+	t.Helper()
+	req, _ := http.NewRequest("GET", "http://"+r.admin.Addr()+"/admin/v1/discovery", nil)
+	req.Header.Set("Authorization", "Bearer "+r.cfg.Admin.Token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v struct{ Sources []discovery.State }
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v.Sources
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWorkersFile: workers of a file come and go with its text; a broken edit
+// changes nothing and is shown with its place; what was removed is not probed.
+func TestWorkersFile(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	var asked atomic.Int64
+	counting := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer counting.Close()
+	path := filepath.Join(t.TempDir(), "workers.yaml")
+	list := func(ids ...string) string {
+		text := "workers:\n"
+		for _, id := range ids {
+			text += fmt.Sprintf("  - {id: %s, url: %q}\n", id, map[string]*sim.Engine{"a": a, "b": b}[id].URL())
+		}
+		return text
+	}
+	writeFile(t, path, list("a", "b")+fmt.Sprintf("  - {id: x, url: %q}\n", counting.URL))
+	r := launchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond })
+	both := func() bool { return r.state("a") == worker.Ready && r.state("b") == worker.Ready }
+	eventually(t, 10*time.Second, "both are ready", both)
+	before := r.fleet.View().Workers
+	eventually(t, 5*time.Second, "x is probed", func() bool { return asked.Load() > 3 })
+
+	writeFile(t, path, list("a", "b"))
+	eventually(t, 5*time.Second, "x is gone", func() bool { return r.state("x") == worker.Gone })
+	last := int64(-1)
+	eventually(t, 5*time.Second, "what was under way has ended", func() bool {
+		was := last
+		last = asked.Load()
+		return was == last
+	})
+	time.Sleep(6 * r.cfg.Health.Interval)
+	if now := asked.Load(); now != last {
+		t.Errorf("%d probes of x after it was removed", now-last)
+	}
+
+	writeFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")
+	eventually(t, 5*time.Second, "the fault is shown with its place", func() bool {
+		for _, s := range sources(t, r) {
+			if strings.Contains(s.Error, "workers.yaml:4:18") && strings.Contains(s.Error, "nonsense") && s.Workers == 2 {
+				return true
+			}
+		}
+		return false
+	})
+	if !strings.Contains(r.logs.String(), "workers.yaml:4:18") {
+		t.Error("the fault's place is not in the log")
+	}
+	writeFile(t, path, list("a"))
+	eventually(t, 5*time.Second, "b is gone", func() bool { return r.state("b") == worker.Gone })
+	if now := r.fleet.View().Workers; len(now) != 1 || now[0] != before[0] {
+		t.Error("a was taken out and in though nothing of it changed")
+	}
+	writeFile(t, path, list("a", "b"))
+	eventually(t, 10*time.Second, "b is back", both)
+}
+
+// TestConfigFileIsReadAgain: the workers of --config follow it, and of what else
+// was edited the log says that it waits for the next start.
+func TestConfigFileIsReadAgain(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll: 20ms}\nhealth: {interval: 50ms}\n"
+	writeFile(t, path, text+fmt.Sprintf("workers: [{url: %q}, {url: %q}]\n", a.URL(), b.URL()))
+	r := launchConfigured(t, path)
+	eventually(t, 10*time.Second, "both are ready", func() bool {
+		return r.state("aggregated-0") == worker.Ready && r.state("aggregated-1") == worker.Ready
+	})
+	writeFile(t, path, text+fmt.Sprintf("timeouts: {prefill: 7s}\nworkers: [{url: %q}]\n", b.URL()))
+	eventually(t, 5*time.Second, "the first is gone", func() bool { return r.state("aggregated-0") == worker.Gone })
+	if s := r.state("aggregated-1"); s != worker.Ready {
+		t.Errorf("the other is %v: it has no id of its own, and must keep the one it had", s)
+	}
+	if log := r.logs.String(); !strings.Contains(log, "timeouts.prefill") || !strings.Contains(log, "next start") {
+		t.Error("the log says nothing of the field that was edited too")
+	}
+}

@@ -1,0 +1,203 @@
+package registration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// Version is the one version of an Announcement there is.
+const Version = 1
+
+// Announcement is what a worker says of itself. Addresses are IP addresses, no
+// names: what a name stands for may change after it was checked. A host that is
+// a wildcard (*, 0.0.0.0, ::) or missing means the address the call came from.
+type Announcement struct {
+	// Version must be 1.
+	Version int `json:"version"`
+	// URL of the engine's HTTP server, as http://10.0.0.5:8000 or http://*:8000.
+	URL string `json:"url"`
+	// Role is prefill, decode or aggregated ("" is aggregated).
+	Role string `json:"role,omitempty"`
+	// Models it serves; none: the router asks the engine.
+	Models []string `json:"models,omitempty"`
+	// Ranks are the data-parallel ranks behind URL; none: rank 0 alone.
+	Ranks []uint16 `json:"ranks,omitempty"`
+	// RankURLs give each of Ranks a server of its own.
+	RankURLs []string `json:"rank_urls,omitempty"`
+	Labels   []string `json:"labels,omitempty"`
+	// Engine is vllm, sglang or trtllm; "": the router finds out.
+	Engine string `json:"engine,omitempty"`
+	// BlockSize is tokens per KV block; 0: the router finds out.
+	BlockSize int `json:"block_size,omitempty"`
+	// KVEvents are ZMQ endpoints, one base or one for each rank; ["off"]: none;
+	// none given: the engine is asked. KVReplay likewise.
+	KVEvents []string `json:"kv_events,omitempty"`
+	KVReplay []string `json:"kv_replay,omitempty"`
+	// Bootstrap is the bootstrap server of an SGLang or Mooncake prefill worker.
+	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
+	// NIXL says where the worker's NIXL agent is reached.
+	NIXL *NIXL `json:"nixl,omitempty"`
+	// LeaseSeconds asks for a lease; 0: the router's own (register.lease).
+	LeaseSeconds int `json:"lease_seconds,omitempty"`
+}
+
+// Bootstrap is the address of a bootstrap server.
+type Bootstrap struct {
+	Host string `json:"host,omitempty"` // "": that of the worker
+	Port int    `json:"port"`
+}
+
+// NIXL are the addresses of a worker's NIXL agent.
+type NIXL struct {
+	Host string `json:"host,omitempty"` // "": that of the worker
+	// Port of vLLM's side channel (VLLM_NIXL_SIDE_CHANNEL_PORT); 0: none.
+	Port int `json:"port,omitempty"`
+	// InitPorts and AllocPorts are those of an LMCache decode worker, one for
+	// each tensor-parallel rank.
+	InitPorts  []int `json:"init_ports,omitempty"`
+	AllocPorts []int `json:"alloc_ports,omitempty"`
+}
+
+// Lease is the router's answer to an Announcement or a renewal.
+type Lease struct {
+	Version      int     `json:"version"`
+	ID           string  `json:"id"`
+	LeaseSeconds float64 `json:"lease_seconds"`
+	// RenewSeconds is when to say so again: a third of the lease, so that two
+	// lost calls do not end it.
+	RenewSeconds float64 `json:"renew_seconds"`
+	// Changed: the router took the worker in, or took it out and in again
+	// because something of it was different.
+	Changed bool `json:"changed"`
+	// State and Reason are those of the worker in the fleet.
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// Bounds of an Announcement.
+const (
+	maxBody  = 64 << 10
+	maxRanks = 256
+	maxList  = 256 // models, labels
+)
+
+// decode reads one strictly: a field that is misspelt must not be passed over.
+func decode(body []byte) (*Announcement, error) {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	a := new(Announcement)
+	if err := d.Decode(a); err != nil {
+		var typ *json.UnmarshalTypeError
+		if errors.As(err, &typ) {
+			return nil, fmt.Errorf("%s: a %s; want a %s", typ.Field, typ.Value, typ.Type)
+		}
+		return nil, fmt.Errorf("the body is no announcement: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errors.New("the body holds more than one object")
+	}
+	if a.Version != Version {
+		return nil, fmt.Errorf("version: %d; want %d", a.Version, Version)
+	}
+	return a, nil
+}
+
+// spec makes the worker's Spec: everything checked, all hosts resolved to
+// addresses inside the networks.
+func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
+	none := worker.Spec{}
+	for _, l := range []struct {
+		field     string
+		got, most int
+	}{{"ranks", len(a.Ranks), maxRanks}, {"rank_urls", len(a.RankURLs), maxRanks}, {"models", len(a.Models), maxList}, {"labels", len(a.Labels), maxList},
+		{"kv_events", len(a.KVEvents), maxRanks}, {"kv_replay", len(a.KVReplay), maxRanks}} {
+		if l.got > l.most {
+			return none, fmt.Errorf("%s: %d entries; want at most %d", l.field, l.got, l.most)
+		}
+	}
+	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, BlockSize: a.BlockSize, Options: map[string][]string{}}
+	if a.Role != "" {
+		if err := w.Role.UnmarshalText([]byte(a.Role)); err != nil {
+			return none, fmt.Errorf("role: %q; want prefill, decode or aggregated", a.Role)
+		}
+	}
+	var err error
+	if w.URL, err = at.url("url", a.URL); err != nil {
+		return none, err
+	}
+	for i, u := range a.RankURLs {
+		if u, err = at.url(fmt.Sprintf("rank_urls[%d]", i), u); err != nil {
+			return none, err
+		}
+		w.RankURLs = append(w.RankURLs, u)
+	}
+	if w.KVEvents, err = at.endpoints("kv_events", a.KVEvents); err != nil {
+		return none, err
+	}
+	if w.KVReplay, err = at.endpoints("kv_replay", a.KVReplay); err != nil {
+		return none, err
+	}
+	if b := a.Bootstrap; b != nil {
+		if err = at.option(w.Options, "bootstrap", b.Host, "bootstrap_host", b.Port, "bootstrap_port"); err != nil {
+			return none, err
+		}
+	}
+	if n := a.NIXL; n != nil {
+		if err = n.options(w.Options, at); err != nil {
+			return none, err
+		}
+	}
+	if err := config.CheckWorker(w); err != nil {
+		return none, err
+	}
+	spec := w.Spec("register")
+	if n := a.NIXL; n != nil && n.Port != 0 {
+		spec.Options["nixl_port"] = []string{strconv.Itoa(n.Port)}
+	}
+	spec.Networks = at.networks
+	return spec, nil
+}
+
+func (n *NIXL) options(to map[string][]string, at place) error {
+	if n.Port < 0 || n.Port > 65535 {
+		return fmt.Errorf("nixl.port: %d; want 1 to 65535", n.Port)
+	}
+	if n.Host != "" {
+		host, err := at.host("nixl.host", n.Host)
+		if err != nil {
+			return err
+		}
+		to["peer_host"] = []string{host}
+	}
+	for _, l := range []struct {
+		field, key string
+		ports      []int
+	}{{"nixl.init_ports", "init_port", n.InitPorts}, {"nixl.alloc_ports", "alloc_port", n.AllocPorts}} {
+		if len(l.ports) > maxRanks {
+			return fmt.Errorf("%s: %d entries; want at most %d", l.field, len(l.ports), maxRanks)
+		}
+		for _, p := range l.ports {
+			to[l.key] = append(to[l.key], strconv.Itoa(p))
+		}
+	}
+	return nil
+}
+
+// lease is how long the worker is believed without a word.
+func (a *Announcement) lease(own, most time.Duration) (time.Duration, error) {
+	if a.LeaseSeconds == 0 {
+		return own, nil
+	}
+	if a.LeaseSeconds < 1 || a.LeaseSeconds > int(most/time.Second) {
+		return 0, fmt.Errorf("lease_seconds: %d; want 1 to %d", a.LeaseSeconds, int(most/time.Second))
+	}
+	return time.Duration(a.LeaseSeconds) * time.Second, nil
+}

@@ -1,0 +1,118 @@
+package registration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Client registers one worker with one router and keeps it registered.
+type Client struct {
+	Router string // base URL of the registration listener
+	Token  string
+	ID     string
+	HTTP   *http.Client // with the certificates it needs; nil: http.DefaultClient
+	// Told is called after every call that went to the router; nil: nobody.
+	Told func(l *Lease, err error)
+}
+
+// Keep registers a and renews the lease until ctx ends, then takes the worker
+// out and returns nil. What goes wrong is told and tried again, after at most
+// retryMost; only an announcement that the router will never take is an error.
+func (c *Client) Keep(ctx context.Context, a *Announcement) error {
+	body, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	failed := 0
+	for {
+		lease, status, err := c.put(ctx, body)
+		if ctx.Err() != nil {
+			break
+		}
+		if c.Told != nil {
+			c.Told(lease, err)
+		}
+		wait := min(retryFirst<<min(failed, 8), retryMost)
+		switch {
+		case err == nil:
+			failed, wait = 0, time.Duration(lease.RenewSeconds*float64(time.Second))
+		case status == 400 || status == 401 || status == 413:
+			return err
+		default:
+			failed++
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(wait, retryFirst)):
+			continue
+		}
+		break
+	}
+	// ctx has ended; the last word has a little time of its own.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	_, _, err = c.call(last, http.MethodDelete, nil)
+	return err
+}
+
+const (
+	retryFirst = 200 * time.Millisecond
+	retryMost  = 5 * time.Second
+)
+
+func (c *Client) put(ctx context.Context, body []byte) (*Lease, int, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer, status, err := c.call(ctx, http.MethodPut, body)
+	if err != nil {
+		return nil, status, err
+	}
+	l := new(Lease)
+	if err := json.Unmarshal(answer, l); err != nil || l.LeaseSeconds <= 0 {
+		return nil, 0, fmt.Errorf("registration: %s answered no lease: %s", c.Router, cut(string(answer)))
+	}
+	return l, status, nil
+}
+
+func (c *Client) call(ctx context.Context, method string, body []byte) ([]byte, int, error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.Router, "/")+"/v1/workers/"+url.PathEscape(c.ID), bytes.NewReader(body))
+	if err != nil {
+		return nil, 0, err
+	}
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	client := c.HTTP
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, 0, fmt.Errorf("registration: cannot reach the router: %w", err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, 0, fmt.Errorf("registration: cannot read the router's answer: %w", err)
+	}
+	if resp.StatusCode/100 != 2 {
+		var e struct {
+			Error struct{ Message string }
+		}
+		if json.Unmarshal(answer, &e) != nil || e.Error.Message == "" {
+			e.Error.Message = cut(string(answer))
+		}
+		return nil, resp.StatusCode, fmt.Errorf("registration: the router answered %d: %s", resp.StatusCode, e.Error.Message)
+	}
+	return answer, resp.StatusCode, nil
+}

@@ -1,0 +1,154 @@
+package registration
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"sluice/router/discovery"
+	"sluice/router/worker"
+)
+
+// leases are the registered workers. Its lock is held while the fleet takes one
+// in or out, so that a lease and its worker cannot come apart; the fleet calls
+// nobody back under it.
+type leases struct {
+	set  *discovery.Set
+	most int
+
+	mu   sync.Mutex
+	held map[string]*held
+	last time.Time // of the last look at what has ended
+}
+
+type held struct {
+	owner netip.Addr
+	spec  worker.Spec
+	lease time.Duration
+	ends  time.Time
+}
+
+func newLeases(set *discovery.Set, most int) *leases {
+	return &leases{set: set, most: most, held: map[string]*held{}, last: time.Now()}
+}
+
+// refusal is an error with the HTTP status it makes.
+type refusal struct {
+	status int
+	code   string
+	msg    string
+	after  time.Duration // Retry-After; 0: none
+}
+
+func (r *refusal) Error() string { return r.msg }
+
+// put registers or renews.
+func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.Duration) (changed bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.held[id]
+	switch {
+	case h != nil && h.owner != owner:
+		return false, &refusal{409, "id_taken", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", cut(id)), time.Until(h.ends)}
+	case h == nil && len(l.held) >= l.most:
+		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, the most there may be (register.max_workers)", len(l.held)), time.Second}
+	}
+	changed, err = l.set.Put(spec)
+	if err != nil {
+		if h != nil && changed {
+			delete(l.held, id) // taken out, and not taken in again
+		}
+		return false, &refusal{409, "not_taken", err.Error(), time.Second}
+	}
+	l.held[id] = &held{owner: owner, spec: spec, lease: lease, ends: time.Now().Add(lease)}
+	return changed, nil
+}
+
+// renew lengthens a lease as it is.
+func (l *leases) renew(id string, owner netip.Addr) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, err := l.own(id, owner)
+	if err != nil {
+		return 0, err
+	}
+	h.ends = time.Now().Add(h.lease)
+	return h.lease, nil
+}
+
+// drop ends a lease at once.
+func (l *leases) drop(id string, owner netip.Addr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.own(id, owner); err != nil {
+		return err
+	}
+	delete(l.held, id)
+	l.set.Drop(id)
+	return nil
+}
+
+// own finds a lease of the caller. Called with mu.
+func (l *leases) own(id string, owner netip.Addr) (*held, error) {
+	h := l.held[id]
+	switch {
+	case h == nil:
+		return nil, &refusal{404, "not_registered", fmt.Sprintf("no worker %q is registered (the router may have been restarted); register it with PUT", cut(id)), 0}
+	case h.owner != owner:
+		return nil, &refusal{403, "not_yours", fmt.Sprintf("the worker %q was registered from another address", cut(id)), 0}
+	}
+	return h, nil
+}
+
+// expire takes out the workers whose lease has ended, and gives their ids. After
+// a pause of the process itself (a suspended machine, a debugger) nobody is taken
+// out for not having been heard in it.
+func (l *leases) expire() (ended []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	paused := now.Sub(l.last) - 4*lookEvery
+	l.last = now
+	for _, id := range slices.Sorted(maps.Keys(l.held)) {
+		h := l.held[id]
+		if paused > 0 {
+			h.ends = h.ends.Add(paused)
+		}
+		if now.Before(h.ends) {
+			continue
+		}
+		delete(l.held, id)
+		l.set.Drop(id)
+		ended = append(ended, id)
+	}
+	return ended
+}
+
+// lookEvery is the time between two looks for leases that ended.
+const lookEvery = 250 * time.Millisecond
+
+// Registered is one line of GET /v1/workers.
+type Registered struct {
+	ID        string  `json:"id"`
+	URL       string  `json:"url"`
+	Role      string  `json:"role"`
+	From      string  `json:"from"` // address it was registered from
+	ExpiresIn float64 `json:"expires_in_seconds"`
+	State     string  `json:"state"`
+	Reason    string  `json:"reason,omitempty"`
+}
+
+func (l *leases) list() []Registered {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := []Registered{}
+	for _, id := range slices.Sorted(maps.Keys(l.held)) {
+		h := l.held[id]
+		out = append(out, Registered{ID: id, URL: h.spec.URL, Role: h.spec.Role.String(), From: h.owner.String(),
+			ExpiresIn: time.Until(h.ends).Round(time.Millisecond).Seconds()})
+	}
+	return out
+}

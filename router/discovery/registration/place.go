@@ -1,0 +1,106 @@
+package registration
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// place is where a call came from, and where the addresses it names must lie.
+type place struct {
+	caller   netip.Addr
+	networks []netip.Prefix
+}
+
+func (p place) allowed(a netip.Addr) bool {
+	for _, n := range p.networks {
+		if n.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// host reads an address, the caller's where it is a wildcard.
+func (p place) host(field, host string) (string, error) {
+	switch host {
+	case "", "*", "0.0.0.0", "::":
+		return p.caller.String(), nil
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil || a.Zone() != "" {
+		return "", fmt.Errorf("%s: the host %q is no IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, cut(host))
+	}
+	if a = a.Unmap(); !p.allowed(a) {
+		return "", fmt.Errorf("%s: %s lies in none of the networks that workers may serve on (register.networks)", field, a)
+	}
+	return a.String(), nil
+}
+
+// url reads the URL of an engine.
+func (p place) url(field, raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", fmt.Errorf("%s: %q is no URL; want http://ADDRESS:PORT or https://ADDRESS:PORT", field, cut(raw))
+	}
+	host, err := p.host(field, u.Hostname())
+	if err != nil {
+		return "", err
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	u.Host = net.JoinHostPort(host, port)
+	return u.String(), nil
+}
+
+// endpoints reads ZMQ endpoints. A worker names none of this machine's paths,
+// and none that the router should bind.
+func (p place) endpoints(field string, list []string) ([]string, error) {
+	var out []string
+	for i, ep := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if field == "kv_events" && (ep == "auto" || ep == "off") {
+			out = append(out, ep)
+			continue
+		}
+		addr, ok := strings.CutPrefix(ep, "tcp://")
+		host, port, err := net.SplitHostPort(addr)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%s: %q is no endpoint; want tcp://ADDRESS:PORT", at, cut(ep))
+		}
+		if host, err = p.host(at, host); err != nil {
+			return nil, err
+		}
+		out = append(out, "tcp://"+net.JoinHostPort(host, port))
+	}
+	return out, nil
+}
+
+// option puts a host and a port among a Spec's options.
+func (p place) option(to map[string][]string, field, host, hostKey string, port int, portKey string) error {
+	if port < 1 || port > 65535 {
+		return fmt.Errorf("%s.port: %d; want 1 to 65535", field, port)
+	}
+	to[portKey] = []string{strconv.Itoa(port)}
+	if host == "" {
+		return nil
+	}
+	host, err := p.host(field+".host", host)
+	if err == nil {
+		to[hostKey] = []string{host}
+	}
+	return err
+}
+
+// cut shortens what a caller sent, for an error.
+func cut(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}

@@ -1,0 +1,316 @@
+package registration
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/discovery"
+	"sluice/router/worker"
+)
+
+// Options of a Server.
+type Options struct {
+	Config config.Register // checked
+	Log    *slog.Logger
+	// State gives a worker's state and its reason; ok is false for an id that
+	// the fleet does not have.
+	State func(id string) (state worker.State, reason string, ok bool)
+	// NIXL gives the metadata of the router's own NIXL agent, for connectors to
+	// load; its error says why there is none. nil: there is none.
+	NIXL func() ([]byte, error)
+}
+
+const (
+	headTimeout  = 5 * time.Second
+	callTimeout  = 10 * time.Second
+	idleTimeout  = 2 * time.Minute
+	maxHeadBytes = 16 << 10
+)
+
+// Server is the listener. New binds it; Run, which discovery calls, serves.
+type Server struct {
+	opt      Options
+	log      *slog.Logger
+	ln       net.Listener
+	networks []netip.Prefix
+	token    [32]byte
+	leases   *leases
+}
+
+// New binds the listener and reads its certificates.
+func New(opt Options) (*Server, error) {
+	c := &opt.Config
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{opt: opt, log: opt.Log, networks: c.Prefixes(), token: sha256.Sum256([]byte(c.Token))}
+	tlsConf, err := s.tlsConfig()
+	if err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", c.Listen, err)
+	}
+	s.ln = newGate(ln, s.networks, 2*c.MaxWorkers+64, s.log)
+	if tlsConf != nil {
+		s.ln = tls.NewListener(s.ln, tlsConf)
+	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "addr", s.Addr(), "help", "register.tls_cert and register.tls_key")
+	}
+	return s, nil
+}
+
+// tlsConfig is nil for plain HTTP. The certificate is read at each handshake, so
+// that a new one needs no restart; workers keep their connections.
+func (s *Server) tlsConfig() (*tls.Config, error) {
+	c := &s.opt.Config
+	if c.TLSCert == "" {
+		return nil, nil
+	}
+	load := func() (*tls.Certificate, error) {
+		cert, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+		return &cert, err
+	}
+	if _, err := load(); err != nil {
+		return nil, fmt.Errorf("registration: cannot use register.tls_cert %q: %w", c.TLSCert, err)
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() }}
+	if c.ClientCA != "" {
+		pem, err := os.ReadFile(c.ClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("registration: cannot read register.client_ca: %w", err)
+		}
+		conf.ClientAuth, conf.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("registration: register.client_ca %q holds no PEM certificate", c.ClientCA)
+		}
+	}
+	return conf, nil
+}
+
+// Addr is the address it listens on, HOST:PORT.
+func (s *Server) Addr() string { return s.ln.Addr().String() }
+
+// Name implements discovery.Source.
+func (s *Server) Name() string { return "register " + s.Addr() }
+
+// Close ends a listener that Run was not called for.
+func (s *Server) Close() { s.ln.Close() }
+
+// Run serves until ctx ends. Workers stay in then: a router that ends needs not
+// take its fleet apart.
+func (s *Server) Run(ctx context.Context, set *discovery.Set) error {
+	s.leases = newLeases(set, s.opt.Config.MaxWorkers)
+	srv := &http.Server{
+		Handler: s.guard(s.mux()), ReadHeaderTimeout: headTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeadBytes, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	looks := make(chan struct{})
+	go func() {
+		defer close(looks)
+		s.expire(ctx)
+	}()
+	err := srv.Serve(s.ln)
+	<-looks
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("registration: cannot serve: %w", err)
+}
+
+func (s *Server) expire(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if ended := s.leases.expire(); len(ended) > 0 {
+			s.log.Warn("leases ended: workers taken out that were not heard of", "workers", ended)
+		}
+	}
+}
+
+func (s *Server) mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("PUT /v1/workers/{id}", s.put)
+	mux.HandleFunc("POST /v1/workers/{id}/renew", s.renew)
+	mux.HandleFunc("DELETE /v1/workers/{id}", s.drop)
+	mux.HandleFunc("GET /v1/workers", s.list)
+	mux.HandleFunc("GET /v1/nixl/metadata", s.nixl)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fail(w, &refusal{404, "unknown_route", "no such route; there are PUT and DELETE /v1/workers/{id}, POST /v1/workers/{id}/renew, GET /v1/workers, GET /v1/nixl/metadata", 0})
+	})
+	return mux
+}
+
+// guard lets only bearers of the token by, and bounds bodies. Hashes are
+// compared, in constant time, so that neither the token nor its length can be
+// felt out. Without a token the certificate was checked in the handshake.
+func (s *Server) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.opt.Config.Token != "" {
+			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+			if h := sha256.Sum256([]byte(given)); subtle.ConstantTimeCompare(h[:], s.token[:]) != 1 {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice registration"`)
+				fail(w, &refusal{401, "unauthorized", "want the header Authorization: Bearer TOKEN, with the router's register.token", 0})
+				return
+			}
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) put(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		var big *http.MaxBytesError
+		if errors.As(err, &big) {
+			fail(w, &refusal{413, "too_large", fmt.Sprintf("the body has more than %d bytes", maxBody), 0})
+			return
+		}
+		fail(w, bad(err))
+		return
+	}
+	a, err := decode(body)
+	if err != nil {
+		fail(w, bad(err))
+		return
+	}
+	id, from := r.PathValue("id"), callerOf(r)
+	spec, err := a.spec(id, place{caller: from, networks: s.networks})
+	if err != nil {
+		fail(w, bad(err))
+		return
+	}
+	lease, err := a.lease(s.opt.Config.Lease, s.opt.Config.MaxLease)
+	if err != nil {
+		fail(w, bad(err))
+		return
+	}
+	changed, err := s.leases.put(id, from, spec, lease)
+	if err != nil {
+		s.log.Warn("registration refused", "worker", cut(id), "from", from, "err", err)
+		fail(w, err)
+		return
+	}
+	status := http.StatusOK
+	if changed {
+		s.log.Info("worker registered", "worker", id, "from", from, "url", spec.URL, "role", spec.Role, "lease", lease)
+		status = http.StatusCreated
+	}
+	answer(w, status, s.leaseOf(id, lease, changed))
+}
+
+func (s *Server) renew(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	lease, err := s.leases.renew(id, callerOf(r))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	answer(w, http.StatusOK, s.leaseOf(id, lease, false))
+}
+
+func (s *Server) drop(w http.ResponseWriter, r *http.Request) {
+	id, from := r.PathValue("id"), callerOf(r)
+	if err := s.leases.drop(id, from); err != nil {
+		fail(w, err)
+		return
+	}
+	s.log.Info("worker deregistered", "worker", id, "from", from)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
+	list := s.leases.list()
+	for i := range list {
+		list[i].State, list[i].Reason = s.state(list[i].ID)
+	}
+	answer(w, http.StatusOK, map[string]any{"version": Version, "workers": list})
+}
+
+func (s *Server) nixl(w http.ResponseWriter, r *http.Request) {
+	why := "this router has no NIXL agent"
+	if s.opt.NIXL != nil {
+		meta, err := s.opt.NIXL()
+		if err == nil {
+			w.Header().Set("Content-Type", "application/octet-stream")
+			w.Write(meta)
+			return
+		}
+		why = err.Error()
+	}
+	fail(w, &refusal{404, "no_nixl", why, 0})
+}
+
+func (s *Server) leaseOf(id string, lease time.Duration, changed bool) Lease {
+	l := Lease{Version: Version, ID: id, LeaseSeconds: lease.Seconds(), RenewSeconds: lease.Seconds() / 3, Changed: changed}
+	l.State, l.Reason = s.state(id)
+	return l
+}
+
+func (s *Server) state(id string) (state, reason string) {
+	if s.opt.State != nil {
+		if st, why, ok := s.opt.State(id); ok {
+			return st.String(), why
+		}
+	}
+	return worker.Gone.String(), ""
+}
+
+// callerOf is the address a call came from. No header is believed about it.
+func callerOf(r *http.Request) netip.Addr {
+	ap, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return ap.Addr().Unmap().WithZone("")
+}
+
+func bad(err error) error { return &refusal{400, "bad_announcement", err.Error(), 0} }
+
+func fail(w http.ResponseWriter, err error) {
+	var r *refusal
+	if !errors.As(err, &r) {
+		r = &refusal{500, "internal", err.Error(), 0}
+	}
+	if r.after > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int((r.after+time.Second-1)/time.Second)))
+	}
+	answer(w, r.status, map[string]any{"error": map[string]string{"code": r.code, "message": r.msg}})
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil { // only for types that JSON has no form for: a bug
+		http.Error(w, `{"error":{"code":"internal","message":"the answer has no JSON form"}}`, http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(append(body, '\n'))
+}

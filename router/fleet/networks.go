@@ -1,0 +1,32 @@
+package fleet
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// within says why an event source that an engine told may not be connected to,
+// nil where it may. Without networks every one may.
+func within(networks []netip.Prefix, src EventSource) error {
+	if len(networks) == 0 {
+		return nil
+	}
+	for _, ep := range []string{src.Endpoint, src.Replay} {
+		if ep == "" {
+			continue
+		}
+		addr, tcp := strings.CutPrefix(ep, "tcp://")
+		host, _, err := net.SplitHostPort(addr)
+		ip, notIP := netip.ParseAddr(host)
+		if !tcp || err != nil || notIP != nil {
+			return fmt.Errorf("the engine names %q; want tcp:// and an IP address, since the worker registered itself", ep)
+		}
+		if !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(ip.Unmap().WithZone("")) }) {
+			return fmt.Errorf("the engine names %q, which lies in none of register.networks", ep)
+		}
+	}
+	return nil
+}
