@@ -37,6 +37,7 @@ var directDependencies = []string{
 	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing
+	"golang.org/x/net",                        // DNS messages, for workers found by name
 	"golang.org/x/sys",                        // epoll for the client-gone watch
 }
 

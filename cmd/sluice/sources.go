@@ -3,6 +3,7 @@ package main
 import (
 	"sluice/router/config"
 	"sluice/router/discovery"
+	"sluice/router/discovery/dns"
 	"sluice/router/discovery/registration"
 	"sluice/router/worker"
 )
@@ -22,6 +23,14 @@ func (r *router) discover() error {
 	if path := r.cfg.Discovery.File; path != "" {
 		parse := func(text []byte) ([]worker.Spec, error) { return config.ParseWorkers(path, text) }
 		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Every: r.cfg.Discovery.FilePoll})
+	}
+	for i := range r.cfg.Discovery.DNS {
+		d := &r.cfg.Discovery.DNS[i]
+		_ = r.discovery.Start(&dns.Source{
+			Lookup: dns.Lookup{Host: d.Name, SRV: d.Type == "srv", Port: uint16(d.Port), Server: d.Server},
+			Spec:   func(t dns.Target) worker.Spec { return d.Spec(t.Addr.String(), t.Port, "dns") },
+			Least:  d.Least, Most: d.Most,
+		})
 	}
 	if r.cfg.Register.On() {
 		var err error

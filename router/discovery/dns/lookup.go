@@ -1,0 +1,166 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// Lookup is one question, and whom to ask.
+type Lookup struct {
+	Host string
+	SRV  bool   // SRV records; else A and AAAA
+	Port uint16 // of the targets, where not SRV
+	// Server is HOST:PORT; "" asks those of /etc/resolv.conf in turn.
+	Server string
+	// Timeout of one question to one server [2s].
+	Timeout time.Duration
+}
+
+// maxTargets bounds an answer.
+const maxTargets = 1024
+
+// errNoName is NXDOMAIN: an answer, and an empty one.
+var errNoName = errors.New("no such name")
+
+// Do asks. The targets are sorted, each there once; ttl is the least of all
+// records used. No targets and no error: the name has none, or is none.
+func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, err error) {
+	servers := []string{l.Server}
+	if l.Server == "" {
+		if servers, err = systemServers(); err != nil {
+			return nil, 0, err
+		}
+	}
+	for _, server := range servers {
+		q := asker{server: server, timeout: l.Timeout, least: maxTTL}
+		if q.timeout <= 0 {
+			q.timeout = 2 * time.Second
+		}
+		if l.SRV {
+			targets, err = q.service(ctx, l.Host)
+		} else {
+			targets, err = q.host(ctx, l.Host, l.Port)
+		}
+		if err == nil {
+			if len(targets) > maxTargets {
+				return nil, 0, fmt.Errorf("dns: %s has %d addresses; want at most %d", l.Host, len(targets), maxTargets)
+			}
+			return sorted(targets), q.least, nil
+		}
+	}
+	return nil, 0, fmt.Errorf("dns: cannot look up %q: %w", l.Host, err)
+}
+
+const maxTTL = 24 * time.Hour
+
+// asker makes the questions of one lookup to one server.
+type asker struct {
+	server  string
+	timeout time.Duration
+	least   time.Duration // TTL so far
+}
+
+// host asks for both kinds of addresses. A name with one kind only has no
+// records, and no error, for the other.
+func (q *asker) host(ctx context.Context, name string, port uint16) ([]Target, error) {
+	var targets []Target
+	for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA} {
+		records, _, err := q.ask(ctx, name, typ)
+		if errors.Is(err, errNoName) {
+			continue // some servers say so of one kind alone
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range addresses(records) {
+			targets = append(targets, Target{Addr: a.addr, Port: port})
+			q.took(a.ttl)
+		}
+	}
+	return targets, nil
+}
+
+// service asks for SRV records, and for the addresses of targets that the answer
+// does not bring along.
+func (q *asker) service(ctx context.Context, name string) ([]Target, error) {
+	records, extra, err := q.ask(ctx, name, dnsmessage.TypeSRV)
+	if errors.Is(err, errNoName) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	brought := map[string][]address{}
+	for _, a := range addresses(extra) {
+		brought[lower(a.name)] = append(brought[lower(a.name)], a)
+	}
+	var targets []Target
+	hosts := 0
+	for _, r := range records {
+		srv, ok := r.Body.(*dnsmessage.SRVResource)
+		if !ok || srv.Target.String() == "." || srv.Port == 0 { // "." says that there is no such service
+			continue
+		}
+		q.took(r.Header.TTL)
+		host := srv.Target.String()
+		if known := brought[lower(host)]; len(known) > 0 {
+			for _, a := range known {
+				targets = append(targets, Target{Addr: a.addr, Port: srv.Port})
+				q.took(a.ttl)
+			}
+			continue
+		}
+		if hosts++; hosts > maxTargets {
+			return nil, fmt.Errorf("more than %d targets", maxTargets)
+		}
+		more, err := q.host(ctx, host, srv.Port)
+		if err != nil {
+			return nil, fmt.Errorf("target %q: %w", host, err)
+		}
+		targets = append(targets, more...)
+	}
+	return targets, nil
+}
+
+func (q *asker) took(seconds uint32) {
+	q.least = min(q.least, time.Duration(seconds)*time.Second)
+}
+
+type address struct {
+	name string
+	addr netip.Addr
+	ttl  uint32
+}
+
+// addresses are the A and AAAA records among some, whatever aliases led there:
+// the server has followed them.
+func addresses(records []dnsmessage.Resource) (out []address) {
+	for _, r := range records {
+		a := address{name: r.Header.Name.String(), ttl: r.Header.TTL}
+		switch body := r.Body.(type) {
+		case *dnsmessage.AResource:
+			a.addr = netip.AddrFrom4(body.A)
+		case *dnsmessage.AAAAResource:
+			a.addr = netip.AddrFrom16(body.AAAA).Unmap()
+		default:
+			continue
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+func lower(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
+}
