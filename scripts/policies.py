@@ -153,8 +153,8 @@ def closed_loop(o, warm, run):
     """Requests a second that round robin does with every engine busy."""
     f = Fleet(o, "round_robin")
     try:
-        f.load(o, warm, "--concurrency", str(4 * o.engines))
-        return f.load(o, run, "--concurrency", str(4 * o.engines))["requests_per_second"]
+        f.load(o, warm, "--concurrency", str(16 * o.engines))
+        return f.load(o, run, "--concurrency", str(16 * o.engines))["requests_per_second"]
     finally:
         f.close()
 
@@ -251,7 +251,7 @@ def main():
     a.add_argument("--bin", default=os.path.join(root, "bin", "sluice"))
     a.add_argument("--engines", type=int, default=8)
     a.add_argument("--blocks", type=int, default=3000, help="KV blocks of an engine")
-    a.add_argument("--prefill-us", type=int, default=200, help="time of a prompt token")
+    a.add_argument("--prefill-us", type=int, default=400, help="time of a prompt token")
     a.add_argument("--warm", type=int, default=200, help="requests that fill the caches")
     a.add_argument("--requests", type=int, default=500, help="requests measured in each cell")
     a.add_argument("--loads", type=lambda s: [int(x) for x in s.split(",")], default=[60, 80, 95])

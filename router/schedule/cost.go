@@ -22,6 +22,7 @@ type term struct {
 	reserved int64   // prompt tokens to prefill, ours
 	price    [worker.NumWork]int32
 	blocks   int32 // decode blocks, ours
+	work     int64 // of those, block-steps expected
 	requests int32 // ours
 	waiting  int32 // as the engine said, -1 never
 	foreign  int64 // prompt tokens of others waiting there, said or assumed
@@ -93,7 +94,7 @@ func (s *Scheduler) newFrame(q *Query) frame {
 // look reads a candidate's inputs and sets its cost. Each load is one atomic;
 // together they are an estimate, not a snapshot.
 func (f *frame) look(r *worker.Rank, t *term) {
-	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), requests: int32(r.Requests.Load()),
+	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), work: r.DecodeWork.Load(), requests: int32(r.Requests.Load()),
 		waiting: int32(r.Waiting.Load()), foreign: foreignTokens(r), feed: worker.FeedState(r.Feed.Load())}
 	for w := range t.price {
 		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
@@ -224,7 +225,7 @@ func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
 		p.Queue = w.queue * prefill * float64(t.reserved)
 	}
 	if leg != PrefillLeg {
-		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.blocks)
+		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.work) / decodeSteps
 		p.Pressure = w.decode * prefill * float64(t.unfit)
 	}
 	return p

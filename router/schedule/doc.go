@@ -16,7 +16,7 @@
 //	transfer = PrefillWeight × max(0, prompt − credit) × transfer rate
 //	queue    = QueueWeight × tokens to prefill reserved on the rank × prefill rate
 //	waiting  = QueueWeight × tokens of others waiting there × prefill rate
-//	decode   = DecodeWeight × blocks reserved on the rank × block rate
+//	decode   = DecodeWeight × blocks reserved on the rank × block rate, each block by the share of 256 steps that its request will run
 //	pressure = DecodeWeight × tokens of this request's blocks that do not fit × prefill rate
 //
 //	prefill leg = prefill + queue + waiting
@@ -30,7 +30,8 @@
 // The rates are learned, worker by worker (worker.Speed), from legs that ended
 // well: the time from choice to first token against the tokens that had to be
 // computed before it, those queued ahead included; of decode legs against the
-// tokens pulled; and the time a token took against the blocks resident beside it.
+// tokens pulled; and the time a token took against the blocks resident beside it,
+// less what prompts computed meanwhile on the rank took.
 // A worker is judged by its own rates after eight legs, and for two minutes after
 // its last; else by the fleet's, which begin with an assumption: 10,000 prompt
 // tokens a second (an 8B model on one current GPU does two to four times that, a

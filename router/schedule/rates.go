@@ -96,17 +96,28 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 	}
 	r.fleet.Observe(w, units, ms, assumed[w], typical)
 	before, _, _ := r.fleet.Rate(w)
+	before = within(before, w)
 	c.move(before, w)
 	own := &rank.Worker.Speed
 	own.Observe(w, units, ms, before, typical)
 	own.Last[w].Store(now)
 	rate, _, legs := own.Rate(w)
-	if legs < ownLegs {
-		return
+	rate = within(rate, w)
+	if legs < ownLegs || w == worker.Decoding && legs < 8*ownLegs {
+		return // a slope of small differences needs more
 	}
 	for _, sibling := range rank.Worker.Ranks {
 		moveTo(&sibling.Price[w], rate, w)
 	}
+}
+
+// within keeps the block rate near what memory can do: it is the slope of small
+// differences, and what is wrong in it sends requests away from their caches.
+func within(rate float64, w worker.Work) float64 {
+	if w != worker.Decoding {
+		return rate
+	}
+	return min(max(rate, assumed[w]/8), assumed[w]*4)
 }
 
 // move takes a learned rate over.
@@ -156,7 +167,11 @@ func (s *Scheduler) observe(res *Reservation, now int64) {
 	}
 	if res.leg != PrefillLeg && res.generated >= leastOutput {
 		blocks := (res.beside + res.rank.DecodeBlocks.Load() + res.blocks) / 2
-		s.rates.learn(res.rank, worker.Decoding, float64(max(1, blocks)), float64(now-first)/nsPerMS/float64(res.generated-1), now)
+		// Prompts computed meanwhile on the same rank took their share of the time.
+		others := float64(res.rank.Computed.Load()-res.computed) * float64(s.rates.of(res.rank, worker.Prefilling))
+		if took := float64(now-first) - others; took > 0 {
+			s.rates.learn(res.rank, worker.Decoding, float64(max(1, blocks)), took/nsPerMS/float64(res.generated-1), now)
+		}
 	}
 }
 

@@ -24,9 +24,11 @@ type Reservation struct {
 	reported int32 // by the engine, -1 unknown
 	prefill  int64 // tokens
 	blocks   int64
+	work     int64    // block-steps
 	ns       [2]int64 // of prefill and decode, as booked in the ledger
 	ahead    int64    // tokens to prefill that were reserved before
 	beside   int64    // blocks that were reserved before
+	computed int64    // Rank.Computed at the first token
 
 	depth     int32 // blocks predicted
 	size      int32 // tokens a block
@@ -43,7 +45,7 @@ const (
 
 // fill sets what t's rank will carry for f.
 func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
-	res.s, res.rank, res.leg, res.prefill, res.blocks, res.ns = s, t.rank, f.leg, 0, 0, [2]int64{}
+	res.s, res.rank, res.leg, res.prefill, res.blocks, res.work, res.ns = s, t.rank, f.leg, 0, 0, 0, [2]int64{}
 	res.prompt, res.cached, res.reported, res.begun = int32(f.asked), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
 	res.ahead, res.beside, res.generated = max(0, t.reserved), max(0, int64(t.blocks)), 0
@@ -54,7 +56,8 @@ func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
 	}
 	if f.leg != PrefillLeg {
 		res.blocks = int64(blocksFor(t.rank, f.prompt, f.output))
-		res.ns[1] = int64(s.weights.decode * float64(res.blocks*int64(t.price[worker.Decoding])))
+		res.work = res.blocks * int64(min(f.output, decodeSteps))
+		res.ns[1] = int64(s.weights.decode * float64(res.work) * float64(t.price[worker.Decoding]) / decodeSteps)
 	}
 }
 
@@ -81,6 +84,9 @@ func (res *Reservation) reserve(s *Scheduler, f *frame, t *term, force bool) boo
 			r.DecodeBlocks.Add(res.blocks)
 		}
 	}
+	if res.work > 0 {
+		r.DecodeWork.Add(res.work)
+	}
 	r.Requests.Add(1)
 	s.ledger.add(r.Slot, res.ns[0], res.ns[1])
 	return true
@@ -93,6 +99,7 @@ func (res *Reservation) show() {
 	}
 	if res.blocks != 0 {
 		res.rank.DecodeBlocks.Add(res.blocks)
+		res.rank.DecodeWork.Add(res.work)
 	}
 	res.rank.Requests.Add(1)
 }
@@ -103,6 +110,7 @@ func (res *Reservation) PrefillDone() {
 	if res == nil || res.state.Or(prefillDone)&prefillDone != 0 {
 		return
 	}
+	res.computed = res.rank.Computed.Add(res.prefill)
 	res.first.Store(int64(time.Since(res.s.started)))
 	res.dropPrefill()
 }
@@ -143,6 +151,7 @@ func (res *Reservation) Release() {
 	}
 	if res.blocks != 0 {
 		res.rank.DecodeBlocks.Add(-res.blocks)
+		res.rank.DecodeWork.Add(-res.work)
 		res.s.ledger.add(res.rank.Slot, 0, -res.ns[1])
 	}
 	res.rank.Requests.Add(-1)

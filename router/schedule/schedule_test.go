@@ -33,7 +33,7 @@ func put(s *Scheduler, r *worker.Rank, tokens int) *Reservation {
 func mustZero(t *testing.T, rs []*worker.Rank) {
 	t.Helper()
 	for _, r := range rs {
-		if p, d, n := r.PrefillTokens.Load(), r.DecodeBlocks.Load(), r.Requests.Load(); p != 0 || d != 0 || n != 0 {
+		if p, d, n := r.PrefillTokens.Load(), r.DecodeBlocks.Load()|r.DecodeWork.Load(), r.Requests.Load(); p != 0 || d != 0 || n != 0 {
 			t.Errorf("%v: load left over: %d tokens, %d blocks, %d requests", r.ID, p, d, n)
 		}
 	}
@@ -46,9 +46,9 @@ func TestChooseTakesTheLeastLoad(t *testing.T) {
 		load func(r *worker.Rank)
 	}{
 		{"prefill queue", PrefillLeg, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
-		{"decode blocks", DecodeLeg, func(r *worker.Rank) { r.DecodeBlocks.Store(100) }},
+		{"decode blocks", DecodeLeg, func(r *worker.Rank) { r.DecodeWork.Store(100 * decodeSteps) }},
 		{"whole: queue", Whole, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
-		{"whole: blocks", Whole, func(r *worker.Rank) { r.DecodeBlocks.Store(100) }},
+		{"whole: blocks", Whole, func(r *worker.Rank) { r.DecodeWork.Store(100 * decodeSteps) }},
 		{"waiting", PrefillLeg, func(r *worker.Rank) { r.Waiting.Store(3) }},
 		{"no room", DecodeLeg, func(r *worker.Rank) {
 			r.Worker.SetInfo(&worker.Info{TotalBlocks: 100})

@@ -78,6 +78,8 @@ type Rank struct {
 	// Reserved by requests under way that this router placed.
 	PrefillTokens atomic.Int64 // prompt tokens still to be computed
 	DecodeBlocks  atomic.Int64 // KV blocks of requests being decoded
+	DecodeWork    atomic.Int64 // those blocks, each times the steps it is expected to stay for
+	Computed      atomic.Int64 // prompt tokens computed so far: a count that only grows
 	Requests      atomic.Int64 // requests placed and not ended
 
 	// Price is what work on this rank costs in ns per unit, by Work, as the
