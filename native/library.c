@@ -38,6 +38,7 @@ void sluice_ucx_environment(void) {
   setenv("UCX_DEBUG_SIGNO", "0", 1);       /* else it takes SIGHUP, on Go's stacks */
   setenv("UCX_HANDLE_ERRORS", "none", 1);  /* else, before 1.20, it takes SIGSEGV and others */
   setenv("UCX_MEM_EVENTS", "n", 1);        /* else it patches mmap, munmap, madvise in place */
+  setenv("UCX_LOG_FILE", "stderr", 0);     /* else its log goes to stdout; an operator's file stays */
 }
 
 /* The file that the loader resolved h to, and its soname ("" when it has none). */
@@ -69,6 +70,10 @@ static int lookup(void *h, const char *name, void *slot) {
 }
 
 static int load_locked(const char *path, char *why, size_t why_len) {
+  if (strchr(path, '/') != NULL && access(path, F_OK) != 0) {
+    snprintf(why, why_len, "%s: no such file", path);
+    return SLUICE_LOAD_ABSENT;
+  }
   if (sluice_nixl_api() != NULL) {
     void *again = dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
     if (again == NULL) {
@@ -84,10 +89,6 @@ static int load_locked(const char *path, char *why, size_t why_len) {
     }
     snprintf(why, why_len, "%s", loaded_from);
     return SLUICE_LOAD_OK;
-  }
-  if (strchr(path, '/') != NULL && access(path, F_OK) != 0) {
-    snprintf(why, why_len, "%s: no such file", path);
-    return SLUICE_LOAD_ABSENT;
   }
   sluice_ucx_environment();
   sluice_signals_remember();

@@ -87,6 +87,7 @@ type Agent struct {
 	closing atomic.Bool
 	closed  chan struct{}
 	trouble atomic.Int32 // last status of the look for notifications
+	probe   atomic.Pointer[probe]
 
 	mu      sync.Mutex
 	waiters map[uint64]*waiter

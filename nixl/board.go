@@ -87,6 +87,9 @@ const (
 	Ended                // released or expired
 )
 
+// phase is a slot's state while it is lent with a sequence.
+func phase(sequence, p uint64) uint64 { return sequence<<2 | p }
+
 const boardHead = 64 // struct sluice_board
 
 // MaxSlots is the largest board.
@@ -170,7 +173,7 @@ func (b *Board) HandOut(request uint64, until time.Time) (Ticket, bool) {
 	b.tickets[i].sequence.Store(t.Sequence)
 	e.request.Store(request)
 	e.expires.Store(until.UnixNano())
-	e.state.Store(t.Sequence<<2 | slotOut)
+	e.state.Store(phase(t.Sequence, slotOut))
 	word := uint64(i / 64)
 	for n := b.words.Load(); n <= word && !b.words.CompareAndSwap(n, word+1); n = b.words.Load() {
 	}
@@ -188,15 +191,15 @@ func (b *Board) Look(t Ticket) (Completion, State) {
 	}
 	e := &b.entries[t.Slot]
 	switch e.state.Load() {
-	case t.Sequence<<2 | slotLanded:
+	case phase(t.Sequence, slotLanded):
 		c := e.result.load()
-		if e.state.Load() != t.Sequence<<2|slotLanded {
+		if e.state.Load() != phase(t.Sequence, slotLanded) {
 			return Completion{}, Ended
 		}
 		return c, Landed
-	case t.Sequence<<2 | slotClaimed:
+	case phase(t.Sequence, slotClaimed):
 		return Completion{}, Pending
-	case t.Sequence<<2 | slotOut:
+	case phase(t.Sequence, slotOut):
 		var w words
 		w.load(&b.slots[t.Slot])
 		if w.verify(t) != nil {
@@ -259,12 +262,12 @@ func (b *Board) landed(slot int, sequence uint64) {
 // claim makes c the ticket's completion; one caller wins.
 func (b *Board) claim(t Ticket, c Completion) bool {
 	e := &b.entries[t.Slot]
-	if !e.state.CompareAndSwap(t.Sequence<<2|slotOut, t.Sequence<<2|slotClaimed) {
+	if !e.state.CompareAndSwap(phase(t.Sequence, slotOut), phase(t.Sequence, slotClaimed)) {
 		return false
 	}
 	e.result.store(c)
 	b.unwatch(t)
-	e.state.Store(t.Sequence<<2 | slotLanded)
+	e.state.Store(phase(t.Sequence, slotLanded))
 	return true
 }
 
@@ -290,21 +293,21 @@ func (b *Board) Release(t Ticket) {
 	e := &b.entries[t.Slot]
 	for {
 		switch s := e.state.Load(); s {
-		case t.Sequence<<2 | slotOut:
-			if !e.state.CompareAndSwap(s, t.Sequence<<2|slotClaimed) {
+		case phase(t.Sequence, slotOut):
+			if !e.state.CompareAndSwap(s, phase(t.Sequence, slotClaimed)) {
 				continue
 			}
 			b.unwatch(t)
-		case t.Sequence<<2 | slotLanded:
-			if !e.state.CompareAndSwap(s, t.Sequence<<2|slotClaimed) {
+		case phase(t.Sequence, slotLanded):
+			if !e.state.CompareAndSwap(s, phase(t.Sequence, slotClaimed)) {
 				continue
 			}
-		case t.Sequence<<2 | slotClaimed:
+		case phase(t.Sequence, slotClaimed):
 			continue // a few stores from landed, or from released by another
 		default:
 			return
 		}
-		e.state.Store(t.Sequence<<2 | slotFree)
+		e.state.Store(phase(t.Sequence, slotFree))
 		b.free.push(t.Slot)
 		return
 	}

@@ -175,11 +175,27 @@ func (a *Agent) stuckHint() string {
 // hintFor adds what NIXL's few codes leave open.
 func hintFor(op uint32, s Status, l *Library) string {
 	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound) {
-		ours := "ours is the fake"
-		if l != nil {
-			ours = fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, ucxVersion())
-		}
-		return "the metadata is damaged, or of a NIXL or UCX that does not fit: " + ours + "; run with the engine's own wheel"
+		return "the metadata is damaged, the agent's own, or of a NIXL or UCX that does not fit: " + versionsOf(l) + "; run with the engine's own wheel"
 	}
 	return ""
+}
+
+// explain adds to an error of a send what is known of the peer's version.
+func (p *Peer) explain(err error, l *Library) error {
+	var e *Error
+	if p.versions == "" || !errors.As(err, &e) || e.Status != BackendError && e.Status != PeerDead {
+		return err
+	}
+	if l == nil || p.versions == "NIXL "+l.NIXL {
+		return err
+	}
+	e.Hint = fmt.Sprintf("the peer is gone, or its version does not fit: it has %s, %s; run with the engine's own wheel", p.versions, versionsOf(l))
+	return e
+}
+
+func versionsOf(l *Library) string {
+	if l == nil {
+		return "ours is the fake"
+	}
+	return fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, ucxVersion())
 }

@@ -43,15 +43,25 @@ func (a *Agent) Notify(ctx context.Context, p *Peer, message []byte) error {
 		return &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want at most %d", len(message), maxMessage)}
 	}
 	if p.Down() {
-		return &Error{Doing: doing, Status: PeerDead}
+		return p.explain(&Error{Doing: doing, Status: PeerDead}, a.library)
 	}
 	_, err := a.call(ctx, &command{op: opNotify, handle: p.handle, data: message}, doing)
-	return err
+	return p.explain(err, a.library)
 }
 
 // notified hands a notification to the handler.
 func (a *Agent) notified(e *event) {
-	if a.cfg.OnNotification == nil || int(e.aux) > len(e.data) {
+	if int(e.aux) > len(e.data) {
+		return
+	}
+	if p := a.probe.Load(); p != nil && string(e.data[:e.aux]) == p.from && string(e.data[e.aux:]) == probeMessage {
+		select {
+		case p.arrived <- struct{}{}:
+		default:
+		}
+		return
+	}
+	if a.cfg.OnNotification == nil {
 		return
 	}
 	from, ok := a.senders[string(e.data[:e.aux])]

@@ -8,9 +8,10 @@ import (
 
 // Peer is a remote agent whose metadata was loaded.
 type Peer struct {
-	name   string
-	handle uint64
-	down   atomic.Bool
+	name     string
+	versions string // as LoadPeer was told; may be empty
+	handle   uint64
+	down     atomic.Bool
 }
 
 // Name is what the peer calls itself.
@@ -25,7 +26,11 @@ const maxMetadata = 64 << 20
 
 // LoadPeer makes the agent whose metadata this is reachable. Loading a peer that
 // is known already renews it; one that was down is tried anew.
-// versions, when known, names the peer's NIXL for the error ("NIXL 1.3.2").
+//
+// versions, when known, names the peer's NIXL ("NIXL 1.3.2"); give it wherever it
+// is: a peer that is known not to fit is refused with ErrVersion, because NIXL would
+// take its metadata, and the first message would crash the peer's process. It is
+// also named in errors, for NIXL answers "backend error" to every mismatch.
 func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) (*Peer, error) {
 	doing := "load a peer's metadata"
 	if versions != "" {
@@ -33,6 +38,12 @@ func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) 
 	}
 	if len(metadata) == 0 || len(metadata) > maxMetadata {
 		return nil, &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want 1 to %d", len(metadata), maxMetadata)}
+	}
+	// Without peers' failure handling (shared memory) the versions were seen to fit.
+	if l := a.library; l != nil && a.cfg.Parameters["ucx_error_handling_mode"] != "none" {
+		if why := mismatch(l.NIXL, versions); why != "" {
+			return nil, &Error{Doing: doing, Status: VersionMismatch, Hint: why + " (UCX here: " + ucxVersion() + ")"}
+		}
 	}
 	ans, err := a.call(ctx, &command{op: opLoad, data: metadata}, doing)
 	if err != nil {
@@ -42,7 +53,7 @@ func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) 
 	defer a.mu.Unlock()
 	p := a.peers[ans.handle]
 	if p == nil {
-		p = &Peer{name: string(ans.data), handle: ans.handle}
+		p = &Peer{name: string(ans.data), versions: versions, handle: ans.handle}
 		a.peers[ans.handle] = p
 	}
 	p.down.Store(false)

@@ -30,6 +30,8 @@ const (
 	Missing    Status = -107
 	Hung       Status = -108 // no answer in time
 	Closed     Status = -109
+
+	VersionMismatch Status = -110 // the peer's NIXL is known not to fit ours
 )
 
 var statusWords = map[Status]string{
@@ -51,6 +53,8 @@ var statusWords = map[Status]string{
 	Missing:      "this NIXL lacks the call",
 	Hung:         "no answer from the library in time",
 	Closed:       "the agent is closed",
+
+	VersionMismatch: "its version does not fit",
 }
 
 func (s Status) String() string {
@@ -67,6 +71,7 @@ var (
 	ErrHung     = errors.New("nixl: no answer from the library in time")
 	ErrClosed   = errors.New("nixl: the agent is closed")
 	ErrCanceled = errors.New("nixl: canceled")
+	ErrVersion  = errors.New("nixl: the peer's version does not fit")
 )
 
 // Error is a refused or failed call.
@@ -97,6 +102,8 @@ func (e *Error) Unwrap() error {
 		return ErrClosed
 	case Canceled:
 		return ErrCanceled
+	case VersionMismatch:
+		return ErrVersion
 	}
 	return nil
 }

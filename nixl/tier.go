@@ -1,6 +1,11 @@
 package nixl
 
-import "sluice/native"
+import (
+	"fmt"
+	"strings"
+
+	"sluice/native"
+)
 
 // Tier is a means of learning that a KV transfer has ended, best first.
 type Tier string
@@ -13,10 +18,47 @@ const (
 	TierHTTP Tier = "http" // the engines' HTTP answers alone
 )
 
-// Active is the tier in use and why it is not a better one.
+// TierState is whether a tier can be used.
+type TierState string
+
+// The states of a tier.
+const (
+	TierOff      TierState = "off"      // cannot work here; the reason says what is missing
+	TierStarting TierState = "starting" // not known yet
+	TierUp       TierState = "up"
+	TierDown     TierState = "down" // worked, or should; tried again by itself
+)
+
+// Means is one tier at work. Status answers at once, from any goroutine.
+type Means interface {
+	Tier() Tier
+	Status() (state TierState, reason string)
+	Close() error
+}
+
+// Ladder is the tiers of a router, best first. HTTP is always below them.
+type Ladder []Means
+
+// Active is the best tier that is up, and why it is not a better one.
+func (l Ladder) Active() (Tier, string) {
+	var reasons []string
+	for _, m := range l {
+		state, reason := m.Status()
+		if state == TierUp {
+			reasons = append(reasons, fmt.Sprintf("%s: %s", m.Tier(), reason))
+			return m.Tier(), strings.Join(reasons, "; ")
+		}
+		reasons = append(reasons, fmt.Sprintf("%s is %s: %s", m.Tier(), state, reason))
+	}
+	reasons = append(reasons, "transfers are observed through the engines' HTTP answers")
+	return TierHTTP, strings.Join(reasons, "; ")
+}
+
+// Active is the tier in use where no ladder was set up, and why it is not a better
+// one.
 func Active() (Tier, string) {
 	if native.ABI() == 0 {
 		return TierHTTP, "this binary was built without cgo, so it has no native tier"
 	}
-	return TierHTTP, "this version observes transfers through the engines' HTTP answers; it has no NIXL, UCX or ZMQ tier yet"
+	return TierHTTP, "this version observes transfers through the engines' HTTP answers; its NIXL tier is not set up"
 }

@@ -27,6 +27,7 @@ func (o Op) String() string {
 // Transfer is one read or write under way.
 type Transfer struct {
 	agent  *Agent
+	peer   *Peer
 	token  uint64
 	doing  string
 	wait   *waiter
@@ -101,7 +102,7 @@ func (a *Agent) Start(ctx context.Context, op Op, local []Span, p *Peer, remote 
 	b = append(b, notification...)
 
 	c := command{op: opTransfer, handle: p.handle, data: b}
-	t := &Transfer{agent: a, doing: doing, wait: a.await(&c), token: c.token, done: make(chan struct{}), began: time.Now()}
+	t := &Transfer{agent: a, peer: p, doing: doing, wait: a.await(&c), token: c.token, done: make(chan struct{}), began: time.Now()}
 	t.status.Store(int32(InProgress))
 	if err := a.submit(ctx, &c); err != nil {
 		a.forget(c.token)
@@ -145,7 +146,7 @@ func (t *Transfer) Wait(ctx context.Context) (Telemetry, error) {
 		return Telemetry{}, &Error{Doing: t.doing, Status: statusOf(ctx.Err()), Hint: t.agent.stuckHint()}
 	}
 	if t.answer.status != Success {
-		return Telemetry{}, &Error{Doing: t.doing, Status: t.answer.status}
+		return Telemetry{}, t.peer.explain(&Error{Doing: t.doing, Status: t.answer.status}, t.agent.library)
 	}
 	return Telemetry{
 		Post:     time.Duration(t.answer.arg[0]) * time.Microsecond,

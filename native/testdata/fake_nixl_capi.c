@@ -148,6 +148,14 @@ static void *blank(size_t n) {
   return p;
 }
 
+/* Tests that cannot reach fake_set name a call that hangs in the environment. */
+__attribute__((constructor)) static void from_environment(void) {
+  const char *name = getenv("FAKE_NIXL_HANG");
+  if (name != NULL) {
+    fake_set(name, FAKE_HANG, 0);
+  }
+}
+
 EXPORT bool nixl_capi_is_stub(void) {
 #ifdef FAKE_STUB
   return true;

@@ -27,6 +27,8 @@ int main(int argc, char **argv) {
   CHECK(sluice_agent_start(&shared, 16, 16, 0, 0, &pace) != 0, "an agent without a library is refused");
 
   signal(SIGHUP, mine);
+  setenv("UCX_MEM_EVENTS", "y", 1);
+  setenv("UCX_LOG_FILE", "/tmp/ucx.log", 1);
   CHECK(load(dir, "absent/libnixl_capi.so") == SLUICE_LOAD_ABSENT && strstr(why, "no such file"), "absent: %s", why);
   CHECK(sluice_nixl_load("libnixl_capi-not-there.so.0", why, sizeof why) == SLUICE_LOAD_ABSENT, "a bare name that is nowhere: %s", why);
   CHECK(sluice_nixl_load("", why, sizeof why) == SLUICE_LOAD_ABSENT, "an empty path: %s", why);
@@ -52,6 +54,7 @@ int main(int argc, char **argv) {
   CHECK(strcmp(getenv("UCX_DEBUG_SIGNO"), "0") == 0, "UCX_DEBUG_SIGNO");
   CHECK(strcmp(getenv("UCX_HANDLE_ERRORS"), "none") == 0, "UCX_HANDLE_ERRORS");
   CHECK(strcmp(getenv("UCX_MEM_EVENTS"), "n") == 0, "UCX_MEM_EVENTS");
+  CHECK(strcmp(getenv("UCX_LOG_FILE"), "/tmp/ucx.log") == 0, "an operator's UCX_LOG_FILE stays");
 
   /* A backend that takes SIGHUP does not keep it. */
   fake.set("take_signal", 1, 1);

@@ -1,0 +1,212 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// AgentTier keeps an agent for the router: it opens it, tests it by a notification
+// of its own, watches it, and opens it anew when it fails. It never stops the
+// router: everything that may hang does so on a goroutine of its own.
+type AgentTier struct {
+	cfg  AgentTierConfig
+	stop context.CancelFunc
+	done chan struct{}
+
+	mu     sync.Mutex
+	state  TierState
+	reason string
+	agent  *Agent
+}
+
+// AgentTierConfig describes the tier.
+type AgentTierConfig struct {
+	Agent Config
+	// Ready is called with each new agent that passed the self-test, before the tier
+	// is up: to make the board and to load peers. An error keeps the tier down.
+	Ready func(context.Context, *Agent) error
+	// OnState is told of every change; it must not block.
+	OnState func(TierState, string)
+	// Watch is the time between looks at the agent; default 1 s. Retry is the pause
+	// before a failed one is opened anew; default 5 s.
+	Watch, Retry time.Duration
+
+	open func(context.Context, Config) (*Agent, error)
+}
+
+// maxAbandoned is how many agents that hang may be left behind: each keeps a
+// thread and its memory.
+const maxAbandoned = 3
+
+// StartAgentTier begins to open the agent and returns at once.
+func StartAgentTier(cfg AgentTierConfig) *AgentTier {
+	if cfg.Watch <= 0 {
+		cfg.Watch = time.Second
+	}
+	if cfg.Retry <= 0 {
+		cfg.Retry = 5 * time.Second
+	}
+	if cfg.open == nil {
+		cfg.open = Open
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t := &AgentTier{cfg: cfg, stop: cancel, done: make(chan struct{}), state: TierStarting, reason: "NIXL is being loaded"}
+	go t.run(ctx)
+	return t
+}
+
+// Tier implements Means.
+func (t *AgentTier) Tier() Tier { return TierNIXL }
+
+// Status implements Means.
+func (t *AgentTier) Status() (TierState, string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state, t.reason
+}
+
+// Agent is the agent while the tier is up, else nil.
+func (t *AgentTier) Agent() *Agent {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.agent
+}
+
+// Close ends the tier and its agent.
+func (t *AgentTier) Close() error {
+	t.stop()
+	<-t.done
+	return nil
+}
+
+func (t *AgentTier) set(s TierState, a *Agent, format string, args ...any) {
+	t.mu.Lock()
+	changed := t.state != s
+	t.state, t.reason, t.agent = s, fmt.Sprintf(format, args...), a
+	reason := t.reason
+	t.mu.Unlock()
+	if changed && t.cfg.OnState != nil {
+		t.cfg.OnState(s, reason)
+	}
+}
+
+func (t *AgentTier) run(ctx context.Context) {
+	defer close(t.done)
+	abandoned := 0
+	for ctx.Err() == nil {
+		a, err := t.begin(ctx)
+		var missing *LoadError
+		switch {
+		case ctx.Err() != nil:
+		case errors.As(err, &missing):
+			// Without a library there is nothing to try again: a later load of
+			// another one would be a second NIXL in this process.
+			t.set(TierOff, nil, "%v", err)
+			<-ctx.Done()
+		case err != nil:
+			t.set(TierDown, nil, "%v", err)
+		default:
+			library := "the fake"
+			if l := a.Library(); l != nil {
+				library = fmt.Sprintf("NIXL %s, UCX %s, %s", l.NIXL, l.UCX, l.Path)
+			}
+			t.set(TierUp, a, "agent %q passed its self-test (%s)", a.Name(), library)
+			if err = t.watch(ctx, a); err != nil {
+				t.set(TierDown, nil, "%v", err)
+			}
+		}
+		if a != nil {
+			t.mu.Lock()
+			t.agent = nil
+			t.mu.Unlock()
+			if a.Close() != nil {
+				abandoned++
+			}
+		}
+		if abandoned >= maxAbandoned {
+			t.set(TierOff, nil, "%d agents hang and were left behind; restart the router to try again", abandoned)
+			<-ctx.Done()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(t.cfg.Retry):
+		}
+	}
+	t.set(TierOff, nil, "closed")
+}
+
+// begin opens an agent, tests it and makes it ready; it is closed again on failure.
+func (t *AgentTier) begin(ctx context.Context) (*Agent, error) {
+	a, err := t.cfg.open(ctx, t.cfg.Agent)
+	if err != nil {
+		return nil, err
+	}
+	if err = t.selfTest(ctx, a); err == nil && t.cfg.Ready != nil {
+		err = t.cfg.Ready(ctx, a)
+	}
+	return a, err
+}
+
+// watch returns when the agent cannot be used any more.
+func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
+	tick := time.NewTicker(t.cfg.Watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if err := a.Health(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// selfTest has a second agent send a notification to a, over the loopback, and
+// waits for it: NIXL loads and makes agents happily on machines where nothing ever
+// arrives. An agent cannot load its own metadata, hence the second one.
+func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
+	cfg := t.cfg.Agent
+	cfg.Name += "/self-test"
+	cfg.OnNotification, cfg.OnPeerDown = nil, nil
+	cfg.Commands, cfg.Events = 16, 16
+	other, err := t.cfg.open(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("self-test: %w", err)
+	}
+	defer other.Close()
+	md, err := a.Metadata(ctx)
+	if err != nil {
+		return fmt.Errorf("self-test: %w", err)
+	}
+	p, err := other.LoadPeer(ctx, md, "")
+	if err != nil {
+		return fmt.Errorf("self-test: %w", err)
+	}
+	arrived := make(chan struct{}, 1)
+	a.probe.Store(&probe{from: cfg.Name, arrived: arrived})
+	defer a.probe.Store(nil)
+	if err := other.Notify(ctx, p, []byte(probeMessage)); err != nil {
+		return fmt.Errorf("self-test: %w", err)
+	}
+	select {
+	case <-arrived:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(a.cfg.CallTimeout):
+		return &Error{Doing: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
+	}
+}
+
+const probeMessage = "sluice self-test"
+
+// probe is a notification that is waited for inside of the package.
+type probe struct {
+	from    string
+	arrived chan struct{}
+}

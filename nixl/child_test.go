@@ -1,0 +1,310 @@
+package nixl
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// childVariable makes this test binary play a part in a process of its own: one
+// that is killed, runs another NIXL, or gets signals.
+const childVariable = "SLUICE_NIXL_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	part, version, _ := strings.Cut(os.Getenv(childVariable), ":")
+	switch part {
+	case "":
+		os.Exit(m.Run())
+	case "peer":
+		childPeer(version)
+	case "hangup":
+		childHangup(version)
+	case "idle":
+		childIdle(version)
+	case "hang":
+		childHang()
+	}
+}
+
+// child is this binary in another part. Its lines come one by one.
+type child struct {
+	cmd   *exec.Cmd
+	lines chan string
+}
+
+func startChild(t testing.TB, part string, env ...string) *child {
+	t.Helper()
+	c := &child{cmd: exec.Command(os.Args[0]), lines: make(chan string, 64)}
+	c.cmd.Env = append(append(os.Environ(), childVariable+"="+part), env...)
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe() // the child ends when it is closed
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			c.lines <- s.Text()
+		}
+		close(c.lines)
+	}()
+	t.Cleanup(func() {
+		in.Close()
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+	})
+	return c
+}
+
+func (c *child) line(t testing.TB) string {
+	t.Helper()
+	select {
+	case l, ok := <-c.lines:
+		if !ok {
+			t.Fatalf("the child ended: %v", c.cmd.Wait())
+		}
+		return l
+	case <-time.After(20 * time.Second):
+		t.Fatal("the child says nothing")
+	}
+	return ""
+}
+
+func childOpen(version string, on func(Notification)) *Agent {
+	a, err := Open(context.Background(), Config{Name: fmt.Sprintf("child-%d", os.Getpid()), Search: Search{Path: wheelDir(version)}, OnNotification: on})
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	return a
+}
+
+// childPeer tells its metadata, then each notification it gets.
+func childPeer(version string) {
+	a := childOpen(version, func(n Notification) { fmt.Printf("got %s\n", n.Message) })
+	md, err := a.Metadata(context.Background())
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	fmt.Println("metadata", base64.StdEncoding.EncodeToString(md))
+	os.Stdin.Read(make([]byte, 1))
+}
+
+func (c *child) metadata(t testing.TB) []byte {
+	t.Helper()
+	_, b64, ok := strings.Cut(c.line(t), "metadata ")
+	md, err := base64.StdEncoding.DecodeString(b64)
+	if !ok || err != nil {
+		t.Fatalf("the child told no metadata: %v", err)
+	}
+	return md
+}
+
+func TestRealKilledPeer(t *testing.T) {
+	realNIXL(t)
+	down := make(chan time.Time, 1)
+	a := realWorld().open(t, Config{OnPeerDown: func(*Peer) { down <- time.Now() }})
+	c := startChild(t, "peer:1.5.1")
+	p := must[*Peer](t)(a.LoadPeer(t.Context(), c.metadata(t), "NIXL 1.5.1"))
+	if err := a.Notify(t.Context(), p, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if l := c.line(t); l != "got hello" {
+		t.Fatalf("the child says %q", l)
+	}
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	// NIXL tells of it at a send, and takes a few before.
+	eventually(t, "a send to the killed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
+	select {
+	case at := <-down:
+		t.Logf("known %s after the kill", at.Sub(killed).Round(time.Microsecond))
+	case <-time.After(time.Second):
+		t.Error("OnPeerDown was not called")
+	}
+	if err := a.DropPeer(t.Context(), p); err != nil {
+		t.Error(err)
+	}
+	// The agent is none the worse: a new peer is reached.
+	again := startChild(t, "peer:1.5.1")
+	p = must[*Peer](t)(a.LoadPeer(t.Context(), again.metadata(t), ""))
+	if err := a.Notify(t.Context(), p, []byte("again")); err != nil {
+		t.Fatal(err)
+	}
+	if l := again.line(t); l != "got again" {
+		t.Errorf("the new child says %q", l)
+	}
+}
+
+// UCX changed its address between 1.21 (NIXL 1.3) and 1.22. The error names both
+// sides, and the peer lives on: without the refusal its process crashes.
+func TestRealVersionMismatch(t *testing.T) {
+	realNIXL(t)
+	realVersion(t, "1.3.2")
+	a := realWorld().open(t, Config{})
+	c := startChild(t, "peer:1.3.2")
+	_, err := a.LoadPeer(t.Context(), c.metadata(t), "NIXL 1.3.2")
+	if !errors.Is(err, ErrVersion) {
+		t.Fatalf("%v; want ErrVersion", err)
+	}
+	for _, want := range []string{"NIXL 1.5.1", "1.3.2", "UCX here: 1.23", "engine's own wheel"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %q: %v", want, err)
+		}
+	}
+	if err := a.Health(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case l, ok := <-c.lines:
+		t.Errorf("the peer said %q, or ended (%v)", l, !ok)
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
+// childHangup works hard, on Go's side and on NIXL's, and tells the SIGHUPs it saw.
+func childHangup(version string) {
+	var seen atomic.Int64
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	go func() {
+		for range hup {
+			seen.Add(1)
+		}
+	}()
+	a := childOpen(version, nil)
+	b, err := Open(context.Background(), Config{Name: "other", Search: Search{Path: wheelDir(version)}, OnNotification: func(Notification) {}})
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	md, err := b.Metadata(context.Background())
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	p, err := a.LoadPeer(context.Background(), md, "")
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	for range 2 {
+		go func() {
+			for i := 0; ; i++ {
+				b := make([]byte, 1<<10+i%4096) // keeps the collector busy
+				_ = a.Post(p, b[:8])
+				runtime.Gosched()
+			}
+		}()
+	}
+	fmt.Println("taken", a.Counters().Signals)
+	buf := make([]byte, 1)
+	for {
+		if _, err := os.Stdin.Read(buf); err != nil {
+			return
+		}
+		fmt.Println("seen", seen.Load())
+	}
+}
+
+func TestRealHangupStorm(t *testing.T) {
+	realNIXL(t)
+	c := &child{cmd: exec.Command(os.Args[0]), lines: make(chan string, 64)}
+	c.cmd.Env = append(os.Environ(), childVariable+"=hangup:1.5.1", "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
+	c.cmd.Stderr = os.Stderr
+	in, _ := c.cmd.StdinPipe()
+	out, _ := c.cmd.StdoutPipe()
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.cmd.Wait()
+	defer in.Close()
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			c.lines <- s.Text()
+		}
+		close(c.lines)
+	}()
+	if l := c.line(t); l != "taken 0" {
+		t.Errorf("of the signals: %q; UCX was told to take none", l)
+	}
+	ask := func() (n int) {
+		t.Helper()
+		if _, err := in.Write([]byte{1}); err != nil {
+			t.Fatalf("the child is gone: %v", err)
+		}
+		fmt.Sscanf(c.line(t), "seen %d", &n)
+		return n
+	}
+	for range 4000 {
+		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().UnixNano()%7 == 0 {
+			time.Sleep(50 * time.Microsecond)
+		}
+	}
+	before := ask()
+	if before == 0 {
+		t.Error("Go saw none of 4000 SIGHUPs")
+	}
+	t.Logf("4000 SIGHUPs survived, %d seen by Go", before)
+	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the last SIGHUP reaches Go", func() bool { return ask() > before })
+}
+
+// childIdle tells the CPU time of a second in which nothing happens.
+func childIdle(version string) {
+	a := childOpen(version, nil)
+	time.Sleep(200 * time.Millisecond)
+	before := cpuTime()
+	time.Sleep(2 * time.Second)
+	fmt.Println("idle", int64(cpuTime()-before)/2)
+	_ = a.Close()
+}
+
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func TestRealIdle(t *testing.T) {
+	realNIXL(t)
+	if testing.Short() {
+		t.Skip("two seconds of rest")
+	}
+	c := startChild(t, "idle:1.5.1")
+	var ns time.Duration
+	if _, err := fmt.Sscanf(c.line(t), "idle %d", &ns); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("an idle agent takes %.2f %% of a core", float64(ns)/1e7)
+	if limit := 50 * time.Millisecond; ns > limit { // 2 % on a quiet machine; tests share theirs
+		t.Errorf("an idle agent takes %s of CPU a second, want at most %s", ns, limit)
+	}
+}

@@ -1,0 +1,40 @@
+package nixl
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// mismatch says why agents of two NIXL versions must not meet, "" when nothing is
+// known against it. The wheels' UCX changed its address between 1.21 (NIXL up to
+// 1.3) and 1.22 (NIXL from 1.4). Measured with 1.5.1 and 1.3.2 on one host: the new
+// one loads the old one's metadata, and its first message ends the old process with
+// a segmentation fault. A router that brings engines down is worse than none, so
+// nothing is sent over that gap.
+func mismatch(ours, theirs string) string {
+	a, okA := minor(ours)
+	b, okB := minor(theirs)
+	if !okA || !okB || (a < gap) == (b < gap) {
+		return ""
+	}
+	return fmt.Sprintf("ours is NIXL %s, the peer's %s: between 1.3 and 1.4 their UCX changed, and a message would crash the older process; run with the engine's own wheel",
+		strings.TrimPrefix(ours, "NIXL "), strings.TrimPrefix(theirs, "NIXL "))
+}
+
+// gap is the first version beyond the change: 1.4.
+const gap = 1<<16 | 4
+
+// minor reads "1.3.2" or "NIXL 1.3.2" as major and minor in one number.
+func minor(v string) (int, bool) {
+	f := strings.SplitN(strings.TrimPrefix(v, "NIXL "), ".", 3)
+	if len(f) < 2 {
+		return 0, false
+	}
+	major, err := strconv.ParseUint(f[0], 10, 15)
+	if err != nil {
+		return 0, false
+	}
+	m, err := strconv.ParseUint(f[1], 10, 15)
+	return int(major)<<16 | int(m), err == nil
+}
