@@ -66,8 +66,8 @@ const (
 	maxBoards    = 64
 	// A record of a big pool shows the best of a few blocks, which costs next to
 	// nothing, and the best holders.
-	bestOpen = 3
-	bestHeld = 3
+	bestOpen = 2
+	bestHeld = 2
 )
 
 // boards are the pools known, newest first; replaced as a whole.

@@ -93,14 +93,17 @@ func (s *Scheduler) newFrame(q *Query) frame {
 
 // look reads a candidate's inputs and sets its cost. Each load is one atomic;
 // together they are an estimate, not a snapshot.
-func (f *frame) look(r *worker.Rank, t *term) {
+func (f *frame) look(r *worker.Rank, t *term) { f.lookAt(r, t, -1) }
+
+// lookAt is look for a rank of which the depth in the index is known, or -1.
+func (f *frame) lookAt(r *worker.Rank, t *term, depth int) {
 	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), work: r.DecodeWork.Load(), requests: int32(r.Requests.Load()),
 		waiting: int32(r.Waiting.Load()), foreign: foreignTokens(r), feed: worker.FeedState(r.Feed.Load())}
 	for w := range t.price {
 		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
 	}
 	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.awaited) > 0 {
-		f.overlap(r, t)
+		f.overlap(r, t, depth)
 	}
 	if f.leg != PrefillLeg {
 		if u := r.KVUsage(); u >= pressureFrom {
@@ -131,9 +134,9 @@ func (f *frame) glance(r *worker.Rank, t *term) float64 {
 // overlap trusts the index for ranks whose feed is contiguous. While a feed is
 // syncing what it brought so far is true but not all: the better of both
 // counts. Elsewhere only the guess from the router's own choices remains.
-func (f *frame) overlap(r *worker.Rank, t *term) {
+func (f *frame) overlap(r *worker.Rank, t *term, known int) {
 	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
-		if o, d, size := f.held(r); d > 0 {
+		if o, d, size := f.held(r, known); d > 0 {
 			t.depth = int32(d)
 			t.cached = int32(min(d*size, f.prompt))
 			t.credit = float64(t.cached)
@@ -169,10 +172,11 @@ func (w *weights) below(host, disk, size int) float64 {
 	return float64(size) * ((1-w.host)*float64(host) + (1-w.disk)*float64(disk))
 }
 
-// held is how many blocks, of how many tokens, the index has for r.
-func (f *frame) held(r *worker.Rank) (o *kvindex.Overlap, depth, size int) {
+// held is how many blocks, of how many tokens, the index has for r; depth is known
+// already or -1.
+func (f *frame) held(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size int) {
 	if f.exact != nil {
-		if depth = f.exact.Depth(r.Slot); depth > 0 {
+		if depth = depthIn(f.exact, r.Slot, known); depth > 0 {
 			size = sizeOf(r)
 		}
 		return f.exact, depth, size
@@ -182,11 +186,30 @@ func (f *frame) held(r *worker.Rank) (o *kvindex.Overlap, depth, size int) {
 		for i := range f.sized {
 			if f.sized[i].BlockSize == size {
 				o = &f.sized[i].Overlap
-				return o, o.Depth(r.Slot), size
+				return o, depthIn(o, r.Slot, known), size
 			}
 		}
 	}
 	return nil, 0, 0
+}
+
+// depthIn is o.Depth without the table of all depths that it makes of many runs:
+// here only a few are asked for.
+func depthIn(o *kvindex.Overlap, slot worker.Slot, known int) int {
+	if known >= 0 {
+		return known
+	}
+	n := o.Runs()
+	if n <= 4 || n > 256 {
+		return o.Depth(slot)
+	}
+	word, bit := int(slot)/64, uint(slot)%64
+	for i := range n {
+		if depth, words := o.Run(i); word < len(words) && words[word]>>bit&1 != 0 {
+			return depth
+		}
+	}
+	return 0
 }
 
 func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {

@@ -15,9 +15,10 @@ type found struct {
 	index int
 	cost  int64
 	load  int64
+	depth int32 // of the index's overlap, -1 not known
 }
 
-var nobody = found{index: -1, cost: math.MaxInt64}
+var nobody = found{index: -1, cost: math.MaxInt64, depth: -1}
 
 // pass is one look over a board.
 type pass struct {
@@ -51,7 +52,7 @@ func (s *Scheduler) choose(x *board, f *frame, sc *scratch, rng *uint64, res *Re
 	for lost = 0; lost <= retries; lost++ {
 		best := p.least()
 		r := x.ranks[best.index]
-		f.look(r, &sc.best)
+		f.lookAt(r, &sc.best, int(best.depth))
 		res.fill(s, f, &sc.best)
 		if s.ledger.swap(f.leg, r.Slot, best.load, res.ns[0], res.ns[1]) {
 			res.show()
@@ -71,7 +72,7 @@ func (p *pass) show(chosen int, sc *scratch) {
 		for _, o := range list {
 			if o.index >= 0 && o.index != chosen && !slices.ContainsFunc(sc.kept, func(t term) bool { return t.rank == p.x.ranks[o.index] }) {
 				sc.kept = append(sc.kept, term{})
-				p.f.look(p.x.ranks[o.index], &sc.kept[len(sc.kept)-1])
+				p.f.lookAt(p.x.ranks[o.index], &sc.kept[len(sc.kept)-1], int(o.depth))
 			}
 		}
 	}
@@ -188,7 +189,7 @@ func (p *pass) scan(i int, best *found, seen int) {
 			}
 		}
 	}
-	own := found{int(b.from) + at, least, loads[at&(group-1)]}
+	own := found{int(b.from) + at, least, loads[at&(group-1)], -1}
 	b.floor[p.f.leg].Store(uint64(max(0, floor))>>floorShift<<24 | uint64(fell&fellMask))
 	switch {
 	case own.cost < best.cost:
@@ -276,7 +277,7 @@ func (p *pass) runs(o *kvindex.Overlap, size int) {
 				}
 				has := load[slotAt(s)].Load()
 				if cost := todo*int64(fa.price[kind].Load()) + has; cost <= p.held[bestHeld-1].cost {
-					p.keep(int(x.place[slotAt(s)]), cost, has)
+					p.keep(int(x.place[slotAt(s)]), cost, has, int32(depth))
 				}
 			}
 		}
@@ -297,13 +298,13 @@ func (p *pass) holder(s worker.Slot, credit int, feeds uint32) {
 		return
 	}
 	has := p.load[slotAt(s)].Load()
-	p.keep(int(p.x.place[slotAt(s)]), p.f.left(credit)*int64(fa.price[p.kind].Load())+has, has)
+	p.keep(int(p.x.place[slotAt(s)]), p.f.left(credit)*int64(fa.price[p.kind].Load())+has, has, -1)
 }
 
 // keep puts a holder before its first equal, or after it as the draw has it, and
 // lets the last one fall out. A rank that is there already, by another overlap,
 // stays at its better cost.
-func (p *pass) keep(index int, cost, load int64) {
+func (p *pass) keep(index int, cost, load int64, depth int32) {
 	held := &p.held
 	if held[0].index >= 0 && cost == held[0].cost {
 		if p.ties++; below(p.rng, p.ties) != 0 {
@@ -323,7 +324,7 @@ func (p *pass) keep(index int, cost, load int64) {
 		return
 	}
 	copy(held[at+1:], held[at:])
-	held[at] = found{index, cost, load}
+	held[at] = found{index, cost, load, depth}
 }
 
 // tight weighs the ranks short of blocks, which the passes before put last.
@@ -336,7 +337,7 @@ func (p *pass) tight(best found) found {
 	for _, i := range *crowded {
 		p.f.look(p.x.ranks[i], &t)
 		if cost := int64(t.cost * nsPerMS); cost < best.cost {
-			best = found{int(i), cost, p.load[slotAt(p.x.slots[i])].Load()}
+			best = found{int(i), cost, p.load[slotAt(p.x.slots[i])].Load(), -1}
 		}
 	}
 	return best
