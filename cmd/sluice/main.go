@@ -38,6 +38,7 @@ var commands = []command{
 	{"check", "validate a config and say what it would do", plain(runCheck)},
 	{"record", "write a running router's events, choices and outcomes to files", runRecord},
 
+	{"replay", "say what other weights or policies would have done with a recording", plain(runReplay)},
 	{"explain", "say why a request went where it went", plain(runExplain)},
 	{"version", "print versions", plain(runVersion)},
 }

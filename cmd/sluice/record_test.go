@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/whatif"
+	"sluice/router/worker"
+)
+
+// A router's day is recorded and asked what another policy would have done.
+func TestRecordAndReplay(t *testing.T) {
+	dir := t.TempDir()
+	mod := func(o *sim.Options) { o.Blocks = 1024; o.Speed = 20 }
+	var workers []config.Worker
+	for i := range 3 {
+		workers = append(workers, at(startSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
+	}
+	r := startRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
+	eventually(t, 10*time.Second, "the feeds are live", func() bool {
+		for _, k := range r.allRanks() {
+			if worker.FeedState(k.Feed.Load()) != worker.FeedLive {
+				return false
+			}
+		}
+		return true
+	})
+	const talkers, turns = 6, 12
+	const secret = "xyzzy plugh"
+	var wg sync.WaitGroup
+	for who := range talkers {
+		wg.Go(func() {
+			words := fmt.Sprintf("%s: talk %d. %s", secret, who, strings.Repeat(prompt, 4))
+			for turn := range turns {
+				words += fmt.Sprintf(" turn %d of talk %d: %s", turn, who, prompt)
+				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":4,"stream":true,"stream_options":{"include_usage":true}}`, words)
+				if a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", body); err != nil || a.Status != 200 {
+					t.Errorf("%v %v", a, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Fatal(err)
+	}
+	r.done <- nil
+	files, _ := filepath.Glob(filepath.Join(dir, "*.rec"))
+	if len(files) != 1 {
+		t.Fatalf("files %v", files)
+	}
+	raw, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(raw, []byte("plugh")) {
+		t.Error("a prompt's text is in the recording")
+	}
+
+	trace, err := whatif.Load(files, func(path string) { t.Errorf("%s has no end", path) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trace.Requests) != talkers*turns || len(trace.Ranks) != 3 || trace.Ranks[0].Guessed || trace.Events == 0 || trace.Dropped != 0 {
+		t.Fatalf("trace %v, %d dropped", trace, trace.Dropped)
+	}
+	if trace.Compared != talkers*turns || trace.Agreed < trace.Compared/2 {
+		t.Errorf("the events put through the index give the recorded overlap in %d of %d choices", trace.Agreed, trace.Compared)
+	}
+	rates, ok := trace.Calibrate()
+	if !ok {
+		t.Fatal("no times to first token")
+	}
+	again := trace.Run(whatif.Variant{Recorded: true}, rates)
+	if f := again.Fidelity; f.Requests != talkers*turns || f.WithinABlock < f.Requests*9/10 {
+		t.Errorf("the model with the recorded choices: %+v", f)
+	}
+	kv := trace.Run(whatif.Variant{Policy: "kv", Weights: trace.Weights}, rates)
+	rr := trace.Run(whatif.Variant{Policy: "round_robin", Weights: trace.Weights}, rates)
+	if kv.Requests != talkers*turns || kv.HitRate < rr.HitRate+0.1 || rr.HitRate <= 0 {
+		t.Errorf("kv finds %.2f, round robin %.2f", kv.HitRate, rr.HitRate)
+	}
+
+	var out, errs bytes.Buffer
+	if code := runReplay([]string{"--policy", "round_robin", "--set", "overlap_weight=0.5,queue_weight=2", files[0]}, &out, &errs); code != 0 || errs.Len() != 0 {
+		t.Fatalf("%d, %s", code, &errs)
+	}
+	for _, want := range []string{`measured +\d+\.\d %`, `model, recorded choices +\d`, `model, same weights +\d`, `model, round_robin +\d`,
+		`model, overlap_weight=0.5,queue_weight=2 +\d`, `within a block for 9\d\.\d %|within a block for 100\.0 %`, `\d ms`} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	shown := regexp.MustCompile(`same weights +(\d+\.\d) %`).FindStringSubmatch(out.String())
+	if v, _ := strconv.ParseFloat(shown[1], 64); v < 100*kv.HitRate-15 || v > 100*kv.HitRate+15 {
+		t.Errorf("shown %v, found %v", v, kv.HitRate)
+	}
+	t.Logf("\n%s", &out)
+
+	cut := filepath.Join(dir, "cut")
+	os.WriteFile(cut, raw[:len(raw)-30], 0o600)
+	foreign := filepath.Join(dir, "foreign")
+	os.WriteFile(foreign, []byte("hello"), 0o600)
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{cut}, 1, "cut short"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
+		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
+		{[]string{files[0], "--policy"}, 2, "before the files"},
+	} {
+		var out, errs bytes.Buffer
+		if code := runReplay(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) {
+			t.Errorf("replay %v: %d, %s; want %d and %q", c.args, code, &errs, c.code, c.want)
+		}
+	}
+}
+
+func TestRecordFromARunningRouter(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, nil, at(e, worker.Aggregated, "w"))
+	out := t.TempDir()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var stdout, stderr syncBuffer
+	code := make(chan int, 1)
+	go func() {
+		code <- runRecord(ctx, []string{"--runtime-file", r.cfg.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
+	}()
+	eventually(t, 10*time.Second, "the recording is under way", r.recorder.On)
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
+	eventually(t, 10*time.Second, "it is written", func() bool {
+		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
+		if len(files) == 0 {
+			return false
+		}
+		trace, err := whatif.Load(files, func(string) {})
+		return err == nil && len(trace.Requests) == 1 && trace.Requests[0].Ended
+	})
+	stop()
+	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
+		t.Errorf("%d: %s %s", c, &stdout, &stderr)
+	}
+	eventually(t, 10*time.Second, "the router records no more", func() bool { return !r.recorder.On() })
+}

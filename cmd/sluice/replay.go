@@ -1,0 +1,205 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"sluice/router/config"
+	"sluice/router/whatif"
+)
+
+const replayHelp = `Usage: sluice replay [flags] FILE...
+
+Says what other weights or policies would have done with a recording of sluice
+record: it puts the recorded events through the index, and the recorded requests
+through the scheduler, over simulated caches that each variant's own choices fill.
+The table tells of each: the share of prompt tokens that were cached, how much more
+the busiest rank computed than the mean, and an estimate of the time to first token.
+Compare the rows of the model with each other; the lines below the table say how
+well the model meets what was recorded.
+
+Flags:
+`
+
+const replayExamples = `
+Examples:
+  sluice replay /var/tmp/rec/*.rec
+  sluice replay --set overlap_weight=0.5 --set overlap_weight=2,queue_weight=2 FILE
+  sluice replay --policy round_robin --policy session FILE
+Without --set and --policy it compares with round_robin, least_loaded and
+overlap_weight=0.
+`
+
+// variants collects --set and --policy in the order given.
+type variants struct {
+	list   *[]whatif.Variant
+	policy bool
+}
+
+func (v *variants) String() string { return "" }
+
+func (v *variants) Set(s string) error {
+	d := config.Default().Schedule
+	if v.policy {
+		if known := []string{"kv", "round_robin", "random", "least_loaded"}; !slices.Contains(known, s) {
+			return fmt.Errorf("want one of %s", strings.Join(known, ", "))
+		}
+		*v.list = append(*v.list, whatif.Variant{Name: s, Policy: s})
+		return nil
+	}
+	known := weightsOf(&d)
+	set := make(map[string]float64)
+	for _, pair := range strings.Split(s, ",") {
+		name, text, found := strings.Cut(pair, "=")
+		x, err := strconv.ParseFloat(text, 64)
+		if _, is := known[name]; !is || !found || err != nil || x < 0 || x > 1e9 {
+			return fmt.Errorf("want NAME=VALUE[,…] with a value of 0 or more and a name among %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+		set[name] = x
+	}
+	*v.list = append(*v.list, whatif.Variant{Name: s, Policy: "kv", Weights: set})
+	return nil
+}
+
+// runReplay prints what variants would have done. Exit codes: 0 printed, 1 a file
+// cannot be used, 2 called wrongly.
+func runReplay(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	var list []whatif.Variant
+	fs.Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule: NAME=VALUE, several by commas; may be given several times")
+	fs.Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be given several times")
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), replayHelp)
+		fs.PrintDefaults()
+		fmt.Fprint(fs.Output(), replayExamples)
+	}
+	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" || a == "-help" }) {
+		fs.SetOutput(stdout)
+	}
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2
+	}
+	if fs.NArg() == 0 {
+		fmt.Fprintln(stderr, "sluice replay: want the files of a recording; `sluice replay --help` shows how to make one")
+		return 2
+	}
+	if i := slices.IndexFunc(fs.Args(), func(a string) bool { return strings.HasPrefix(a, "-") }); i >= 0 {
+		fmt.Fprintf(stderr, "sluice replay: flags such as %q stand before the files\n", fs.Arg(i))
+		return 2
+	}
+	trace, err := whatif.Load(fs.Args(), func(path string) {
+		fmt.Fprintf(stderr, "sluice replay: %s has no end: it is still being written, or its router was killed; what there is of it is used\n", path)
+	})
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice replay:", err)
+		return 1
+	}
+	if len(trace.Requests) == 0 {
+		fmt.Fprintln(stderr, "sluice replay: no request was placed while this was recorded")
+		return 1
+	}
+	if len(list) == 0 {
+		list = []whatif.Variant{{Name: "round_robin", Policy: "round_robin"}, {Name: "least_loaded", Policy: "least_loaded"},
+			{Name: "overlap_weight=0", Policy: "kv", Weights: map[string]float64{"overlap_weight": 0}}}
+	}
+	replay(stdout, trace, list)
+	return 0
+}
+
+// replay runs the variants side by side and prints the table.
+func replay(w io.Writer, trace *whatif.Trace, list []whatif.Variant) {
+	all := []whatif.Variant{{Name: "recorded choices", Recorded: true}, {Name: "same weights", Policy: trace.Policy, Weights: trace.Weights}}
+	for _, v := range list {
+		weights := maps.Clone(trace.Weights)
+		if weights == nil {
+			weights = make(map[string]float64)
+		}
+		maps.Copy(weights, v.Weights)
+		v.Weights = weights
+		all = append(all, v)
+	}
+	rates, timed := trace.Calibrate()
+	results := make([]whatif.Result, len(all))
+	began := time.Now()
+	var wg sync.WaitGroup
+	for i, v := range all {
+		wg.Go(func() { results[i] = trace.Run(v, rates) })
+	}
+	wg.Wait()
+	took := time.Since(began)
+
+	fmt.Fprintf(w, "%v, policy %s\n\n", trace, trace.Policy)
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(tw, "\tcached\timbalance\tTTFT p50\tTTFT p99\t\n")
+	if m, ok := trace.Measured(); ok || m.Requests > 0 {
+		row(tw, "measured", &m, ok)
+	}
+	for i := range results {
+		name := results[i].Variant.Name
+		row(tw, "model, "+name, &results[i], timed)
+	}
+	tw.Flush()
+	explainModel(w, trace, &results[0], rates, timed)
+	fmt.Fprintf(w, "%s choices in %v.\n", humanize.Comma(int64(len(all)*len(trace.Requests))), took.Round(time.Millisecond))
+}
+
+func row(w io.Writer, name string, r *whatif.Result, timed bool) {
+	p50, p99 := "-", "-"
+	if timed {
+		p50, p99 = millis(r.P50), millis(r.P99)
+	}
+	fmt.Fprintf(w, "%s\t%.1f %%\t%.2f\t%s\t%s\t\n", name, 100*r.HitRate, r.Imbalance, p50, p99)
+}
+
+func millis(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}
+
+// explainModel says how far to trust it.
+func explainModel(w io.Writer, t *whatif.Trace, recorded *whatif.Result, rates whatif.Rates, timed bool) {
+	fmt.Fprintln(w)
+	if f := recorded.Fidelity; f.Requests > 0 {
+		fmt.Fprintf(w, "The model with the recorded choices finds %s cached tokens where the engines reported %s: within a block for %.1f %% of %s requests, %.0f tokens off in the mean.\n",
+			humanize.Comma(int64(f.Modelled)), humanize.Comma(int64(f.Reported)), 100*float64(f.WithinABlock)/float64(f.Requests), humanize.Comma(int64(f.Requests)), f.MeanOff)
+	} else {
+		fmt.Fprintln(w, "No engine reported cached tokens: nothing says how well the model's caches match (vLLM: --enable-prompt-tokens-details).")
+	}
+	if timed {
+		fmt.Fprintf(w, "A prompt token takes %.1f µs and a first token %.1f ms beside: set such that the recorded choices lead to the recorded median. p99 is the model's own.\n",
+			float64(rates.PerToken)/float64(time.Microsecond), float64(rates.Base)/float64(time.Millisecond))
+	} else {
+		fmt.Fprintln(w, "No stream was recorded: there are no times to first token to set the model by.")
+	}
+	if t.Compared > 0 {
+		fmt.Fprintf(w, "The recorded events, put through the index, give the recorded overlap in %.1f %% of %s choices", 100*float64(t.Agreed)/float64(t.Compared), humanize.Comma(int64(t.Compared)))
+		if t.Took > 0 {
+			fmt.Fprintf(w, " (%s events a second)", humanize.Comma(int64(float64(t.Events)/t.Took.Seconds())))
+		}
+		fmt.Fprintln(w, "; less than all where the recording began after the engines had, feeds were catching up, or blocks counted that were still on their way.")
+	}
+	for i := range t.Ranks {
+		if t.Ranks[i].Guessed {
+			fmt.Fprintf(w, "The capacity of %v was not announced: %s blocks are assumed, the most it was seen to hold.\n", t.Ranks[i].ID, humanize.Comma(int64(t.Ranks[i].Capacity)))
+		}
+	}
+	if t.Dropped > 0 {
+		fmt.Fprintf(w, "%s entries were dropped while recording.\n", humanize.Comma(int64(t.Dropped)))
+	}
+	if t.LeftOut > 0 {
+		fmt.Fprintf(w, "%s requests did not fit into memory and are left out.\n", humanize.Comma(int64(t.LeftOut)))
+	}
+}

@@ -1,0 +1,262 @@
+package whatif
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+	"sluice/router/record"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// MaxBlocks bounds the prompts' blocks that are kept in memory, at 8 bytes each.
+const MaxBlocks = 1 << 27
+
+// Trace is a recording in memory.
+type Trace struct {
+	Policy   string
+	Weights  map[string]float64
+	Requests []Request
+	Ranks    []Rank
+	pools    [][]int // by number, of Ranks
+
+	Events   int           // changes of the index recorded
+	Took     time.Duration // to put them through an index
+	Compared int           // choices whose overlap could be compared with that index
+	Agreed   int           // of those, the same to the block
+	Dropped  uint64        // entries the recorder had no room for
+	LeftOut  int           // requests over MaxBlocks
+	Retries  int           // choices after the first attempt, left out
+	Span     time.Duration
+}
+
+// Rank is one rank of the trace.
+type Rank struct {
+	ID       worker.ID
+	Role     worker.Role
+	Capacity int // blocks
+	Guessed  bool
+}
+
+// Request is one request: its first choice of each leg and its outcome.
+type Request struct {
+	At           time.Duration // since the first
+	Leg          schedule.Leg  // Whole or PrefillLeg
+	Pool         int
+	Chosen       int // of Trace.Ranks; -1 none
+	DecodePool   int // -1: no decode leg
+	DecodeChosen int
+	Prompt       int // tokens
+	MaxTokens    int
+	BlockSize    int
+	Seqs         []blockhash.Seq
+	Ended        bool
+	Cached       int // tokens, as the engine reported; -1
+	TTFT, Decode time.Duration
+	Status       int
+}
+
+// loader is a Load under way.
+type loader struct {
+	t       *Trace
+	current [worker.MaxSlots]int // rank by slot, -1
+	ids     map[worker.ID]int
+	pools   map[uint64]int
+	open    map[uint64]int // request by hash, until it ends
+	index   kvindex.Index
+	overlap kvindex.Overlap
+	held    []int
+	most    []int
+	first   time.Time
+	last    time.Time
+	blocks  int
+}
+
+// Load reads a recording's files, in the order of their names. unfinished is told
+// of a file that has no end but is whole otherwise; any other damage is an error.
+func Load(paths []string, unfinished func(path string)) (*Trace, error) {
+	l := &loader{t: &Trace{}, ids: map[worker.ID]int{}, pools: map[uint64]int{}, open: map[uint64]int{},
+		index: kvindex.New(kvindex.Options{MaxBytes: 16 << 30})}
+	for i := range l.current {
+		l.current[i] = -1
+	}
+	paths = slices.Clone(paths)
+	slices.Sort(paths)
+	for _, path := range paths {
+		if err := l.file(path, unfinished); err != nil {
+			return nil, err
+		}
+	}
+	l.t.Span = l.last.Sub(l.first)
+	for i := range l.t.Ranks {
+		if r := &l.t.Ranks[i]; r.Capacity <= 0 {
+			// The engine did not say: the most it was seen to hold.
+			r.Capacity, r.Guessed = max(l.most[i], 1024), true
+		}
+	}
+	return l.t, nil
+}
+
+func (l *loader) file(path string, unfinished func(string)) error {
+	r, err := record.Open(path)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	clear(l.pools)
+	var e record.Entry
+	for {
+		switch err := r.Next(&e); {
+		case err == io.EOF:
+			return nil
+		case errors.Is(err, record.ErrUnfinished):
+			unfinished(path)
+			return nil
+		case err != nil:
+			return err
+		}
+		l.entry(&e)
+	}
+}
+
+func (l *loader) entry(e *record.Entry) {
+	t := l.t
+	if l.last = e.At; l.first.IsZero() {
+		l.first = e.At
+	}
+	switch e.Kind {
+	case record.Settings:
+		t.Policy, t.Weights = e.Policy, e.Weights
+	case record.Joined:
+		l.joined(e)
+	case record.Left, record.Cleared:
+		l.index.Clear(e.Slot)
+		if i := l.current[e.Slot]; i >= 0 {
+			l.held[i] = 0
+		}
+		if e.Kind == record.Left {
+			l.current[e.Slot] = -1
+		}
+	case record.Stored, record.Removed:
+		l.event(e)
+	case record.Pool:
+		var ranks []int
+		for _, s := range e.Slots {
+			if i := l.current[s]; i >= 0 {
+				ranks = append(ranks, i)
+			}
+		}
+		l.pools[e.Pool] = len(t.pools)
+		t.pools = append(t.pools, ranks)
+	case record.Chosen:
+		l.chosen(e)
+	case record.Ended:
+		l.ended(e)
+	case record.Dropped:
+		t.Dropped += e.Count
+	}
+}
+
+func (l *loader) joined(e *record.Entry) {
+	i, ok := l.ids[e.Rank]
+	if !ok {
+		i = len(l.t.Ranks)
+		l.ids[e.Rank] = i
+		l.t.Ranks = append(l.t.Ranks, Rank{ID: e.Rank, Role: e.Role})
+		l.held, l.most = append(l.held, 0), append(l.most, 0)
+	}
+	l.t.Ranks[i].Capacity = max(l.t.Ranks[i].Capacity, e.TotalBlocks)
+	l.current[e.Slot] = i
+}
+
+func (l *loader) event(e *record.Entry) {
+	began := time.Now()
+	l.t.Events++
+	i := l.current[e.Slot]
+	if e.Kind == record.Stored {
+		res := l.index.Store(&kvindex.Stored{Slot: e.Slot, Tier: e.Tier, Salt: e.Salt, HasParent: e.HasParent, Parent: e.Parent, Engine: e.Engine, Local: e.Local})
+		if i >= 0 {
+			l.held[i] += res.Added
+			l.most[i] = max(l.most[i], l.held[i])
+		}
+	} else {
+		removed, _ := l.index.Remove(e.Slot, e.Tier, e.Engine)
+		if i >= 0 {
+			l.held[i] -= removed
+		}
+	}
+	l.t.Took += time.Since(began)
+}
+
+func (l *loader) chosen(e *record.Entry) {
+	t := l.t
+	pool, ok := l.pools[e.Pool]
+	if !ok {
+		return
+	}
+	if e.Attempt > 1 {
+		t.Retries++
+		return
+	}
+	rank := -1
+	if e.Found {
+		rank = l.current[e.Slot]
+	}
+	if e.Leg == schedule.DecodeLeg {
+		if i, under := l.open[e.Request]; under && t.Requests[i].DecodePool < 0 {
+			t.Requests[i].DecodePool, t.Requests[i].DecodeChosen = pool, rank
+		}
+		return
+	}
+	if rank < 0 || len(t.pools[pool]) == 0 {
+		return
+	}
+	if l.blocks+len(e.Seqs) > MaxBlocks {
+		t.LeftOut++
+		return
+	}
+	l.blocks += len(e.Seqs)
+	if e.Exact && len(e.Seqs) > 0 {
+		l.index.Find(e.Seqs, &l.overlap)
+		t.Compared++
+		if l.overlap.Depth(e.Slot) == e.Overlap {
+			t.Agreed++
+		}
+	}
+	size := e.BlockSize
+	if size <= 0 {
+		size = 16
+	}
+	l.open[e.Request] = len(t.Requests)
+	t.Requests = append(t.Requests, Request{At: e.At.Sub(l.first), Leg: e.Leg, Pool: pool, Chosen: rank, DecodePool: -1, DecodeChosen: -1,
+		Prompt: e.Prompt, MaxTokens: e.Output, BlockSize: size, Seqs: slices.Clone(e.Seqs), Cached: -1})
+}
+
+func (l *loader) ended(e *record.Entry) {
+	i, ok := l.open[e.Request]
+	if !ok {
+		return
+	}
+	delete(l.open, e.Request)
+	q := &l.t.Requests[i]
+	q.Ended, q.Status, q.Cached, q.TTFT = true, e.Status, e.Cached, e.TTFT
+	if q.Decode = e.Total - e.TTFT; e.TTFT <= 0 || q.Decode < 0 {
+		q.Decode = time.Duration(max(e.OutToT, 1)) * assumedStep
+	}
+	if e.PromptT > 0 {
+		q.Prompt = e.PromptT // as the engine counted
+	}
+}
+
+// assumedStep is a decode step's time where the recording does not say.
+const assumedStep = 20 * time.Millisecond
+
+// String says what was read.
+func (t *Trace) String() string {
+	return fmt.Sprintf("%d requests on %d ranks in %v, %d changes of the index", len(t.Requests), len(t.Ranks), t.Span.Round(time.Second), t.Events)
+}
