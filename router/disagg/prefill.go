@@ -107,8 +107,10 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 	q.prefilled = true
 	q.hold(!q.plan.Traits.Unleased)
-	if awaited != nil && !q.await(awaited, began) {
-		return prefillAnswered
+	if awaited != nil {
+		if end := q.await(awaited, began); end != prefillDone {
+			return end
+		}
 	}
 	if q.x.Gone() {
 		// Nobody is left to decode for; the engine frees the blocks when the
@@ -151,13 +153,18 @@ func (q *request) expect() Expectation {
 	return q.r.opt.Completions.Expect(id, count)
 }
 
+// partyCheck is how often a wait between the legs looks whether both engines of
+// the transfer are still there.
+const partyCheck = 200 * time.Millisecond
+
 // await waits between the legs until the transfer is told complete. When that
-// takes too long decode runs all the same, and computes what has not come. It
-// answers and returns false when the client leaves.
-func (q *request) await(awaited Expectation, began time.Time) bool {
+// takes too long decode runs all the same, and computes what has not come; when
+// one of the two engines is lost meanwhile, the pair is run again. It answers
+// when the client leaves.
+func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	select {
 	case <-awaited.Done():
-		return true
+		return prefillDone
 	default:
 	}
 	gone := make(chan struct{})
@@ -167,17 +174,49 @@ func (q *request) await(awaited Expectation, began time.Time) bool {
 	if by := began.Add(q.r.opt.Timeouts.Prefill); by.Before(limit) {
 		limit = by
 	}
-	timer := time.NewTimer(time.Until(limit))
+	timer, check := time.NewTimer(time.Until(limit)), time.NewTicker(partyCheck)
 	defer timer.Stop()
-	select {
-	case <-awaited.Done():
-	case <-timer.C:
-		q.fellBack("not_completed", fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond)))
-	case <-gone:
-		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
-		return false
+	defer check.Stop()
+	for {
+		select {
+		case <-awaited.Done():
+			return prefillDone
+		case <-check.C:
+			if lost := q.lostParty(); lost != nil {
+				return q.transferLost(lost)
+			}
+		case <-timer.C:
+			q.fellBack("not_completed", fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond)))
+			return prefillDone
+		case <-gone:
+			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
+			return prefillAnswered
+		}
 	}
-	return true
+}
+
+// lostParty is an engine of the transfer that is no longer ready; nil: none.
+func (q *request) lostParty() *worker.Rank {
+	for _, r := range [...]*worker.Rank{q.pair.Prefill, q.pair.Decode} {
+		if r == nil {
+			continue
+		}
+		if state, _ := r.Worker.State(); state != worker.Ready {
+			return r
+		}
+	}
+	return nil
+}
+
+// transferLost takes in that a transfer will not end.
+func (q *request) transferLost(lost *worker.Rank) prefillEnd {
+	q.pair.Handle, q.prefilled = nil, false
+	q.excluded = append(q.excluded, lost)
+	q.fellBack("transfer_lost", lost.ID.String()+" is not ready any more; the pair is run again")
+	if q.other(q.plan.Prefill) && q.other(q.plan.Decode) {
+		return prefillAgain
+	}
+	return prefillNone
 }
 
 // callPrefill sends the leg and reads the whole answer into q.answer.

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// words is a prompt of n words, another one for each salt.
+func words(n, salt int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "word%d ", (i*7+salt*131)%997)
+	}
+	return b.String()
+}
+
+// asked is one request in the forms a client may send it.
+type asked struct{ name, path, body string }
+
+func phrasings(salt int, extra string) []asked {
+	text, _ := json.Marshal(words(60, salt))
+	chat := `{"model":"sim","messages":[{"role":"user","content":` + string(text) + `}],"max_tokens":12` + extra
+	comp := `{"model":"sim","prompt":` + string(text) + `,"max_tokens":12` + extra
+	return []asked{
+		{"chat", "/v1/chat/completions", chat + `}`},
+		{"chat streamed", "/v1/chat/completions", chat + `,"stream":true,"stream_options":{"include_usage":true}}`},
+		{"completions", "/v1/completions", comp + `}`},
+		{"completions streamed", "/v1/completions", comp + `,"stream":true,"stream_options":{"include_usage":true}}`},
+	}
+}
+
+// usage finds prompt and completion tokens in an answer or in a stream's usage
+// event.
+func (a *answer) usage(t *testing.T) [2]int {
+	t.Helper()
+	found := [2]int{-1, -1}
+	for _, line := range strings.Split(string(a.Body), "\n") {
+		var v struct {
+			Usage *struct {
+				P int `json:"prompt_tokens"`
+				C int `json:"completion_tokens"`
+			} `json:"usage"`
+		}
+		if json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &v) == nil && v.Usage != nil {
+			found = [2]int{v.Usage.P, v.Usage.C}
+		}
+	}
+	return found
+}
+
+// like compares an answer with that of one engine that did it all.
+func like(t *testing.T, what string, got, want *answer) {
+	t.Helper()
+	if got.Status != 200 || got.text(t) != want.text(t) || want.text(t) == "" || got.usage(t) != want.usage(t) {
+		t.Errorf("%s: status %d\ntext  %q %v\nwant  %q %v\n%s", what, got.Status, got.text(t), got.usage(t), want.text(t), want.usage(t), got.Body)
+	}
+	if n := strings.Count(string(got.Body), "data: [DONE]"); strings.HasPrefix(got.Header.Get("Content-Type"), "text/event-stream") && n != 1 {
+		t.Errorf("%s: %d times [DONE]", what, n)
+	}
+	for _, private := range []string{"encoded_opaque_state", "first_tok\"", "disagg_prefill_resp", "receiver_host", "remote_host"} {
+		if strings.Contains(string(got.Body), private) {
+			t.Errorf("%s: the client sees %s: %s", what, private, got.Body)
+		}
+	}
+}
+
+func family(name string) func(*config.Config) {
+	return func(c *config.Config) {
+		c.PD.Family = name
+		c.Schedule.Policy = "round_robin"
+	}
+}
+
+func both(fs ...func(*config.Config)) func(*config.Config) {
+	return func(c *config.Config) {
+		for _, f := range fs {
+			f(c)
+		}
+	}
+}
+
+func speaks(pd, r string) func(*sim.Options) {
+	return func(o *sim.Options) { o.PD, o.Role = pd, r }
+}
+
+func TestOrchestratedFamily(t *testing.T) {
+	p, d, whole := startSim(t, speaks("orchestrated", "prefill")), startSim(t, speaks("orchestrated", "decode")), startSim(t, nil)
+	r := startRouter(t, family("orchestrated"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for i, f := range phrasings(1, "") {
+		like(t, f.name, post(t, r.URL+f.path, f.body, "X-Request-Id", "r"+fmt.Sprint(i)), post(t, whole.URL()+f.path, f.body))
+	}
+	for i, rec := range generating(d) {
+		resp := member(t, rec.Body, "disagg_prefill_resp")
+		if !strings.Contains(resp, `-r`+fmt.Sprint(i)+`"`) || !json.Valid([]byte(resp)) {
+			t.Errorf("decode was given %s", resp)
+		}
+	}
+	if s := d.Stats().Sum(); s.External == 0 || s.LocalCompute != 0 {
+		t.Errorf("decode computed %d tokens of prompts, took %d", s.LocalCompute, s.External)
+	}
+	p.Fault(sim.Fault{Kind: sim.Garbage, N: 1})
+	f := phrasings(2, "")[1]
+	like(t, "a prefill answer that is none", post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	if r.fellBack("incomplete_handle") != 1 || r.fellBack("plain_decode") != 1 {
+		t.Error("the answer that is none was not counted")
+	}
+	quiet(t, r, 10*time.Second, p, d)
+}
+
+func TestOrchestratedLabels(t *testing.T) {
+	p, d := startSim(t, speaks("orchestrated", "prefill")), startSim(t, speaks("orchestrated", "decode"))
+	pw, dw := at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0")
+	pw.Labels, dw.Labels = []string{"llama-p"}, []string{"llama-d"}
+	for _, c := range []struct{ prefill, decode, missing string }{{"llama-p", "llama-d", ""}, {"other", "llama-d", "other"}, {"llama-p", "none", "none"}} {
+		r := startRouter(t, both(family("orchestrated"), func(cfg *config.Config) {
+			cfg.PD.PrefillLabel, cfg.PD.DecodeLabel = []string{c.prefill}, []string{c.decode}
+			cfg.Timeouts.PoolWait = 20 * time.Millisecond
+		}), pw, dw)
+		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "label-1")
+		if c.missing == "" {
+			wantStatus(t, a, 200)
+			continue
+		}
+		if msg, _, _ := a.errorOf(t); a.Status != 503 || !strings.Contains(msg, `"`+c.missing+`"`) || a.Header.Get("X-Request-Id") != "label-1" {
+			t.Errorf("%+v: %d %q %v", c, a.Status, msg, a.Header)
+		}
+	}
+}
+
+func TestTRTLLMFamily(t *testing.T) {
+	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
+	p, d, whole := startSim(t, trt("prefill")), startSim(t, trt("decode")), startSim(t, nil)
+	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	for _, f := range phrasings(3, "") {
+		like(t, f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	}
+	for _, rec := range generating(d) {
+		ids := "prompt_token_ids"
+		if rec.Path == "/v1/completions" {
+			ids = "prompt"
+		}
+		if !strings.HasPrefix(member(t, rec.Body, ids), "[") {
+			t.Errorf("decode tokenizes again: %s", rec.Body)
+		}
+	}
+	if s := d.Stats().Sum(); s.Transfers != 4 || s.GarbageReads != 0 {
+		t.Errorf("%d transfers, %d garbage reads; want 4, 0", s.Transfers, s.GarbageReads)
+	}
+
+	// The first token is the last: nothing is decoded.
+	d.ForgetRequests()
+	for _, f := range phrasings(4, "") {
+		first := post(t, whole.URL()+f.path, strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":1`, 1)).text(t)
+		stop, _ := json.Marshal(first)
+		body := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":12,"include_stop_str_in_output":true,"stop":[`+string(stop)+`]`, 1)
+		like(t, f.name+", final", post(t, r.URL+f.path, body), post(t, whole.URL()+f.path, body))
+	}
+	if n := len(generating(d)); n != 0 {
+		t.Errorf("decode was sent %d requests that prefill had answered", n)
+	}
+
+	for _, kind := range []sim.FaultKind{sim.NoHandle, sim.BadHandle} {
+		p.Fault(sim.Fault{Kind: kind, Leg: "prefill", N: 1})
+		f := phrasings(5, "")[1]
+		like(t, kind.String(), post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	}
+	if r.fellBack("incomplete_handle") != 2 {
+		t.Errorf("%v incomplete handles counted, want 2", r.fellBack("incomplete_handle"))
+	}
+}
+
+func TestTRTLLMDecodeFailsOver(t *testing.T) {
+	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
+	p, d, e, whole := startSim(t, trt("prefill")), startSim(t, trt("decode")), startSim(t, trt("decode")), startSim(t, nil)
+	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(e, worker.Decode, "d1"))
+	for i, kind := range []sim.FaultKind{sim.Status, sim.Reset} {
+		d.Fault(sim.Fault{Kind: kind, Leg: "decode"})
+		before := d.Stats().Faults
+		for _, f := range phrasings(6+i, "") {
+			like(t, kind.String()+" "+f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+		}
+		if d.Stats().Faults == before {
+			t.Error("the failing worker was never chosen: the test shows nothing")
+		}
+		d.ClearFaults()
+	}
+}
+
+func TestStorageFamily(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		t.Run(fmt.Sprintf("decode first %v", first), func(t *testing.T) {
+			name := t.TempDir()
+			engine := func(r string) *sim.Engine {
+				return startSim(t, func(o *sim.Options) { o.PD, o.Role, o.Store = "storage", r, name })
+			}
+			p, d, whole := engine("prefill"), engine("decode"), startSim(t, nil)
+			r := startRouter(t, both(family("storage"), func(c *config.Config) {
+				if first {
+					c.PD.CacheHitThreshold = 0.8
+				}
+			}), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+			for i, f := range phrasings(8, "") {
+				f.body = strings.ReplaceAll(f.body, "word", fmt.Sprintf("word%d", i)) // nothing of it is known yet
+				want := post(t, whole.URL()+f.path, f.body)
+				before := len(generating(p))
+				like(t, f.name, post(t, r.URL+f.path, f.body), want)
+				if n := len(generating(p)) - before; n != 1 {
+					t.Errorf("%s: %d prefills of a new prompt", f.name, n)
+				}
+				like(t, f.name+" again", post(t, r.URL+f.path, f.body), want)
+				if n := len(generating(p)) - before; first && n != 1 || !first && n != 2 {
+					t.Errorf("%s: %d prefills after the second time", f.name, n)
+				}
+			}
+			if s := d.Stats().Sum(); s.Transfers == 0 {
+				t.Error("decode took nothing from the store")
+			}
+			if n := r.fellBack("declined"); first && n != 4 || !first && n != 0 {
+				t.Errorf("%v trials declined", n)
+			}
+			quiet(t, r, 10*time.Second, p, d)
+		})
+	}
+}
