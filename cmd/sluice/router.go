@@ -137,6 +137,12 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	for i, kind := range [...]string{"applied", "garbage", "foreign"} {
+		r.metrics.Func(func() float64 {
+			applied, garbage, foreign := r.loads.Counts()
+			return float64([...]uint64{applied, garbage, foreign}[i])
+		}, "sluice_load_messages_total", "kind", kind)
+	}
 	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")

@@ -71,6 +71,7 @@ var Catalog = []Family{
 	{"sluice_kv_approx_bytes", "gauge", "", "Memory the approximate index takes."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},
 	{"sluice_retries_denied_total", "counter", "", "Retries not made because their pool's budget was spent (fleet.retry_share)."},
+	{"sluice_load_messages_total", "counter", "kind", "Engines' load messages: applied, garbage (could not be read), foreign (of a rank that its worker does not have here)."},
 	{"sluice_kv_handles_pinned", "gauge", "", "Prefill hand-overs whose blocks a prefill worker keeps for a decode not yet begun."},
 	{"sluice_prompts_total", "counter", "source", "Prompts by where their tokens came from (request, cache, engine, text: none found, routed over text; none: neither)."},
 	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for another request's lookup of the same."},
