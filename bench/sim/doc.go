@@ -16,7 +16,10 @@
 // What is written from the protocol, without a capture to hold it against but for
 // SGLang's chat stream and /generate: engine "sglang" (0.5.23): native and OpenAI
 // endpoints and errors, bootstrap server, hand-over by room, its discovery, load
-// and abort calls; vLLM's MooncakeConnector and NixlPushConnector (Options.PD). A
+// and abort calls; vLLM's MooncakeConnector and NixlPushConnector (Options.PD);
+// engine "trtllm" (two endpoints, no tokenizer, its hand-over in every choice);
+// LMCache over NIXL with notifications over real ZMQ, production-stack's
+// orchestrated mode, a shared KV store with llm-d's cache_hit_threshold. A
 // family is a face (face.go) and a pdLeg; sglang.go and room.go show one whole.
 //
 // What is simulated: time (a linear cost model, see Cost), the KV transfer (a

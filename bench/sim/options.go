@@ -21,8 +21,8 @@ type Options struct {
 	Listen    string
 	RankPorts bool
 	Role      string // "prefill", "decode" or "aggregated" (""); it only labels: vLLM serves every request on any role
-	Engine    string // "vllm" ("") or "sglang"
-	PD        string // hand-over family, see PDFamilies; "" is the engine's own: "nixl" of vllm, "sglang" of sglang
+	Engine    string // "vllm" (""), "sglang" or "trtllm"
+	PD        string // hand-over family, see PDFamilies; "" is the engine's own: "nixl" of vllm, else the engine's name
 	Release   string // of vLLM: handles, time-outs, error shapes, event encoding and endpoints are its; "" means "0.32"
 	Version   string // what /version says; "" is the release's
 	Model     string // "" means "sim"

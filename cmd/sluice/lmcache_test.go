@@ -120,6 +120,9 @@ func TestLMCacheFamily(t *testing.T) {
 					}
 				}
 			}
+			if n := g.metric(`sluice_kv_notifications_total{outcome="received"}`); n < 8 {
+				t.Errorf("%v notifications counted for 4 requests of two ranks", n)
+			}
 			if n := g.fellBack("not_completed") + g.fellBack("plain_decode"); n != 0 {
 				t.Errorf("%v fall-backs", n)
 			}

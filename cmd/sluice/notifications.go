@@ -6,6 +6,7 @@ import (
 	"sluice/nixl/notify"
 	"sluice/router/config"
 	"sluice/router/disagg"
+	"sluice/router/obs"
 )
 
 // notifications gives the runner the board on which LMCache's prefill workers
@@ -24,6 +25,24 @@ func newNotifications(cfg *config.Config, log *slog.Logger) (*notifications, err
 	}
 	log.Info("LMCache's notifications are taken", "endpoint", board.Endpoint())
 	return &notifications{board}, nil
+}
+
+// watch exposes the board's counters.
+func (n *notifications) watch(m *obs.Metrics) {
+	if n == nil {
+		return
+	}
+	for outcome, of := range map[string]func(notify.Stats) int64{
+		"received":  func(s notify.Stats) int64 { return s.Received },
+		"early":     func(s notify.Stats) int64 { return s.Early },
+		"expired":   func(s notify.Stats) int64 { return s.Expired },
+		"dropped":   func(s notify.Stats) int64 { return s.Dropped },
+		"foreign":   func(s notify.Stats) int64 { return s.Foreign },
+		"malformed": func(s notify.Stats) int64 { return s.Malformed },
+	} {
+		m.Func(func() float64 { return float64(of(n.board.Stats())) }, "sluice_kv_notifications_total", "outcome", outcome)
+	}
+	m.Func(func() float64 { return float64(n.board.Stats().Unclaimed) }, "sluice_kv_notifications_unclaimed")
 }
 
 // completions is what the runner takes; a nil pointer in an interface would not

@@ -143,6 +143,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 			return float64([...]uint64{applied, garbage, foreign}[i])
 		}, "sluice_load_messages_total", "kind", kind)
 	}
+	r.notifications.watch(r.metrics)
 	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")

@@ -73,6 +73,8 @@ var Catalog = []Family{
 	{"sluice_retries_denied_total", "counter", "", "Retries not made because their pool's budget was spent (fleet.retry_share)."},
 	{"sluice_load_messages_total", "counter", "kind", "Engines' load messages: applied, garbage (could not be read), foreign (of a rank that its worker does not have here)."},
 	{"sluice_kv_handles_pinned", "gauge", "", "Prefill hand-overs whose blocks a prefill worker keeps for a decode not yet begun."},
+	{"sluice_kv_notifications_total", "counter", "outcome", "LMCache's notifications: received; of these early (nobody waited yet), expired (nobody ever did), dropped (no room); beside them foreign and malformed messages."},
+	{"sluice_kv_notifications_unclaimed", "gauge", "", "Requests notified of that nobody waits for."},
 	{"sluice_prompts_total", "counter", "source", "Prompts by where their tokens came from (request, cache, engine, text: none found, routed over text; none: neither)."},
 	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for another request's lookup of the same."},
 	{"sluice_tokenizer_rested_total", "counter", "", "Prompts for which the engine was not asked because it had just failed."},
