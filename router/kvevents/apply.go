@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"math/bits"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -14,12 +15,35 @@ func (f *feed) apply(seq uint64, payload []byte) {
 		f.counts["batches"]++
 		f.counts["oversize"]++
 		f.distrust("resets")
+		f.resyncSoon()
 		return
 	}
 	if err := f.Apply(payload); err != nil {
+		f.resyncSoon()
 		f.unreadable++
 		if bits.OnesCount64(f.unreadable) == 1 { // ever more seldom: an engine may send nothing else
 			f.log.Warn("kv events: cannot read", "times", f.unreadable, "error", err)
 		}
+	}
+}
+
+// maxResyncs bounds, for one life of an engine, how often all that it keeps is
+// asked for because a message could not be read: it may have been damaged on its
+// way, or be like that.
+const maxResyncs = 8
+
+func (f *feed) resyncSoon() {
+	if f.src.Replay != "" && f.resyncAt.IsZero() && f.resyncs < maxResyncs {
+		f.resyncAt = time.Now().Add(min(f.opt.RetryMin<<f.resyncs, f.opt.RetryMax))
+		f.resyncs++
+	}
+}
+
+// resync learns anew what the rank holds from all that the engine keeps.
+func (f *feed) resync() {
+	f.resyncAt = time.Time{}
+	if f.known && f.canAsk() {
+		f.counts["resyncs"]++
+		f.catchUp(false, false)
 	}
 }

@@ -46,6 +46,8 @@ type feed struct {
 	redialAt  time.Time // when a lost connection is made anew by hand; zero: not
 	checkAt   time.Time // when the engine is asked whether a quiet end was the end
 	checking  bool      // it is being asked
+	resyncAt  time.Time // when all that the engine keeps is asked for, after a message that could not be read
+	resyncs   int       // of this life
 	resuming  resumption
 	shown     published
 }
@@ -160,6 +162,9 @@ func (f *feed) run() {
 		if due(f.checkAt) {
 			f.checkTail()
 		}
+		if due(f.resyncAt) {
+			f.resync()
+		}
 		if due(f.resuming.by) {
 			f.unresumed()
 		}
@@ -172,7 +177,7 @@ func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 // wait is how long there is nothing to do unless a socket says so; -1: for ever.
 func (f *feed) wait() time.Duration {
 	wait := time.Duration(-1)
-	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by} {
+	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by, f.resyncAt} {
 		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
 			wait = left
 		}
@@ -309,6 +314,7 @@ func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
 // newLife forgets the engine's old life.
 func (f *feed) newLife() {
 	f.distrust("restarts")
+	f.resyncs = 0
 	f.position = position{}
 	f.forget()
 }

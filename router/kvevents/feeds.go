@@ -60,6 +60,7 @@ var Counters = []string{
 	"cleared",          // the engine cleared its cache
 	"ignored",          // events not indexed: other group or medium, no tokens, skipped blocks, unknown kind
 	"gaps",             // live sequence numbers missed
+	"resyncs",          // replays of all there is, after a message that could not be read
 	"tail_checks",      // questions after a burst whether it was all
 	"replays",          // replays asked for, tail checks included
 	"replayed_batches", // batches that came by replay
