@@ -101,6 +101,9 @@ func (e *Engine) newLife() (l *life, err error) {
 		if r.pub != nil {
 			l.wg.Add(1)
 			go r.pub.loop()
+			if r.pub.load != nil {
+				l.wg.Go(func() { r.tellLoads(r.pub.load) })
+			}
 		}
 	}
 	if err = l.startBootstrap(); err != nil {
@@ -256,6 +259,9 @@ func (l *life) stop(abrupt bool) {
 		if r.started.Load() {
 			<-r.ended
 		} else if r.pub != nil {
+			if r.pub.load != nil {
+				r.pub.load.Close()
+			}
 			r.pub.close()
 		}
 	}

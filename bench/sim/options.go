@@ -35,6 +35,7 @@ type Options struct {
 	Topic       string
 	Encoding    string // see Encodings; "" means "vllm-map", for sglang "sglang-map"
 	BytesHashes bool   // publish whole 32-byte digests (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0)
+	Loads       string // SGLang: PUB endpoint of rank 0's load snapshots, as KVEvents; "" or "off" publishes none, "auto" takes free ports
 	BufferSteps int    // batches kept for replay, 0 means 10000
 
 	BlockSize   int // tokens per KV block, 0 means 16
@@ -105,6 +106,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Ranks, "ranks", 1, "data-parallel ranks")
 	fs.StringVar(&o.KVEvents, "kv-events", "", "PUB `endpoint` of rank 0 (tcp://host:port, rank r at port+r), or off; empty takes free loopback ports")
 	fs.StringVar(&o.Replay, "kv-replay", "", "replay ROUTER `endpoint` of rank 0, or off; empty takes free loopback ports")
+	fs.StringVar(&o.Loads, "kv-loads", "off", "SGLang: `endpoint` of rank 0's load snapshots, off, or auto for free loopback ports")
 	fs.StringVar(&o.Topic, "kv-topic", "", "topic frame of KV events")
 	fs.StringVar(&o.Encoding, "kv-encoding", "", "encoding of KV events: "+strings.Join(Encodings(), ", "))
 	fs.BoolVar(&o.BytesHashes, "kv-bytes-hashes", false, "publish 32-byte block hashes instead of integers")
@@ -200,6 +202,10 @@ func (o Options) withDefaults() (Options, error) {
 		str(&o.Encoding, o.release.encoding())
 	}
 	str(&o.Bootstrap, "127.0.0.1:0")
+	str(&o.Loads, "off")
+	if o.KVEvents == "off" || o.Engine != "sglang" {
+		o.Loads = "off"
+	}
 	str(&o.Balance, "follow_bootstrap_room")
 	// A decode server of SGLang keeps no prefix cache: its KV comes from prefill.
 	o.NoPrefixCache = o.NoPrefixCache || o.PD == "sglang" && o.Role == "decode"

@@ -23,6 +23,7 @@ type publisher struct {
 	queue chan []event
 	pub   *zmq.Socket
 	rep   *zmq.Socket // nil when replay is off
+	load  *zmq.Socket // nil when loads are off; tellLoads owns it
 	topic string
 
 	kept  [][]byte // payloads of seq first..first+len-1
@@ -119,6 +120,13 @@ func (l *life) bindEvents() error {
 	e := l.e
 	replay := e.o.Replay != "off"
 	if e.pubs != nil {
+		if e.loads != nil {
+			for i, r := range l.ranks {
+				if err := r.pub.bind(e.loads[i], &r.pub.load, zmq.PUB); err != nil {
+					return err
+				}
+			}
+		}
 		for i, r := range l.ranks {
 			if err := r.pub.bind(e.pubs[i], &r.pub.pub, zmq.PUB); err != nil {
 				return err
@@ -138,6 +146,14 @@ func (l *life) bindEvents() error {
 	var reps []string
 	if replay {
 		if reps, err = l.bindAll(e.o.Replay, zmq.ROUTER, func(r *rank) **zmq.Socket { return &r.pub.rep }); err != nil {
+			return err
+		}
+	}
+	if at := e.o.Loads; at != "off" {
+		if at == "auto" {
+			at = ""
+		}
+		if e.loads, err = l.bindAll(at, zmq.PUB, func(r *rank) **zmq.Socket { return &r.pub.load }); err != nil {
 			return err
 		}
 	}

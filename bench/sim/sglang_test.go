@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	zmq "github.com/pebbe/zmq4"
+	"github.com/tinylib/msgp/msgp"
 )
 
 // sglangVolatile is what differs between an engine of a pair and a whole one.
@@ -424,5 +427,48 @@ func TestSGLangAux(t *testing.T) {
 	}
 	if code, _ := get(t, p.URL()+"/v1/loads?dp_rank=2"); code != 400 {
 		t.Errorf("rank 2 of 2: %d", code)
+	}
+}
+
+// TestSGLangLoads: the load socket is announced, and tells what runs.
+func TestSGLangLoads(t *testing.T) {
+	e := fast(t, Options{Engine: "sglang", Loads: "auto", Speed: 1, Ranks: 2})
+	var info struct {
+		Events struct {
+			Port  int    `json:"load_endpoint_port_base"`
+			Topic string `json:"load_topic"`
+		} `json:"kv_events"`
+	}
+	_, body := get(t, e.URL()+"/server_info")
+	if err := json.Unmarshal([]byte(body), &info); err != nil || info.Events.Port == 0 || info.Events.Topic != "load" {
+		t.Fatalf("server_info: %v %s", err, body)
+	}
+	sub, err := zmq.NewSocket(zmq.SUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	sub.SetSubscribe("load")
+	sub.SetRcvtimeo(10 * time.Second)
+	if err := sub.Connect(fmt.Sprintf("tcp://127.0.0.1:%d", info.Events.Port+1)); err != nil {
+		t.Fatal(err)
+	}
+	go tryPost(e.URL()+"/generate", `{"text":"a","routed_dp_rank":1,"sampling_params":{"max_new_tokens":400,"ignore_eos":true}}`)
+	for end := time.Now().Add(20 * time.Second); ; {
+		frames, err := sub.RecvMessageBytes(0)
+		if err != nil || len(frames) != 3 || len(frames[1]) != 8 {
+			t.Fatalf("%d frames, %v", len(frames), err)
+		}
+		v, _, err := msgp.ReadIntfBytes(frames[2])
+		m, _ := v.(map[string]any)
+		if err != nil || fmt.Sprint(m["dp_rank"]) != "1" {
+			t.Fatalf("%v %v", m, err)
+		}
+		if fmt.Sprint(m["num_running_reqs"]) == "1" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the running request is not told: %v", m)
+		}
 	}
 }
