@@ -146,6 +146,18 @@ func (g *mooncakeLeg) drop(r *rank, j *job) {
 	}
 }
 
+// refused: as with NIXL, decode's server submits an aborted request in its place.
+func (g *mooncakeLeg) refused(l *life) {
+	if g.prefill || !l.e.o.release.refusedFrees() {
+		return
+	}
+	l.wg.Go(func() {
+		if addr, err := l.mooncakeWorker(l.ctx, g.boot, g.engine); err == nil {
+			l.giveBack(addr, g.engine, g.id)
+		}
+	})
+}
+
 // mooncakeWorker is the body of POST /register.
 type mooncakeWorker struct {
 	EngineID string `json:"engine_id"`

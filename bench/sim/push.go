@@ -132,3 +132,10 @@ func (g *pushLeg) drop(r *rank, j *job) {
 		r.l.giveBack(g.addr, g.engine, g.key)
 	}
 }
+
+// refused: assumed to be as in pull mode.
+func (g *pushLeg) refused(l *life) {
+	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.refusedFrees() {
+		l.giveBack(g.addr, g.engine, g.key)
+	}
+}

@@ -64,6 +64,16 @@ type rooms struct {
 
 func (rs *rooms) init() { rs.open, rs.used = make(map[int64]*room), make(map[int64]roomReply) }
 
+// waiting counts the open rooms with a prefill's request in them.
+func (rs *rooms) waiting() (n int) {
+	for _, x := range rs.open {
+		if x.seq != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // stop ends the timers of a life's rooms.
 func (rs *rooms) stop() {
 	for _, x := range rs.open {
@@ -264,6 +274,10 @@ func sideRooms(c *conn, r *httpRequest) {
 			if x = rk.rooms.open[q.Room]; x == nil {
 				reply = rk.rooms.used[q.Room]
 			}
+			return
+		}
+		if how, ok := rk.rooms.used[q.Room]; ok && !how.Done {
+			reply.Done = false // its prefill has gone, which nobody tells a decode
 			return
 		}
 		var why string

@@ -74,7 +74,8 @@ type RankStats struct {
 	TransfersFailed           int
 	GarbageReads              int // pulls that found the lease gone
 	IncompleteHandles         int
-	Rooms                     int // open on a prefill: one side has come
+	Rooms                     int // open on a prefill that hold a request of its own
+	Handshakes                int // open ones in which a decode waits for a request that has not come; they hold no blocks
 	RoomsReused               int // a room or transfer id used a second time
 	RoomsFailed               int // on a prefill, for whatever reason
 	RoomsTimedOut             int // of these, the other side never came
@@ -99,7 +100,7 @@ func (r *rank) stats() (s RankStats) {
 			LateNotifications: int(n.late), Heartbeats: int(n.heartbeats),
 			Transfers: int(n.transfers), TransferBytes: int(n.transferBytes), TransfersFailed: int(n.pullsFailed),
 			GarbageReads: int(n.garbage), IncompleteHandles: int(n.incomplete),
-			Rooms: len(r.rooms.open), RoomsReused: int(n.roomsReused), RoomsFailed: int(n.roomsFailed), RoomsTimedOut: int(n.roomsTimedOut), RoomsMismatched: int(n.roomsMismatched),
+			Rooms: r.rooms.waiting(), Handshakes: len(r.rooms.open) - r.rooms.waiting(), RoomsReused: int(n.roomsReused), RoomsFailed: int(n.roomsFailed), RoomsTimedOut: int(n.roomsTimedOut), RoomsMismatched: int(n.roomsMismatched),
 		}
 	})
 	if r.pub != nil {
@@ -161,6 +162,7 @@ func (s Stats) Sum() (t RankStats) {
 		t.GarbageReads += r.GarbageReads
 		t.IncompleteHandles += r.IncompleteHandles
 		t.Rooms += r.Rooms
+		t.Handshakes += r.Handshakes
 		t.RoomsReused += r.RoomsReused
 		t.RoomsFailed += r.RoomsFailed
 		t.RoomsTimedOut += r.RoomsTimedOut

@@ -35,6 +35,7 @@ func soakAborts(t *testing.T, fam *matrixFamily) {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		n = 10_000
 	}
+	fam = fam.prepared(t)
 	f := &matrixFleet{family: fam}
 	var workers []config.Worker
 	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {

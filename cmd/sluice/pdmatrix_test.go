@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,15 +29,57 @@ type matrixFamily struct {
 	handing sim.Fault // what keeps the hand-over from ending while the client leaves
 	config  func(*config.Config)
 	worker  func(*config.Worker, *sim.Engine)
+	prepare func(*testing.T, *matrixFamily) // completes a copy of the row for one fleet
+}
+
+// prepared is the row with what one fleet needs of its own.
+func (fam *matrixFamily) prepared(t *testing.T) *matrixFamily {
+	t.Helper()
+	if fam.prepare == nil {
+		return fam
+	}
+	own := *fam
+	fam.prepare(t, &own)
+	return &own
 }
 
 var (
-	decodeIsLate = sim.Fault{Kind: sim.Stall, Leg: "decode", Delay: 150 * time.Millisecond}
+	decodeIsLate = sim.Fault{Kind: sim.Stall, Delay: 150 * time.Millisecond}
 	kvIsLate     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
 )
 
 var matrixFamilies = []matrixFamily{
 	{name: "nixl", handing: decodeIsLate},
+	{name: "nixl-push", engine: speaksPD("nixl-push"), handing: kvIsLate},
+	{name: "sglang", engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handing: kvIsLate},
+	{name: "mooncake", engine: speaksPD("mooncake"), worker: withBootstrap, handing: kvIsLate},
+	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate},
+	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate},
+	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handing: decodeIsLate},
+	{name: "storage", engine: func(o *sim.Options) { o.PD, o.Store = "storage", "matrix" }, handing: decodeIsLate},
+}
+
+func speaksPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
+
+func withoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "trtllm", []string{"off"} }
+
+// prepareLMCache finds the port of the notifications before the engines start, who
+// must know it.
+func prepareLMCache(t *testing.T, fam *matrixFamily) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := ln.Addr().(*net.TCPAddr).Port
+	ln.Close()
+	fam.engine = func(o *sim.Options) { o.PD, o.LMCacheProxy = "lmcache", fmt.Sprintf("tcp://127.0.0.1:%d", port) }
+	fam.config = func(c *config.Config) { c.LMCache.ProxyHost, c.LMCache.ProxyPort = "127.0.0.1", port }
+	fam.worker = func(w *config.Worker, e *sim.Engine) {
+		if w.Role == worker.Decode {
+			side := []string{fmt.Sprint(e.SidePort())}
+			w.Options = map[string][]string{"init_port": side, "alloc_port": side}
+		}
+	}
 }
 
 // withBootstrap names a prefill worker's bootstrap server, as an operator does.
@@ -56,35 +100,36 @@ var matrixColumns = []struct {
 	{"n = 2", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", `,"n":2,"stream":true`) }},
 	{"batch", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "batch", "") }},
 	{"client leaves in prefill", func(f *matrixFleet, t *testing.T) string {
-		return f.leaves(t, f.prefills, sim.Fault{Kind: sim.Stall, Leg: "prefill"}, f.prefills, 0)
+		return f.leaves(t, f.prefills, sim.Fault{Kind: sim.Stall}, f.prefills, 0)
 	}},
 	{"… in the hand-over", func(f *matrixFleet, t *testing.T) string {
 		return f.leaves(t, f.decodes, f.family.handing, f.decodes, 0)
 	}},
 	{"… in decode", func(f *matrixFleet, t *testing.T) string {
-		return f.leaves(t, f.decodes, sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond}, f.decodes, 1)
+		return f.leaves(t, f.decodes, sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, f.decodes, 1)
 	}},
 	{"prefill fails before its head", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status, Leg: "prefill"}, "")
+		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status}, "")
 	}},
 	{"… within its answer", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Leg: "prefill", Phase: "body"}, "")
+		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
 	}},
 	{"decode fails before its head", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status, Leg: "decode"}, `,"stream":true`)
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status}, `,"stream":true`)
 	}},
 	{"… after first tokens", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Leg: "decode", After: 4}, `,"stream":true`)
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
 	}},
 	{"… within a whole answer", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Leg: "decode", Phase: "body"}, "")
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
 	}},
 }
 
 // matrixFleet is two prefill and two decode engines of a family, a router over
 // them, and an engine of no family that says what the text must be.
 type matrixFleet struct {
-	family            *matrixFamily
+	t                 *testing.T // the family's, which outlives the column's
+	row, family       *matrixFamily
 	router            *testRouter
 	prefills, decodes []*sim.Engine
 	plain             *sim.Engine
@@ -93,7 +138,9 @@ type matrixFleet struct {
 
 func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	t.Helper()
-	f := &matrixFleet{family: fam, plain: startSim(t, nil)}
+	row := fam
+	fam = fam.prepared(t)
+	f := &matrixFleet{t: t, row: row, family: fam, plain: startSim(t, nil)}
 	var workers []config.Worker
 	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		e := startSim(t, func(o *sim.Options) {
@@ -115,6 +162,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
+		c.Schedule.Policy = "round_robin" // every engine gets its turn
 		c.PD.CutAfter = 100 * time.Millisecond
 		if fam.config != nil {
 			fam.config(c)
@@ -258,18 +306,16 @@ func (f *matrixFleet) leaves(t *testing.T, at []*sim.Engine, fault sim.Fault, se
 		t.Logf("all was free %v after the client left", time.Since(left).Round(time.Millisecond))
 		return "freed at once"
 	}
-	f.restart(t)
+	f.restart()
 	return "freed with the lease"
 }
 
-func (f *matrixFleet) restart(t *testing.T) {
-	t.Helper()
-	for _, e := range f.engines() {
-		if err := e.Restart(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f.ready(t)
+// restart gives the family a new fleet, when the old one keeps what would spoil
+// what comes next.
+func (f *matrixFleet) restart() {
+	sent := f.sent
+	*f = *startMatrixFleet(f.t, f.row)
+	f.sent = sent
 }
 
 // fails: the leg on e fails once. Requests are sent until e was chosen.
@@ -280,7 +326,7 @@ func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra 
 	e.ClearFaults()
 	if !f.rests(2 * time.Second) {
 		cell += ", blocks kept until the lease ends"
-		f.restart(t)
+		f.restart()
 	}
 	f.ready(t)
 	return cell
@@ -299,7 +345,7 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string
 		case a.Status == 200 && right && legCount(f.prefills)+legCount(f.decodes) <= 2:
 			return "hidden"
 		case a.Status == 200 && right:
-			return fmt.Sprintf("run again (prefill ×%d, decode ×%d)", legCount(f.prefills), legCount(f.decodes))
+			return "run again" // how many legs it took is not told: of two that start together one may be cut before it is sent
 		case a.Status == 200 && streamed && bytes.Contains(a.Body, []byte(`data: {"error"`)):
 			return "error event"
 		case a.Status == 200:
@@ -350,8 +396,10 @@ func TestPDMatrix(t *testing.T) {
 			}
 		})
 	}
-	if t.Failed() {
-		return
+	for _, row := range rows {
+		if t.Failed() || slices.Contains(row, "") { // -run chose some of them
+			return
+		}
 	}
 	got := matrixPage(rows)
 	if *rewrite {
@@ -393,7 +441,7 @@ time. Every answer called right was compared with that of an undisturbed engine.
 	b.WriteString(`
 - **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
 - **freed at once**: within 3 s of the client's leaving every block, room, lease and reservation was gone; the leases of these engines are 30 s and longer.
-- **run again**: the client saw a whole right answer; so many legs were sent for it. **error event**: the stream ends with an error in the API's form.
+- **run again**: the client saw a whole right answer, from a second pair or decode engine. **error event**: the stream ends with an error in the API's form.
 `)
 	return b.String()
 }
