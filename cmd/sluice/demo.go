@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -33,6 +37,7 @@ const demoExamples = `
 Examples:
   sluice demo
   sluice demo --duration 20s          ends by itself with the summary
+  sluice demo --pd sglang             SGLang engines, that meet through a bootstrap server
   sluice demo --rate 6 --listen 127.0.0.1:8080
 `
 
@@ -42,6 +47,15 @@ type demoOptions struct {
 	listen   string
 	admin    string
 	rate     float64
+	pd       string
+}
+
+// demoEngines makes the simulated engines of each hand-over the demo can show.
+var demoEngines = map[string]func(*sim.Options){
+	"nixl":      func(*sim.Options) {},
+	"nixl-push": func(o *sim.Options) { o.PD = "nixl-push" },
+	"sglang":    func(o *sim.Options) { o.Engine = "sglang" },
+	"mooncake":  func(o *sim.Options) { o.PD = "mooncake" },
 }
 
 // runDemo runs the demo until ctx or its duration ends.
@@ -53,6 +67,8 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the router; port 0 takes a free one")
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the page")
 	fs.Float64Var(&o.rate, "rate", 7, "requests a `second`, to each of the two routers")
+	families := strings.Join(slices.Sorted(maps.Keys(demoEngines)), ", ")
+	fs.StringVar(&o.pd, "pd", "nixl", "hand-over `family` of the engines: "+families)
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), demoHelp)
 		fs.PrintDefaults()
@@ -63,6 +79,10 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if o.rate <= 0 || o.duration < 0 {
 		fmt.Fprintf(stderr, "sluice demo: --rate %v, --duration %v; want more than 0, and 0 or more\n", o.rate, o.duration)
+		return 2
+	}
+	if demoEngines[o.pd] == nil {
+		fmt.Fprintf(stderr, "sluice demo: --pd %q; want one of %s\n", o.pd, families)
 		return 2
 	}
 	if err := demo(ctx, o, stdout, stderr); err != nil {
@@ -93,10 +113,10 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 			s.close()
 		}
 	}()
-	if sides[0], err = newSide("round robin", "round_robin", "127.0.0.1:0", "off", nil, log); err != nil {
+	if sides[0], err = newSide("round robin", "round_robin", o.pd, "127.0.0.1:0", "off", nil, log); err != nil {
 		return err
 	}
-	if sides[1], err = newSide("sluice", "kv", o.listen, o.admin, sides[0].router, log); err != nil {
+	if sides[1], err = newSide("sluice", "kv", o.pd, o.listen, o.admin, sides[0].router, log); err != nil {
 		return err
 	}
 	var routers sync.WaitGroup
@@ -145,23 +165,30 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 }
 
 // newSide starts two prefill and two decode engines and a router over them.
-func newSide(name, policy, listen, adminAddr string, twin *router, log *slog.Logger) (*side, error) {
+func newSide(name, policy, pd, listen, adminAddr string, twin *router, log *slog.Logger) (*side, error) {
 	s := &side{name: name}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen, cfg.Schedule.Policy = listen, adminAddr, policy
+	cfg.PD.Family = pd
 	cfg.Timeouts.Drain = 2 * time.Second
 	for _, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
-		e, err := sim.Start(context.Background(), sim.Options{
+		engine := sim.Options{
 			Role: role.String(), Blocks: 7000, Records: -1,
 			// About a 30B model: a prompt of 3,000 tokens takes 0.25 s.
 			Cost: sim.Cost{PerPrefill: 80 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
-		})
+		}
+		demoEngines[pd](&engine)
+		e, err := sim.Start(context.Background(), engine)
 		if err != nil {
 			s.close()
 			return nil, err
 		}
 		s.engines = append(s.engines, e)
-		cfg.Workers = append(cfg.Workers, config.Worker{URL: e.URL(), Role: role, KVEvents: []string{"auto"}})
+		w := config.Worker{URL: e.URL(), Role: role, KVEvents: []string{"auto"}}
+		if host, port := e.Bootstrap(); port > 0 {
+			w.Options = map[string][]string{"bootstrap_host": {host}, "bootstrap_port": {strconv.Itoa(port)}}
+		}
+		cfg.Workers = append(cfg.Workers, w)
 	}
 	err := cfg.Validate()
 	if err == nil {
