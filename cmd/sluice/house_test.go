@@ -38,6 +38,10 @@ var directDependencies = []string{
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing
 	"golang.org/x/net",                        // DNS messages, for workers found by name
+	"k8s.io/api",                              // Kubernetes: the pod as a type
+	"k8s.io/apimachinery",                     // Kubernetes: its encoding and selectors
+	"k8s.io/client-go",                        // Kubernetes: credentials, list and watch
+	"k8s.io/klog/v2",                          // Kubernetes: only to keep client-go from logging past ours
 	"golang.org/x/sys",                        // epoll for the client-gone watch
 }
 

@@ -32,6 +32,13 @@ func (r *router) discover() error {
 			Least:  d.Least, Most: d.Most,
 		})
 	}
+	if r.cfg.Kube.Selector != "" {
+		src, err := newKube(r.cfg.Kube)
+		if err != nil {
+			return err
+		}
+		_ = r.discovery.Start(src)
+	}
 	if r.cfg.Register.On() {
 		var err error
 		r.register, err = registration.New(registration.Options{Config: r.cfg.Register, Log: r.log, State: r.workerState})
