@@ -1,4 +1,7 @@
 // Package native is the flat C under nixl: function-pointer tables filled by
-// dlopen. Beside pebbe/zmq4 it is the only package of the project that imports
-// "C", and nothing on the path of a request or of a chunk calls into it.
+// dlopen (libnixl_capi, the CUDA driver), the thread that owns a NIXL agent, and
+// the watch over signal handlers. Beside pebbe/zmq4 it is the only package of the
+// project that imports "C", and nothing on the path of a request or of a chunk
+// calls into it. sluice_native.h is the surface; the same files are built and
+// tested outside of Go by `make native-test`.
 package native

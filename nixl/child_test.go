@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"context"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -34,12 +36,15 @@ func TestMain(m *testing.M) {
 		childIdle(version)
 	case "hang":
 		childHang()
+	case "sender":
+		childSender(version)
 	}
 }
 
 // child is this binary in another part. Its lines come one by one.
 type child struct {
 	cmd   *exec.Cmd
+	in    io.WriteCloser // the child ends when it is closed
 	lines chan string
 }
 
@@ -48,8 +53,8 @@ func startChild(t testing.TB, part string, env ...string) *child {
 	c := &child{cmd: exec.Command(os.Args[0]), lines: make(chan string, 64)}
 	c.cmd.Env = append(append(os.Environ(), childVariable+"="+part), env...)
 	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe() // the child ends when it is closed
-	if err != nil {
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	out, err := c.cmd.StdoutPipe()
@@ -66,7 +71,7 @@ func startChild(t testing.TB, part string, env ...string) *child {
 		close(c.lines)
 	}()
 	t.Cleanup(func() {
-		in.Close()
+		c.in.Close()
 		c.cmd.Process.Kill()
 		c.cmd.Wait()
 	})
@@ -182,6 +187,50 @@ func TestRealVersionMismatch(t *testing.T) {
 	}
 }
 
+// childSender sends a notification for each byte it reads, and tells when: on the
+// clock that all processes share.
+func childSender(version string) {
+	a := childOpen(version, nil)
+	md, err := hex.DecodeString(os.Getenv("SLUICE_NIXL_TEST_PEER"))
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	p, err := a.LoadPeer(context.Background(), md, "")
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(3)
+	}
+	a.driver.expect(1) // awake: the sender's sleep is not what is measured
+	fmt.Println("ready")
+	buf := make([]byte, 1)
+	for {
+		if _, err := os.Stdin.Read(buf); err != nil {
+			return
+		}
+		sent := time.Now().UnixNano()
+		if err := a.Post(p, []byte("SLUICE1 recv ok - - 0 0 0/0/1 d0 chatcmpl-1")); err != nil {
+			fmt.Println("error", err)
+		}
+		fmt.Println(sent)
+	}
+}
+
+// send has the child send one, and answers when it did.
+func (c *child) send(t testing.TB) time.Time {
+	t.Helper()
+	if _, err := c.in.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	var ns int64
+	if _, err := fmt.Sscan(c.line(t), &ns); err != nil {
+		t.Fatal(err)
+	}
+	return time.Unix(0, ns)
+}
+
+func hexOf(b []byte) string { return hex.EncodeToString(b) }
+
 // childHangup works hard, on Go's side and on NIXL's, and tells the SIGHUPs it saw.
 func childHangup(version string) {
 	var seen atomic.Int64
@@ -229,28 +278,13 @@ func childHangup(version string) {
 
 func TestRealHangupStorm(t *testing.T) {
 	realNIXL(t)
-	c := &child{cmd: exec.Command(os.Args[0]), lines: make(chan string, 64)}
-	c.cmd.Env = append(os.Environ(), childVariable+"=hangup:1.5.1", "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
-	c.cmd.Stderr = os.Stderr
-	in, _ := c.cmd.StdinPipe()
-	out, _ := c.cmd.StdoutPipe()
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer c.cmd.Wait()
-	defer in.Close()
-	go func() {
-		for s := bufio.NewScanner(out); s.Scan(); {
-			c.lines <- s.Text()
-		}
-		close(c.lines)
-	}()
+	c := startChild(t, "hangup:1.5.1", "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
 	if l := c.line(t); l != "taken 0" {
 		t.Errorf("of the signals: %q; UCX was told to take none", l)
 	}
 	ask := func() (n int) {
 		t.Helper()
-		if _, err := in.Write([]byte{1}); err != nil {
+		if _, err := c.in.Write([]byte{1}); err != nil {
 			t.Fatalf("the child is gone: %v", err)
 		}
 		fmt.Sscanf(c.line(t), "seen %d", &n)

@@ -1,7 +1,14 @@
-// Package nixl tells by what means this process can learn of a KV transfer.
+// Package nixl makes the router a party in NIXL, and tells by what means KV
+// transfers are observed.
 //
-// Tier is its one type so far: every transfer is observed through the engines'
-// HTTP answers, and the package says so, with the reason. The NIXL agent, UCX
-// and ZMQ notification tiers take their places behind the same type. It is read
-// by health, metrics and the log, never on the path of a request.
+// Its main type is Agent: memory registered for peers to write to, peers known by
+// their metadata, transfers, notifications. A C thread owns the library (package
+// native); Go speaks to it by rings in mapped memory, so that nothing on the path
+// of a request enters C. Board is the memory in which peers tell a transfer's end,
+// AgentTier keeps an agent alive for the router, Ladder says which tier is active,
+// Fake is all of it in memory. docs/nixl.md has the whole picture.
+//
+// It is called by the router's wiring and by package completion's users. It never
+// registers memory of the Go heap, never waits without a deadline, never loads a
+// second NIXL or UCX, and logs no metadata, which holds the keys to memory.
 package nixl
