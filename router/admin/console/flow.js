@@ -170,7 +170,7 @@ function card(id) {
       const ready = w.state === "ready";
       root.classList.toggle("down", !ready);
       state.classList.toggle("bad", !ready);
-      state.textContent = ready ? (r.feed === "live" ? "" : `events: ${r.feed}`) : w.state + (w.reason ? `: ${w.reason}` : "");
+      state.textContent = ready ? (r.breaker && r.breaker !== "closed" ? `breaker ${r.breaker}` : r.feed === "live" ? "" : `events: ${r.feed}`) : w.state + (w.reason ? `: ${w.reason}` : "");
       root.title = `${w.url}${w.engine ? ` · ${w.engine} ${w.version ?? ""}` : ""}${w.reason ? ` · ${w.reason}` : ""}`;
       const held = r.total_blocks > 0 ? Math.min(1, r.held_blocks / r.total_blocks) : 0;
       kv.set([held, r.kv_usage], `${Math.round(r.kv_usage * 100)} % used · ${num(r.held_blocks)} cached`);
