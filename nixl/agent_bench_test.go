@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"sluice/native"
 )
 
 // BenchmarkBoardRequest is what a request pays on its way: a ticket, a look, the
@@ -47,6 +49,13 @@ func BenchmarkBoardRequest(b *testing.B) {
 	})
 }
 
+// BenchmarkCgoCall is what the rings save: one call into C that does nothing.
+func BenchmarkCgoCall(b *testing.B) {
+	for b.Loop() {
+		native.ABI()
+	}
+}
+
 func TestHotPathAllocatesNothing(t *testing.T) {
 	board := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(Ticket, Completion) {}))
 	until := time.Now().Add(time.Hour)
@@ -77,6 +86,32 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		r.expect(-1)
 	}); n != 0 {
 		t.Errorf("a push allocates %v times", n)
+	}
+	seen := 0
+	sink := func(e *event) { seen += len(e.data) }
+	if n := testing.AllocsPerRun(1000, func() {
+		at := r.head.evtTail.Load()
+		r.events[at&15].op, r.events[at&15].length = evNotif, 100
+		r.head.evtTail.Store(at + 1)
+		if !r.pop(sink) {
+			t.Fatal("nothing came")
+		}
+	}); n != 0 || seen == 0 {
+		t.Errorf("an event allocates %v times", n)
+	}
+}
+
+func TestRealPostAllocatesNothing(t *testing.T) {
+	w := realWorld()
+	a, peer := w.open(t, Config{}), w.open(t, Config{})
+	p := meet(t, a, peer)
+	message := []byte("SLUICE1 recv ok - - 0 0 0/0/1 d0 chatcmpl-1")
+	if n := testing.AllocsPerRun(500, func() {
+		if err := a.Post(p, message); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("Post allocates %v times", n)
 	}
 }
 

@@ -338,7 +338,9 @@ func TestRealIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("an idle agent takes %.2f %% of a core", float64(ns)/1e7)
-	if limit := 50 * time.Millisecond; ns > limit { // 2 % on a quiet machine; tests share theirs
+	// 1.2 to 2.5 % where nothing else runs, and twice that on a crowded machine; what
+	// must not come back is the progress thread's spin, a whole core.
+	if limit := 200 * time.Millisecond; ns > limit {
 		t.Errorf("an idle agent takes %s of CPU a second, want at most %s", ns, limit)
 	}
 }

@@ -64,6 +64,9 @@ type event struct {
 type driver interface {
 	// push hands a command over without blocking; ErrFull when there is no place.
 	push(c *command) error
+	// post is push of a notification that nobody waits for; a command would escape
+	// to the heap on its way through this interface.
+	post(peer uint64, message []byte) error
 	// expect adds to the number of completions someone waits for.
 	expect(delta int64)
 	// busy is the call the library is in, and since when; 0 outside of it.

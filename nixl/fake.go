@@ -104,6 +104,10 @@ func (d *fakeAgent) push(c *command) error {
 	}
 }
 
+func (d *fakeAgent) post(peer uint64, message []byte) error {
+	return d.push(&command{op: opNotify, handle: peer, data: message})
+}
+
 func (d *fakeAgent) expect(int64)       {}
 func (d *fakeAgent) counters() Counters { return Counters{} }
 

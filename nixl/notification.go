@@ -31,8 +31,7 @@ func (a *Agent) Post(p *Peer, message []byte) error {
 	case len(message) > maxMessage:
 		return &Error{Doing: "post a message", Status: InvalidParam, Hint: "it is longer than 1 MiB"}
 	}
-	c := command{op: opNotify, handle: p.handle, data: message}
-	return a.driver.push(&c)
+	return a.driver.post(p.handle, message)
 }
 
 // Notify sends a message and answers what NIXL said. Success means that it was

@@ -60,6 +60,8 @@ type ring struct {
 	events   []slot
 	wakeFD   int // command producers wake the thread
 	eventFD  int // the thread wakes the reader of events
+
+	current event // the reader's own: one that is handed out, without an allocation each
 }
 
 // newRing maps the block; capacities must be powers of two.
@@ -157,14 +159,15 @@ func (r *ring) pop(f func(*event)) bool {
 		return false
 	}
 	s := &r.events[at&uint64(len(r.events)-1)]
-	e := event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
+	e := &r.current
+	*e = event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
 	if s.big != 0 {
 		e.data = native.Take(s.big, int(s.length))
 		s.big = 0
 	} else {
 		e.data = s.data[:min(int(s.length), inlineBytes)]
 	}
-	f(&e)
+	f(e)
 	r.head.evtHead.Store(at + 1)
 	return true
 }

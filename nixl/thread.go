@@ -45,6 +45,11 @@ func (t *thread) push(c *command) error {
 	return err
 }
 
+func (t *thread) post(peer uint64, message []byte) error {
+	c := command{op: opNotify, handle: peer, data: message}
+	return t.push(&c)
+}
+
 func (t *thread) expect(delta int64) {
 	if t.enter() {
 		t.ring.expect(delta)
