@@ -19,8 +19,7 @@ type mooncakeLeg struct {
 	boot    string // decode: remote_bootstrap_addr, without scheme
 	ctx     context.Context
 	stop    context.CancelFunc
-	addr    string // decode: the prefill rank's, once known
-	done    bool   // decode: prefill has been told
+	done    bool // decode: prefill has been told
 }
 
 // readMooncake reads kv_transfer_params. A decode that lacks one of its three
