@@ -30,6 +30,7 @@ var benchMay = []string{"sluice/router/blockhash", "sluice/router/kvevents"}
 var directDependencies = []string{
 	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
 	"github.com/VictoriaMetrics/metrics",      // /metrics
+	"github.com/anishathalye/porcupine",       // tests only: linearizability of the KV index
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/goccy/go-yaml",                // strict config with line and column
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index

@@ -1,8 +1,6 @@
 package kvindex
 
 import (
-	"sync/atomic"
-
 	"sluice/router/worker"
 )
 
@@ -18,11 +16,11 @@ func (sh *shard) split(id uint32, at int) uint32 {
 	kind, last, kids := n.kind(), n[wLast], n.kids()
 	right := nodes.alloc()
 	m := nodes.at(right)
-	m.store(wFirst, sh.word(r, at))
-	m.store(wLast, last)
-	m.store(wLow, n[wLow])
-	m.store(wList, n[wList])
-	m.store(wPlace, n[wPlace]&genMask|uint64(at)<<16)
+	m.ready(wFirst, sh.word(r, at))
+	m.ready(wLast, last)
+	m.ready(wLow, n[wLow])
+	m.ready(wList, n[wList])
+	m.ready(wPlace, n[wPlace]&genMask|uint64(at)<<16)
 	var sets uint64
 	if kind&hasSet != 0 {
 		sets = uint64(sh.words.copySet(uint32(n[wSets]>>32), 0, 1)) << 32
@@ -30,12 +28,12 @@ func (sh *shard) split(id uint32, at int) uint32 {
 	if kind&hasLower != 0 {
 		sets |= uint64(sh.words.copySet(uint32(n[wSets]), 0, 2))
 	}
-	m.store(wSets, sets)
+	m.ready(wSets, sets)
 	m[wRun] = uint64(n.run())<<32 | uint64(kids)
 	m.commit(n.end()-at, kind)
 	sh.table.insert(m[wFirst], right)
 
-	n.store(wLast, sh.word(r, at-1))
+	n.ready(wLast, sh.word(r, at-1))
 	n.commit(at-n.off(), kind)
 	n.setKids(0)
 	l := nodes.links(id)
@@ -61,7 +59,7 @@ func (sh *shard) join(left, right uint32) bool {
 	if n.kids() != 0 || n.end() != m.off() || !sh.sameHolders(n, m) {
 		return false
 	}
-	n.store(wLast, m[wLast])
+	n.ready(wLast, m[wLast])
 	n.commit(n.len()+m.len(), n.kind())
 	n.setKids(m.kids())
 	m.setKids(0)
@@ -113,7 +111,7 @@ func (sh *shard) publish(run uint32, from, to int, slot worker.Slot, tier Tier) 
 	r.setLen(to)
 	if r.tail != 0 {
 		if n := nodes.at(r.tail); n.end() == from && n.kids() == 0 && sh.sole(n, slot, tier) {
-			n.store(wLast, sh.word(r, to-1))
+			n.ready(wLast, sh.word(r, to-1))
 			n.commit(n.len()+to-from, n.kind())
 			sh.touch(run)
 			return
@@ -121,12 +119,12 @@ func (sh *shard) publish(run uint32, from, to int, slot worker.Slot, tier Tier) 
 	}
 	id := nodes.alloc()
 	n := nodes.at(id)
-	n.store(wFirst, sh.word(r, from))
-	n.store(wLast, sh.word(r, to-1))
-	n.store(wPlace, uint64(r.line)<<32|uint64(from)<<16)
-	n.store(wLow, 0)
-	n.store(wList, 0)
-	n.store(wSets, 0)
+	n.ready(wFirst, sh.word(r, from))
+	n.ready(wLast, sh.word(r, to-1))
+	n.ready(wPlace, uint64(r.line)<<32|uint64(from)<<16)
+	n.ready(wLow, 0)
+	n.ready(wList, 0)
+	n.ready(wSets, 0)
 	n[wRun] = uint64(run) << 32
 	n.commit(to-from, 0)
 	sh.addHolder(n, slot, tier)
@@ -150,7 +148,7 @@ func (sh *shard) append(r *run, pos int, seq uint64, more int) {
 		sh.grow(r, pos, min(pos+max(more, ahead), maxRun))
 	}
 	p, at := sh.words.page(r.line)
-	atomic.StoreUint64(&p[at+uint32(pos)], seq)
+	release(&p[at+uint32(pos)], seq)
 }
 
 // grow moves a run's storage to a larger place. Readers who are still led to the
@@ -161,7 +159,7 @@ func (sh *shard) grow(r *run, used, blocks int) {
 	p, at := sh.words.page(r.line)
 	q, into := sh.words.page(line)
 	for i := range uint32(used) {
-		atomic.StoreUint64(&q[into+i], p[at+i])
+		release(&q[into+i], p[at+i])
 	}
 	for id := r.tail; id != 0; id = sh.table.nodes.links(id).prev {
 		n := sh.table.nodes.at(id)
@@ -261,7 +259,7 @@ func (sh *shard) cut(id uint32, end int) {
 	if next := sh.table.nodes.links(id).next; next != 0 {
 		sh.loose += 1 - sh.gap(id, next)
 	}
-	n.store(wLast, sh.word(sh.runs.at(n.run()), end-1))
+	n.ready(wLast, sh.word(sh.runs.at(n.run()), end-1))
 	n.commit(end-n.off(), n.kind())
 }
 

@@ -61,6 +61,7 @@ func (sh *shard) pass(seqs []blockhash.Seq, o *Overlap) bool {
 		if n == nil {
 			break
 		}
+		jitter()
 		m := sh.along(n, state, seqs[depth:])
 		held := 1
 		o.holds[0] = n.load(wLow)
@@ -83,6 +84,7 @@ func (sh *shard) pass(seqs []blockhash.Seq, o *Overlap) bool {
 		depth += m
 	}
 	o.stop(o.alive[:words], depth)
+	jitter()
 	for i := range o.passed {
 		if p := &o.passed[i]; p.frag.load(wState) != p.state {
 			return false

@@ -7,9 +7,9 @@ import "sync/atomic"
 // a reader who passes a whole node loads two lines: the slot of the reader table
 // and this.
 //
-// Memory order. One writer at a time (the index's mutex) changes nodes, readers
-// never lock. Every word that a reader looks at is stored and loaded atomically,
-// and every change becomes visible by the store of one word:
+// Memory order. One writer at a time (the shard's mutex) changes nodes, readers
+// never lock. Every word that a reader looks at is stored whole and in order and
+// loaded atomically, and every change becomes visible by the store of one word:
 //
 //   - the length and the kind of the holders live in wState beside a generation
 //     that grows with each change; other words that belong to a new length or kind
@@ -54,6 +54,9 @@ const (
 func (n *fragment) load(w int) uint64     { return atomic.LoadUint64(&n[w]) }
 func (n *fragment) store(w int, v uint64) { atomic.StoreUint64(&n[w], v) }
 
+// ready stores a word that means nothing to readers before a later store.
+func (n *fragment) ready(w int, v uint64) { release(&n[w], v) }
+
 // What follows is the writer's: it may read its own words plainly.
 
 func (n *fragment) len() int     { return int(n[wState] & lenMask) }
@@ -67,14 +70,21 @@ func (n *fragment) setKids(k uint32) { n[wRun] = n[wRun]&genMask | uint64(k) }
 
 // commit makes a new length and kind of holders visible.
 func (n *fragment) commit(length int, kind uint64) {
+	jitter()
 	n.store(wState, n[wState]&genMask+genOne|kind|uint64(length))
 }
 
 // changed tells readers that a word which counts has been replaced.
-func (n *fragment) changed() { n.store(wState, n[wState]+genOne) }
+func (n *fragment) changed() {
+	jitter()
+	n.store(wState, n[wState]+genOne)
+}
 
 // retire marks the node dead.
-func (n *fragment) retire() { n.store(wState, n[wState]&genMask+genOne|dead) }
+func (n *fragment) retire() {
+	jitter()
+	n.store(wState, n[wState]&genMask+genOne|dead)
+}
 
 // link joins the fragments of a run, in order. Only the writer looks at it.
 type link struct{ prev, next uint32 }

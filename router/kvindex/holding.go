@@ -65,7 +65,7 @@ func (sh *shard) addHolder(n *fragment, slot worker.Slot, tier Tier) {
 	case tier != Device && kind&hasLower == 0:
 		ref := sh.words.newSet(widthFor(uint32(slot)), 2)
 		sh.words.putWord(ref, uint32(tier-1), w, bit)
-		n.store(wSets, n[wSets]&genMask|uint64(ref))
+		n.ready(wSets, n[wSets]&genMask|uint64(ref))
 		n.commit(n.len(), kind|hasLower)
 	case tier != Device:
 		ref := lowerRef(n)
@@ -77,7 +77,7 @@ func (sh *shard) addHolder(n *fragment, slot worker.Slot, tier Tier) {
 		ref := setRef(n)
 		sh.setBit(n, ref, 1, 0, slot, func(to uint32) uint64 { return uint64(to)<<32 | uint64(lowerRef(n)) })
 	case kind&hasList == 0:
-		n.store(wList, uint64(slot))
+		n.ready(wList, uint64(slot))
 		n.commit(n.len(), kind|hasList)
 	case n[wList]>>(16*(listLen-1)) == 0:
 		n.store(wList, listWith(n[wList], slot))

@@ -24,6 +24,8 @@ func TestDepthWithHandsRaised(t *testing.T) {
 // A rank that only stores, and then only removes: depths rise and fall, and never
 // leave the bracket.
 func TestDepthOfOneWhileWriting(t *testing.T) {
+	jitters.Store(50)
+	defer jitters.Store(0)
 	const ranks, blocks, step = 6, 240, 12
 	ix := New(Options{})
 	// Ranks apart in slot number, so that lists and sets are in play too.
@@ -126,6 +128,8 @@ func TestDepthOfOneWhileWriting(t *testing.T) {
 // holds both: a reader that put a moment of the one to a moment of the other would
 // see the whole. Others come and go meanwhile, which splits and joins what is read.
 func TestDepthIsOfOneMoment(t *testing.T) {
+	jitters.Store(50)
+	defer jitters.Store(0)
 	const blocks, rounds = 60, 2000
 	ix := New(Options{})
 	first, seqs := chain(1, 1, blocks)
@@ -196,6 +200,8 @@ func TestDepthIsOfOneMoment(t *testing.T) {
 // Prompts come and go by the hundred, so that fragments, runs and storage are used
 // again under readers, tables grow, and the bound evicts. One prompt stays.
 func TestReuseUnderReaders(t *testing.T) {
+	jitters.Store(50)
+	defer jitters.Store(0)
 	ix := New(Options{MaxBytes: 400_000})
 	stay, staying := chain(7, 1, 500)
 	var stop atomic.Bool

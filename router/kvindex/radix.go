@@ -65,24 +65,23 @@ type radix struct {
 // rankState is what the index knows of one rank. The rank's lock comes before any
 // shard's, and no two ranks' are held at a time but by tries.
 type rankState struct {
-	mu    sync.Mutex // held through a whole Clear
-	side  sideTable
-	batch batch
-	sink  uint64       // what sideTable.touch loads, so that it does
-	held  atomic.Int64 // blocks
-	cells atomic.Int64 // in use in side, for who has no lock
-	_     [cacheLine]byte
+	mu        sync.Mutex // held through a whole Clear
+	side      sideTable
+	displaced []uint64     // places in other shards, of blocks that an event has replaced
+	sink      uint64       // what sideTable.touch loads, so that it does
+	held      atomic.Int64 // blocks
+	cells     atomic.Int64 // about how many are in use in side, for who has no lock
+	_         [cacheLine]byte
 }
 
 // batchMax is the most blocks that are placed or taken away under one hold of a
 // shard's lock.
-const batchMax = 64
+const batchMax = 32
 
 // batch is a writer's scratch space.
 type batch struct {
-	cell   [batchMax]int32  // see sideTable.put
-	place  [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
-	before []uint64         // displaced places in other shards
+	cell  [batchMax]int32  // see sideTable.put
+	place [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
 }
 
 func (ix *radix) rank(slot worker.Slot) *rankState {
@@ -98,7 +97,9 @@ func (ix *radix) done(rank *rankState) {
 	if ix.bytes.Load() > ix.max {
 		ix.evict(rank)
 	}
-	rank.cells.Store(int64(rank.side.n))
+	if n := int64(rank.side.n); n>>5 != rank.cells.Load()>>5 {
+		rank.cells.Store(n)
+	}
 	if invariants {
 		ix.checkSome(rank)
 	}
@@ -154,7 +155,10 @@ func (ix *radix) Held(slot worker.Slot) int {
 // Len implements Index.
 func (ix *radix) Len() (n int) {
 	for i := range ix.shards {
-		n += int(ix.shards[i].len.Load())
+		sh := &ix.shards[i]
+		sh.mu.Lock()
+		n += sh.len
+		sh.mu.Unlock()
 	}
 	return n
 }

@@ -9,10 +9,11 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 	}
 	rank := ix.rank(slot)
 	rank.mu.Lock()
+	var b batch
 	for all := engine; len(all) > 0; {
 		step := all[:min(len(all), batchMax)]
 		all = all[len(step):]
-		places := rank.take(step, tier, ix.factor)
+		places := rank.take(step, &b, tier, ix.factor)
 		for len(places) > 0 {
 			sh := &ix.shards[placeShard(places[0])]
 			sh.lock()
@@ -31,17 +32,17 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 }
 
 // take takes engine hashes out of the side table and gives the places they had.
-func (r *rankState) take(engine []EngineHash, tier Tier, factor uint64) []uint64 {
+func (r *rankState) take(engine []EngineHash, b *batch, tier Tier, factor uint64) []uint64 {
 	r.sink += r.side.touch(engine, tier, factor)
 	n := 0
 	for _, hash := range engine {
 		if cells, at := r.side.get(uint64(hash), tier, factor); at >= 0 {
-			r.batch.place[n] = cells[at].place
+			b.place[n] = cells[at].place
 			n++
 			r.side.remove(cells, at, factor)
 		}
 	}
-	return r.batch.place[:n]
+	return b.place[:n]
 }
 
 // takeAway takes the blocks at the first of some places from a rank, as many as lie

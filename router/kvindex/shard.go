@@ -46,7 +46,7 @@ type shard struct {
 	oldest, newest uint32
 	tidy           []worker.Slot // ranks whose tables are full of what was evicted
 
-	len       atomic.Int64
+	len       int // (rank, tier, block) entries
 	hasCopies atomic.Bool
 	coldest   atomic.Uint64 // the tick of the oldest leaf's last use
 	_         [cacheLine]byte
@@ -130,7 +130,7 @@ func (sh *shard) account() {
 
 // counts notes blocks that a rank has come to hold, or lost.
 func (sh *shard) counts(slot worker.Slot, blocks int) {
-	sh.len.Add(int64(blocks))
+	sh.len += blocks
 	sh.ix.ranks[slot].Load().held.Add(int64(blocks))
 }
 

@@ -159,8 +159,9 @@ func closeGap(cells []sideCell, gap int, factor uint64) {
 	cells[gap] = sideCell{}
 }
 
-// sizeFor is how many cells n keys are given: four fifths of them will be full.
-func sizeFor(n int) int { return n + n/4 + 2 }
+// sizeFor is how many cells n keys are given: three quarters of them will be full.
+// Fuller tables would save little memory and cost long clusters.
+func sizeFor(n int) int { return n + n/3 + 2 }
 
 // reserve makes room for n keys in all, and keeps it.
 func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
@@ -212,7 +213,7 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 	if t.old != nil {
 		t.step(8*more+64, factor, valid)
 	}
-	full := 5*(t.n+more) > 4*len(t.cells)
+	full := 4*(t.n+more) > 3*len(t.cells)
 	if !full && t.stale.Load() <= int64(t.n/4+64) {
 		return
 	}
@@ -220,11 +221,11 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 		t.step(len(t.old), factor, valid)
 	}
 	size := len(t.cells)
-	if live := max(0, t.n-int(t.stale.Load())); 10*(live+more) > 7*size {
+	if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
 		size = max(size+size/2, sizeFor(live+2*more), sideMin)
 	}
 	t.move(size, factor, valid)
-	if 5*(t.n+more) > 4*len(t.cells) { // stale was an estimate
+	if 4*(t.n+more) > 3*len(t.cells) { // stale was an estimate
 		t.room(more, factor, valid)
 	}
 }

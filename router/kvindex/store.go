@@ -11,6 +11,7 @@ type storing struct {
 	sh   *shard
 	ev   *Stored
 	rank *rankState
+	b    batch
 	res  StoreResult
 
 	// The block before: where it lies. No run: the prompt begins.
@@ -72,7 +73,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 // enter enters the event's next engine hashes into the side table, up to one that
 // comes twice, and returns how many.
 func (s *storing) enter(at int) int {
-	side, b := &s.rank.side, &s.rank.batch
+	side, b := &s.rank.side, &s.b
 	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
 	side.room(len(hashes), s.ix.factor, s.ix.validPlace)
 	s.rank.sink += side.touch(hashes, s.ev.Tier, s.ix.factor)
@@ -93,7 +94,7 @@ const pending = uint64(1<<32-1) << 32
 
 // leave undoes enter.
 func (s *storing) leave(at, n int) {
-	side, b := &s.rank.side, &s.rank.batch
+	side, b := &s.rank.side, &s.b
 	for i := range n {
 		if b.place[i] != 0 {
 			side.cell(b.cell[i]).place = b.place[i]
@@ -139,7 +140,7 @@ func (s *storing) parentIn(tier Tier) bool {
 	if p>>32 == pending>>32 { // the parent's hash is among those that the event brings
 		for i, hash := range s.ev.Engine {
 			if hash == s.ev.Parent {
-				p = s.rank.batch.place[i]
+				p = s.b.place[i]
 				break
 			}
 		}
@@ -222,7 +223,7 @@ func (s *storing) find() uint32 {
 // known stores a block that somebody has: fragment id at s.run, s.pos. It is block i
 // of the batch.
 func (s *storing) known(id uint32, i int) {
-	sh, ev, b := s.sh, s.ev, &s.rank.batch
+	sh, ev, b := s.sh, s.ev, &s.b
 	if s.add != 0 && s.add != id {
 		s.flush() // which may join id with what lies before it
 		id = s.node
@@ -270,7 +271,7 @@ func (s *storing) stood(before uint64) bool {
 // new stores a block that nobody has, block i of the batch; left is how many of the
 // event there are yet, with this one.
 func (s *storing) new(i, left int) {
-	sh, b := s.sh, &s.rank.batch
+	sh, b := s.sh, &s.b
 	if s.fresh == 0 || s.to == maxRun {
 		s.flush()
 		s.begin(left)
@@ -316,7 +317,7 @@ func (s *storing) begin(left int) {
 func (s *storing) displace(before uint64) {
 	sh := s.sh
 	if placeShard(before) != sh.no {
-		s.rank.batch.before = append(s.rank.batch.before, before)
+		s.rank.displaced = append(s.rank.displaced, before)
 		// It counts there as long as it stands.
 		sh.entries++
 		return
@@ -330,15 +331,14 @@ func (s *storing) displace(before uint64) {
 
 // forget takes away what was displaced in other shards.
 func (s *storing) forget() {
-	b := &s.rank.batch
-	for places := b.before; len(places) > 0; {
+	for places := s.rank.displaced; len(places) > 0; {
 		sh := &s.ix.shards[placeShard(places[0])]
 		sh.lock()
 		n, _ := sh.takeAway(places, s.ev.Slot, s.ev.Tier)
 		sh.unlock()
 		places = places[n:]
 	}
-	b.before = b.before[:0]
+	s.rank.displaced = s.rank.displaced[:0]
 }
 
 // flush makes the stretch visible and leaves s.node at the block before.

@@ -100,7 +100,7 @@ func (s *wordSlab) newSet(width uint32, arrays int) uint32 {
 	line := s.alloc(classFor(size))
 	p, at := s.page(line)
 	for i := range uint32(size) {
-		atomic.StoreUint64(&p[at+i], 0)
+		release(&p[at+i], 0)
 	}
 	return line<<2 | width
 }
@@ -116,7 +116,7 @@ func (s *wordSlab) copySet(ref, width uint32, arrays int) uint32 {
 	q, into := s.page(to >> 2)
 	for a := range uint32(arrays) {
 		for i := range setWidth(ref) {
-			atomic.StoreUint64(&q[into+a*setWidth(to)+i], p[at+a*setWidth(ref)+i])
+			release(&q[into+a*setWidth(to)+i], p[at+a*setWidth(ref)+i])
 		}
 	}
 	return to
