@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"sluice/router/blockhash"
@@ -195,6 +198,74 @@ func TestMetamorphic(t *testing.T) {
 		}
 		t.Fatalf("KVINDEX_SEED=%d: %v\nminimised to %d of %d steps: %v\n%s", seed, err, len(small), len(ops), play(small), b.String())
 	}
+}
+
+// TestMetamorphicSoak is TestMetamorphic at length: a million operations of each of 64
+// seeds, half of them engines' traffic. The whole index is checked now and then.
+func TestMetamorphicSoak(t *testing.T) {
+	if !soak {
+		t.Skip("SLUICE_SOAK=1 runs it")
+	}
+	defer func(step int) { sideStep = step }(sideStep)
+	sideStep = 64
+	const seeds, n = 64, 1_000_000
+	var next atomic.Int64
+	var players sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		players.Go(func() {
+			for seed := int(next.Add(1)); seed <= seeds && !t.Failed(); seed = int(next.Add(1)) {
+				if err := playLong(uint64(seed), n); err != nil {
+					t.Errorf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+	players.Wait()
+}
+
+// playLong plays a long history in pieces on one index and one model.
+func playLong(seed uint64, n int) error {
+	rng := rand.New(rand.NewPCG(seed, 21))
+	ix, model := New(Options{}), NewNaive()
+	var got, want Overlap
+	var freq [2][]uint32
+	for done := 0; done < n; {
+		ops := generate(rng, 2000)
+		if seed%2 == 0 {
+			ops = traffic(rng, 2000, 12)
+		}
+		for i, o := range ops {
+			same := true
+			switch o.kind {
+			case "store":
+				same = ix.Store(&o.ev) == model.Store(&o.ev)
+			case "remove":
+				a, b := ix.Remove(o.slot, o.tier, o.engine)
+				c, d := model.Remove(o.slot, o.tier, o.engine)
+				same = a == c && b == d
+			case "clear":
+				same = ix.Clear(o.slot) == model.Clear(o.slot)
+			default:
+				ix.Find(o.seqs, &got)
+				model.Find(o.seqs, &want)
+				freq[0], freq[1] = got.Frequencies(freq[0]), want.Frequencies(freq[1])
+				same = got.Max() == want.Max() && slices.Equal(freq[0], freq[1]) && len(got.Holders()) == len(want.Holders())
+				for _, slot := range want.Holders() {
+					h, d := got.Below(slot)
+					h2, d2 := want.Below(slot)
+					same = same && got.Depth(slot) == want.Depth(slot) && h == h2 && d == d2
+				}
+			}
+			if !same {
+				return fmt.Errorf("step %d: %v", done+i, o)
+			}
+		}
+		done += len(ops)
+		if err := ix.(*radix).check(); err != nil || ix.Len() != model.Len() {
+			return fmt.Errorf("after %d steps: %d entries, want %d: %w", done, ix.Len(), model.Len(), err)
+		}
+	}
+	return nil
 }
 
 // The minimiser itself must work on the day it is needed.

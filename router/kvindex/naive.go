@@ -14,6 +14,8 @@ import (
 type Naive struct {
 	mu   sync.Mutex
 	side map[place]map[EngineHash]blockhash.Seq
+	// blocks counts by how many engine hashes a block is held.
+	blocks map[place]map[blockhash.Seq]int
 	// before is the block that another follows; a block that begins a prompt has none.
 	before map[blockhash.Seq]blockhash.Seq
 }
@@ -25,7 +27,11 @@ type place struct {
 
 // NewNaive makes an empty model.
 func NewNaive() *Naive {
-	return &Naive{side: make(map[place]map[EngineHash]blockhash.Seq), before: make(map[blockhash.Seq]blockhash.Seq)}
+	return &Naive{
+		side:   make(map[place]map[EngineHash]blockhash.Seq),
+		blocks: make(map[place]map[blockhash.Seq]int),
+		before: make(map[blockhash.Seq]blockhash.Seq),
+	}
 }
 
 // Store implements Index.
@@ -49,7 +55,7 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 		}
 	}
 	if n.side[at] == nil {
-		n.side[at] = make(map[EngineHash]blockhash.Seq)
+		n.side[at], n.blocks[at] = make(map[EngineHash]blockhash.Seq), make(map[blockhash.Seq]int)
 	}
 	for i, hash := range ev.Engine {
 		parent := seq
@@ -62,18 +68,26 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 		} else {
 			res.Added++
 		}
+		n.drop(at, hash)
 		n.side[at][hash] = seq
+		n.blocks[at][seq]++
 	}
 	return res
 }
 
-func (n *Naive) holds(at place, seq blockhash.Seq) bool {
-	for _, s := range n.side[at] {
-		if s == seq {
-			return true
-		}
+func (n *Naive) holds(at place, seq blockhash.Seq) bool { return n.blocks[at][seq] > 0 }
+
+// drop forgets an engine hash and says whether it was known.
+func (n *Naive) drop(at place, hash EngineHash) bool {
+	seq, known := n.side[at][hash]
+	if !known {
+		return false
 	}
-	return false
+	delete(n.side[at], hash)
+	if n.blocks[at][seq]--; n.blocks[at][seq] == 0 {
+		delete(n.blocks[at], seq)
+	}
+	return true
 }
 
 // Remove implements Index.
@@ -81,8 +95,7 @@ func (n *Naive) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remove
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, hash := range engine {
-		if _, ok := n.side[place{slot, tier}][hash]; ok {
-			delete(n.side[place{slot, tier}], hash)
+		if n.drop(place{slot, tier}, hash) {
 			removed++
 		} else {
 			unknown++
@@ -98,6 +111,7 @@ func (n *Naive) Clear(slot worker.Slot) int {
 	defer n.mu.Unlock()
 	for tier := range NumTiers {
 		delete(n.side, place{slot, tier})
+		delete(n.blocks, place{slot, tier})
 	}
 	return held
 }
@@ -107,18 +121,18 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	o.Reset()
-	held := make(map[worker.Slot]map[blockhash.Seq]bool)
-	for at, blocks := range n.side {
-		if held[at.slot] == nil {
-			held[at.slot] = make(map[blockhash.Seq]bool)
-		}
-		for _, seq := range blocks {
-			held[at.slot][seq] = true
+	if len(seqs) == 0 {
+		return
+	}
+	first := make(map[worker.Slot]bool)
+	for at := range n.blocks {
+		if n.holds(at, seqs[0]) {
+			first[at.slot] = true
 		}
 	}
-	for slot, blocks := range held {
-		depth := 0
-		for depth < len(seqs) && blocks[seqs[depth]] {
+	for slot := range first {
+		depth := 1
+		for depth < len(seqs) && n.holdsAnywhere(slot, seqs[depth]) {
 			depth++
 		}
 		if depth > 0 {
@@ -126,6 +140,10 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 		}
 		n.below(slot, seqs[:depth], o)
 	}
+}
+
+func (n *Naive) holdsAnywhere(slot worker.Slot, seq blockhash.Seq) bool {
+	return n.holds(place{slot, Device}, seq) || n.holds(place{slot, Host}, seq) || n.holds(place{slot, Disk}, seq)
 }
 
 // below notes block by block where a rank keeps what it holds.
@@ -161,13 +179,9 @@ func (n *Naive) Len() int {
 func (n *Naive) Bytes() int64 { return 0 }
 
 func (n *Naive) count(in func(place) bool) (total int) {
-	for at, blocks := range n.side {
+	for at, blocks := range n.blocks {
 		if in(at) {
-			distinct := make(map[blockhash.Seq]bool)
-			for _, seq := range blocks {
-				distinct[seq] = true
-			}
-			total += len(distinct)
+			total += len(blocks)
 		}
 	}
 	return total
