@@ -104,7 +104,7 @@ func TestBoundUnderParallelWriters(t *testing.T) {
 			cells += len(r.side.cells) + len(r.side.old)
 		}
 	}
-	if most := 8 * ix.Len(); cells > most {
+	if most := 20 * ix.Len(); cells > most {
 		t.Errorf("%d cells kept for %d entries", cells, ix.Len())
 	}
 	if err := ix.(*radix).check(); err != nil {

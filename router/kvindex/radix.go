@@ -110,6 +110,10 @@ func (ix *radix) done(rank *rankState) {
 func (r *rankState) tidy(ix *radix) {
 	if r.side.stale.Load() > int64(r.side.n)/4+64 {
 		r.side.room(0, ix.factor, ix.validPlace)
+		if r.side.old != nil { // all of it, or a good part: its rank may be idle
+			r.side.step(1<<16, ix.factor, ix.validPlace)
+		}
+		r.side.room(0, ix.factor, ix.validPlace)
 		r.cells.Store(int64(r.side.n))
 	}
 }

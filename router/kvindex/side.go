@@ -214,6 +214,12 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 		t.step(8*more+64, factor, valid)
 	}
 	full := 4*(t.n+more) > 3*len(t.cells)
+	// Much was evicted. Only what is counted for sure says how little will do: stale
+	// is an estimate.
+	if small := max(t.floor, sizeFor(2*(t.n+more)), sideMin); t.old == nil && 2*small < len(t.cells) {
+		t.move(small, factor, valid)
+		return
+	}
 	if !full && t.stale.Load() <= int64(t.n/4+64) {
 		return
 	}
