@@ -12,26 +12,17 @@ func (ix *radix) checkSome(own *rankState) {
 	if ix.checks.Add(1)%256 != 0 || ix.Len() > 4096 {
 		return
 	}
-	locked := 0
+	ix.births.Lock() // no rank may come meanwhile
+	defer ix.births.Unlock()
 	for i := range ix.ranks {
-		r := ix.ranks[i].Load()
-		if r != nil {
-			locked++
-		}
-		if r != nil && r != own {
+		if r := ix.ranks[i].Load(); r != nil && r != own {
 			if !r.mu.TryLock() {
 				return
 			}
 			defer r.mu.Unlock()
 		}
 	}
-	err := ix.check()
-	for i := range ix.ranks {
-		if ix.ranks[i].Load() != nil {
-			locked--
-		}
-	}
-	if err != nil && locked == 0 { // else a rank came meanwhile, and may have written
+	if err := ix.check(); err != nil {
 		panic("kvindex: " + err.Error())
 	}
 }

@@ -60,6 +60,7 @@ type radix struct {
 	evicted  atomic.Uint64
 	reserved atomic.Int64 // cells that all ranks' tables are never to go below
 	checks   atomic.Uint64
+	births   sync.Mutex // held while a rank's state is made
 }
 
 // rankState is what the index knows of one rank. The rank's lock comes before any
@@ -88,6 +89,8 @@ func (ix *radix) rank(slot worker.Slot) *rankState {
 	if r := ix.ranks[slot].Load(); r != nil {
 		return r
 	}
+	ix.births.Lock()
+	defer ix.births.Unlock()
 	ix.ranks[slot].CompareAndSwap(nil, new(rankState))
 	return ix.ranks[slot].Load()
 }
