@@ -484,3 +484,37 @@ func TestPushLearnsWherePrefillListens(t *testing.T) {
 		t.Errorf("the legs' ids are %q and %q; the engines know the request by the same one", p.ids[1], d.ids[1])
 	}
 }
+
+// A prefill engine that has started anew is met by nobody who was told of the old
+// one: its answer shows that, and the pair runs again before decode's own long
+// wait is over.
+func TestPushNoticesAnotherEngine(t *testing.T) {
+	const form = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":%q,"remote_request_id":"q","remote_host":"10.0.0.1","remote_port":5600,"tp_size":2}`
+	var engine atomic.Value
+	engine.Store("e-1")
+	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		replyJSON(w, 200, prefillReply(fmt.Sprintf(form, engine.Load())))
+	})
+	d := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !strings.Contains(string(body), fmt.Sprintf(`"remote_engine_id":%q`, engine.Load())) {
+			<-r.Context().Done()
+			return
+		}
+		replyJSON(w, 200, wholeAnswer)
+	})
+	r := startRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = "nixl-push", "text" }, p.at(worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+	for _, e := range []string{"e-1", "e-1", "e-2", "e-2"} {
+		engine.Store(e)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		a, err := tryPost(ctx, r.URL+"/v1/chat/completions", chat(""))
+		cancel()
+		if err != nil || a.Status != 200 {
+			t.Fatalf("%s: %v, %+v", e, err, a)
+		}
+	}
+	if r.fellBack("stale_fact") != 1 || d.seen() != 5 {
+		t.Errorf("stale_fact counted %v times, decode saw %d legs; want once, and one leg more than requests", r.fellBack("stale_fact"), d.seen())
+	}
+	idle(t, r)
+}

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -24,6 +25,9 @@ import (
 // reason here behind done.
 type beside struct {
 	r           *Runner
+	family      Family
+	fact        string // that decode was given
+	requestID   string
 	rank        *worker.Rank
 	reservation *schedule.Reservation
 	call        upstream.Call
@@ -50,7 +54,7 @@ type beside struct {
 func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *beside {
 	rank := choice.Rank
 	b := &beside{
-		r: q.r, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
+		r: q.r, family: q.plan.Family, fact: q.pair.Fact, requestID: q.x.RequestID, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
 		tokens: q.prompt.Count, predicted: choice.CachedTokens, keys: slices.Clone(q.guessKeys(rank)),
 		done: make(chan struct{}),
 	}
@@ -103,8 +107,6 @@ func (b *beside) run() {
 	}
 	membudget.Default.Put(b.body)
 	b.body, b.segment[0], b.req = nil, nil, upstream.Request{}
-	b.reservation.Release()
-
 	outcome := "ok"
 	switch {
 	case err == nil:
@@ -113,7 +115,9 @@ func (b *beside) run() {
 		if b.failed = b.status != 200; !b.failed {
 			found := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(found))
+			b.reservation.Report(b.requestID, found, 0)
 			b.r.learn(b.rank, b.keys, b.tokens, b.predicted, found)
+			b.checkFact()
 		}
 	case b.call.WasCut():
 		outcome = relay.Cut.String()
@@ -125,10 +129,33 @@ func (b *beside) run() {
 			opt.Fleet.Failed(b.rank, err)
 		}
 	}
+	b.reservation.Release()
 	opt.Observer.LegEnded(schedule.PrefillLeg, b.rank.ID, outcome, time.Since(b.began))
 	close(b.done)
 	if b.failed {
 		b.decode.Cut() // it would wait for blocks that never come
+	}
+}
+
+// errStale: the fact that decode was given of prefill is not true any more.
+var errStale = errors.New("prefill is another engine than decode was told")
+
+// checkFact reads from prefill's answer whether decode was told the truth: an
+// engine that has started anew is met by nobody, and decode would wait long.
+func (b *beside) checkFact() {
+	learner, ok := b.family.(Learner)
+	if !ok {
+		return
+	}
+	p := Pair{Prefill: b.rank}
+	var err error
+	if p.Handle, err = b.family.Handle(&p, b.answer); err != nil {
+		b.failed, b.err = true, err
+		return
+	}
+	if text := learner.Learn(&p); text != b.fact {
+		b.r.facts.learn(b.rank, text)
+		b.failed, b.err = true, errStale
 	}
 }
 
@@ -168,6 +195,7 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 		q.refuse(front.UpstreamFailed, "every decode worker tried has failed this request", time.Second)
 		return legAnswered
 	}
+	choice.Reservation.BesidePrefill()
 	q.pair.Decode = choice.Rank
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
@@ -212,7 +240,16 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 
 // prefillBroke takes in that the prefill leg of a Concurrent pair failed.
 func (q *request) prefillBroke(b *beside) legEnd {
+	if errors.Is(b.err, errStale) { // the true one is known by now
+		q.fellBack("stale_fact", b.rank.ID.String()+": "+b.err.Error())
+		return legAgain
+	}
 	q.r.facts.forget(b.rank)
+	if errors.Is(b.err, ErrIncompleteHandle) {
+		q.excluded = append(q.excluded, b.rank)
+		q.fellBack("incomplete_handle", b.rank.ID.String()+": "+b.err.Error())
+		return legAgain
+	}
 	if b.err == nil && !worthRetry(b.status) {
 		// What prefill refuses decode would refuse too: the client's to see.
 		q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{

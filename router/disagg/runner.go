@@ -27,7 +27,9 @@ type Observer interface {
 	LegStarted(leg schedule.Leg, id worker.ID)
 	LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration)
 	// FellBack: the plan was not run as made ("incomplete_handle",
-	// "plain_decode", "no_fact", "declined", "not_completed", "transfer_lost", "endpoint", "lease_expired", "batch_prompt", "many_choices", "abandoned_handle", …).
+	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
+	// "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
+	// "many_choices", "abandoned_handle", …).
 	FellBack(kind string)
 	// Retried: a leg was run again elsewhere.
 	Retried(leg schedule.Leg)

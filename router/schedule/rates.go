@@ -159,7 +159,7 @@ func (s *Scheduler) observe(res *Reservation, now int64) {
 	todo := int64(res.prompt) - int64(cached)
 	waited := float64(first-res.begun) / nsPerMS
 	if res.leg == DecodeLeg {
-		if todo >= leastTokens {
+		if todo >= leastTokens && !res.joint {
 			s.rates.learn(res.rank, worker.Pulling, float64(todo), waited, now)
 		}
 	} else if work := max(1, todo) + res.ahead; work >= leastTokens {

@@ -33,6 +33,7 @@ type Reservation struct {
 	depth     int32 // blocks predicted
 	size      int32 // tokens a block
 	generated int64
+	joint     bool         // see BesidePrefill
 	begun     int64        // ns since the scheduler's start
 	first     atomic.Int64 // likewise; 0: not yet
 	state     atomic.Uint32
@@ -48,7 +49,7 @@ func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
 	res.s, res.rank, res.leg, res.prefill, res.blocks, res.work, res.ns = s, t.rank, f.leg, 0, 0, 0, [2]int64{}
 	res.prompt, res.cached, res.reported, res.begun = int32(f.asked), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
-	res.ahead, res.beside, res.generated = max(0, t.reserved), max(0, int64(t.blocks)), 0
+	res.ahead, res.beside, res.generated, res.joint = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a prompt they hold whole.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
@@ -136,6 +137,11 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 	}
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }
+
+// BesidePrefill tells that a decode leg runs at the same time as its prefill: its
+// wait for the first token is prefill's work too, and says nothing of what it
+// costs to have blocks sent. Call it before the leg is sent.
+func (res *Reservation) BesidePrefill() { res.joint = true }
 
 // Release takes everything off.
 func (res *Reservation) Release() {
