@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +29,8 @@ func cannedEngine(b *testing.B) string {
 		return fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	}
 	models := whole(`{"object":"list","data":[{"id":"sim","object":"model","parent":null,"max_model_len":4096}]}`)
-	answer := whole(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":" word word","finish_reason":"length"}],"usage":{"prompt_tokens":64,"completion_tokens":2,"total_tokens":66},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600}}`)
+	answer := whole(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":" word word","finish_reason":"length"}],"usage":{"prompt_tokens":64,"completion_tokens":2,"total_tokens":66},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`)
+	query := whole(`{"0":{"engine_id":"e"}}`) // a Mooncake bootstrap server's
 	empty := whole(``)
 	go func() {
 		for {
@@ -49,6 +51,8 @@ func cannedEngine(b *testing.B) string {
 						out = answer
 					} else if bytes.Contains(first, []byte("/v1/models")) {
 						out = models
+					} else if bytes.Contains(first, []byte("/query")) {
+						out = query
 					}
 					length := 0
 					for {
@@ -80,18 +84,24 @@ func cannedEngine(b *testing.B) string {
 // router in this process: client, router and engine together, so its time is an
 // upper bound of the router's; its allocations are nearly all the router's.
 func BenchmarkServe(b *testing.B) {
-	for _, mode := range []string{"aggregated", "pd"} {
+	for _, mode := range []string{"aggregated", "pd", "sglang", "nixl-push", "mooncake"} {
 		for _, tokens := range []int{64, 4096} {
 			b.Run(fmt.Sprintf("%s/tokens=%d", mode, tokens), func(b *testing.B) {
 				url := cannedEngine(b)
 				workers := []config.Worker{{ID: "w", URL: url, KVEvents: []string{"off"}}}
-				if mode == "pd" {
+				if mode != "aggregated" {
+					_, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
 					workers = []config.Worker{
-						{ID: "p", URL: url, Role: worker.Prefill, KVEvents: []string{"off"}},
+						{ID: "p", URL: url, Role: worker.Prefill, KVEvents: []string{"off"}, Options: map[string][]string{"bootstrap_port": {port}}},
 						{ID: "d", URL: cannedEngine(b), Role: worker.Decode, KVEvents: []string{"off"}},
 					}
 				}
-				r := launchRouter(b, func(c *config.Config) { c.Health.Interval, c.Health.Scrape = time.Second, -1 }, workers...)
+				r := launchRouter(b, func(c *config.Config) {
+					c.Health.Interval, c.Health.Scrape = time.Second, -1
+					if mode != "aggregated" && mode != "pd" {
+						c.PD.Family = mode
+					}
+				}, workers...)
 				eventually(b, 10*time.Second, "ready", func() bool { s, _ := r.pages.Ready(); return s == 200 })
 				benchRequests(b, r.Addr(), tokens)
 			})
