@@ -46,7 +46,7 @@ func newBootstrap(t *testing.T, old bool) *bootstrapServer {
 		case b.broken.Load() != 0:
 			w.WriteHeader(int(b.broken.Load()))
 		case !b.registered.Load():
-			http.Error(w, "Prefill server not fully registered yet", 503)
+			http.Error(w, "Prefill server not fully registered yet", http.StatusServiceUnavailable)
 		default:
 			fmt.Fprint(w, `{"attn_tp_size":1,"dp_size":1}`)
 		}

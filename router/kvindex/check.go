@@ -29,9 +29,9 @@ func (ix *radix) checkSome(own *rankState) {
 
 // tally is what a check of a shard has found.
 type tally struct {
-	held            map[worker.Slot]int
-	entries, copies int
-	bytes           int64
+	held   map[worker.Slot]int
+	copies int
+	bytes  int64
 }
 
 // check verifies what the index believes of itself. It takes time in proportion
