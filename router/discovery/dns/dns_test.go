@@ -222,11 +222,15 @@ func TestFailures(t *testing.T) {
 		fault func()
 		want  string
 	}{
-		"servfail": {func() { s.rcode = dnsmessage.RCodeServerFailure }, "ServerFailure"},
-		"refused":  {func() { s.rcode = dnsmessage.RCodeRefused }, "Refused"},
+		"servfail": {func() { s.rcode, s.mute = dnsmessage.RCodeServerFailure, false }, "ServerFailure"},
+		"refused":  {func() { s.rcode, s.mute = dnsmessage.RCodeRefused, false }, "Refused"},
 		"mute":     {func() { s.rcode, s.mute = 0, true }, "timeout"},
 	} {
 		s.set(c.fault)
+		l.Timeout = 5 * time.Second
+		if name == "mute" {
+			l.Timeout = 50 * time.Millisecond
+		}
 		if got, _, err := l.Do(context.Background()); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "d.engines") {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
@@ -296,7 +300,7 @@ func TestSourceFollowsTheName(t *testing.T) {
 	s.put("A d.engines.", a("d.engines.", "10.0.0.2", 0), a("d.engines.", "10.0.0.3", 0))
 	until(t, "one went, one came", func() bool { return m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") })
 
-	s.set(func() { s.rcode = dnsmessage.RCodeServerFailure })
+	s.set(func() { s.rcode, s.mute = dnsmessage.RCodeServerFailure, false })
 	until(t, "the failure is shown", func() bool { return strings.Contains(run.States()[0].Error, "ServerFailure") })
 	if !m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") {
 		t.Error("a failed lookup took workers out")
