@@ -168,28 +168,35 @@ func (p *pass) scan(i int, best *found, seen int) {
 	b := &x.blocks[i]
 	fell := p.s.ledger.fell[p.f.leg][b.group].Load()
 	prompt := int64(p.f.prompt)
+	slots := x.slots[b.from:b.to]
+	costOf := func(s worker.Slot, load int64) int64 {
+		return load + prompt*int64(x.facts[slotAt(s)].price[p.kind].Load())
+	}
 	floor, least := int64(math.MaxInt64), int64(math.MaxInt64)
-	var costs [group]int64
-	var loads [group]int64
 	ties, at := 0, 0
-	for k, s := range x.slots[b.from:b.to] {
-		load := p.load[slotAt(s)].Load()
-		c := load + prompt*int64(x.facts[slotAt(s)].price[p.kind].Load())
-		costs[k&(group-1)], loads[k&(group-1)] = c, load
-		floor = min(floor, load)
+	load := int64(0) // of at
+	for k, s := range slots {
+		has := p.load[slotAt(s)].Load()
+		c := costOf(s, has)
+		floor = min(floor, has)
 		if c < least {
-			least, ties, at = c, 1, k
+			least, ties, at, load = c, 1, k, has
 		} else if c == least {
 			ties++
 		}
 	}
 	if ties > 1 && least <= best.cost {
-		for nth := below(p.rng, ties); nth > 0; nth-- {
-			for at++; costs[at&(group-1)] != least; at++ {
+		// The draw looks again: to keep all costs would cost more than this, as ties
+		// are rare under load. Where one has moved meanwhile the last found is taken.
+		nth := below(p.rng, ties)
+		for k := at + 1; k < len(slots) && nth > 0; k++ {
+			if has := p.load[slotAt(slots[k])].Load(); costOf(slots[k], has) == least {
+				at, load = k, has
+				nth--
 			}
 		}
 	}
-	own := found{int(b.from) + at, least, loads[at&(group-1)], -1}
+	own := found{int(b.from) + at, least, load, -1}
 	b.floor[p.f.leg].Store(uint64(max(0, floor))>>floorShift<<24 | uint64(fell&fellMask))
 	switch {
 	case own.cost < best.cost:
@@ -258,9 +265,19 @@ func (p *pass) runs(o *kvindex.Overlap, size int) {
 		if guess != 0 && !slower && todo*p.price+p.floor > p.held[bestHeld-1].cost {
 			continue // none of them can be among the best
 		}
+		// most is the load above which a rank of this run cannot be among the best:
+		// of most ranks nothing else is read.
+		most := int64(math.MaxInt64)
+		if guess != 0 && !slower {
+			most = p.held[bestHeld-1].cost - todo*p.price
+		}
 		for w, set := range words {
 			for ; set != 0; set &= set - 1 {
 				s := worker.Slot(w<<6 + bits.TrailingZeros64(set))
+				has := load[slotAt(s)].Load()
+				if has > most {
+					continue
+				}
 				fa := &x.facts[slotAt(s)]
 				v := fa.v.Load()
 				own := int(v >> 4)
@@ -275,9 +292,11 @@ func (p *pass) runs(o *kvindex.Overlap, size int) {
 					p.holder(s, int(max(0, float64(min(depth*own, f.prompt))-f.w.below(host, disk, own))), live|syncing)
 					continue
 				}
-				has := load[slotAt(s)].Load()
 				if cost := todo*int64(fa.price[kind].Load()) + has; cost <= p.held[bestHeld-1].cost {
 					p.keep(int(x.place[slotAt(s)]), cost, has, int32(depth))
+					if guess != 0 {
+						most = p.held[bestHeld-1].cost - f.left(depth*guess)*p.price
+					}
 				}
 			}
 		}

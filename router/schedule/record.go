@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"math/bits"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,6 @@ const (
 	maxNotes     = 16
 	maxNoteBytes = 256
 	maxIDBytes   = 128
-	mapShards    = 64
 )
 
 // Outcome is how a request ended, added to its explain record.
@@ -30,20 +30,23 @@ type Outcome struct {
 }
 
 // book keeps the records of the last N requests: a ring of slots, taken in the
-// order requests first choose, and a map from id to slot in shards. A slot's
-// buffers stay with it, so that a full ring allocates no more.
+// order requests first choose, and a table from id to slot. A slot's buffers stay
+// with it, so that a full ring allocates no more.
 //
-// A slot's mutex and a shard's are never held together.
+// The table is never locked and nothing is deleted from it. A cell is one word: 32
+// bits of the id's hash, and the low 32 bits of the number under which the record
+// was taken, from which its slot follows, and whether the ring has gone over it. A
+// bucket is one cache line of cells, chosen by other bits of the hash; the oldest
+// cell gives way. With at least four cells a record on average some one bucket in a
+// hundred thousand has more live ones than room: the oldest is then in Recent, but
+// not found by its id. A cell is stored while the record's mutex is held, so who
+// finds it waits for the record to be complete; two that store to one bucket at
+// once may take the same cell, and one id is lost likewise.
 type book struct {
-	slots  []record
-	next   atomic.Uint64
-	shards [mapShards]shard
-}
-
-type shard struct {
-	mu   sync.Mutex
-	slot map[uint64]uint32 // by hash of the id
-	_    [48]byte          // keeps two shards off one cache line
+	slots   []record
+	next    atomic.Uint64
+	buckets []bucket
+	mask    uint64
 }
 
 type record struct {
@@ -81,11 +84,8 @@ type note struct {
 }
 
 func newBook(n int) *book {
-	b := &book{slots: make([]record, n)}
-	for i := range b.shards {
-		b.shards[i].slot = make(map[uint64]uint32, n/mapShards)
-	}
-	return b
+	buckets := 1 << bits.Len(uint(n/2)) // n/2 or more, of eight cells each
+	return &book{slots: make([]record, n), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
 }
 
 func hashID(id string) uint64 { return xxh3.HashString(id) }
@@ -97,21 +97,52 @@ func clipID(id string) string {
 	return id
 }
 
-func (b *book) find(h uint64) (uint32, bool) {
-	sh := &b.shards[h%mapShards]
-	sh.mu.Lock()
-	i, ok := sh.slot[h]
-	sh.mu.Unlock()
-	return i, ok
+// find gives the newest record of a hash that the ring still has.
+func (b *book) find(h uint64) (*record, bool) {
+	now := b.next.Load()
+	newest, found := uint32(0), false
+	for i, cells := 0, &b.buckets[h&b.mask]; i < len(cells); i++ {
+		w := cells[i].Load()
+		if w == 0 || w>>32 != h>>32 {
+			continue
+		}
+		if age := uint32(now) - uint32(w); age < uint32(len(b.slots)) && (!found || age < newest) {
+			newest, found = age, true
+		}
+	}
+	if !found {
+		return nil, false
+	}
+	return b.at(now - uint64(newest)), true
+}
+
+// at is the slot of the record taken under a number.
+func (b *book) at(seq uint64) *record { return &b.slots[(seq-1)%uint64(len(b.slots))] }
+
+// enter leads h to the record taken under seq, in place of the same hash's older
+// one, or of the oldest cell.
+func (b *book) enter(h, seq uint64) {
+	cells := &b.buckets[h&b.mask]
+	victim, oldest := 0, uint32(0)
+	for i := range cells {
+		w := cells[i].Load()
+		if w == 0 || w>>32 == h>>32 {
+			victim = i
+			break
+		}
+		if age := uint32(seq) - uint32(w); age > oldest && age < 1<<31 {
+			victim, oldest = i, age
+		}
+	}
+	cells[victim].Store(h>>32<<32 | uint64(uint32(seq)))
 }
 
 // open gives the live record of id with its mutex held, or nil.
 func (b *book) open(id string, h uint64) *record {
-	i, ok := b.find(h)
+	r, ok := b.find(h)
 	if !ok {
 		return nil
 	}
-	r := &b.slots[i]
 	r.mu.Lock()
 	if r.used && r.hash == h && string(r.id) == id {
 		return r
@@ -120,13 +151,16 @@ func (b *book) open(id string, h uint64) *record {
 	return nil
 }
 
-// take gives the oldest slot to id, with its mutex held.
+// take gives the oldest slot to id, with its mutex held; nil when the whole ring
+// went round meanwhile: the record is lost.
 func (b *book) take(id string, h uint64, now int64) *record {
 	seq := b.next.Add(1)
-	i := uint32((seq - 1) % uint64(len(b.slots)))
-	r := &b.slots[i]
+	r := b.at(seq)
 	r.mu.Lock()
-	old, was := r.hash, r.used
+	if r.seq > seq {
+		r.mu.Unlock()
+		return nil
+	}
 	r.used, r.ended, r.hash, r.seq = true, false, h, seq
 	r.id = append(r.id[:0], id...)
 	r.begun = now
@@ -137,25 +171,7 @@ func (b *book) take(id string, h uint64, now int64) *record {
 	r.notes = r.notes[:0]
 	r.lost, r.lostNotes = 0, 0
 	r.outcome = Outcome{}
-	r.mu.Unlock()
-	if was {
-		sh := &b.shards[old%mapShards]
-		sh.mu.Lock()
-		if sh.slot[old] == i {
-			delete(sh.slot, old)
-		}
-		sh.mu.Unlock()
-	}
-	sh := &b.shards[h%mapShards]
-	sh.mu.Lock()
-	sh.slot[h] = i
-	sh.mu.Unlock()
-	r.mu.Lock()
-	if r.seq != seq {
-		// The whole ring went round meanwhile; the record is lost.
-		r.mu.Unlock()
-		return nil
-	}
+	b.enter(h, seq)
 	return r
 }
 
