@@ -104,9 +104,11 @@ func TestReplayOfGarbage(t *testing.T) {
 	r := newRig(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
+	r.await("garbage", 1)
 	r.holds(all[21:]...)
-	if r.get("garbage") != 1 {
-		t.Errorf("counted %v", r.n)
+	// What the engine keeps has the message in it each time it is asked for anew.
+	if n := r.get("garbage"); n > 1+maxResyncs {
+		t.Errorf("%d messages that could not be read; want %d at most", n, 1+maxResyncs)
 	}
 }
 
