@@ -49,7 +49,7 @@ func (ix *radix) check() error {
 			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
-	if sum.bytes != ix.Bytes() {
+	if sum.bytes != ix.bytes.Load() {
 		return fmt.Errorf("shards take %d bytes, counted %d", sum.bytes, ix.Bytes())
 	}
 	entries := 0

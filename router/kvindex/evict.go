@@ -17,7 +17,7 @@ const evictHold = 8
 // coldest is; the shard with the coldest of all goes first, and within it a run
 // loses its end first. own is the rank whose lock the caller has.
 func (ix *radix) evict(own *rankState) {
-	for ix.bytes.Load() > ix.max {
+	for ix.over() {
 		sh := ix.coldest()
 		if sh == nil {
 			return
@@ -25,12 +25,12 @@ func (ix *radix) evict(own *rankState) {
 		sh.lock()
 		sh.countReaders()
 		for range evictHold {
-			if sh.oldest == 0 || ix.bytes.Load() > ix.max && sh.coldest.Load() > ix.coldest().coldest.Load() {
+			if sh.oldest == 0 || ix.over() && sh.coldest.Load() > ix.coldest().coldest.Load() {
 				break
 			}
 			sh.evictFrom(sh.oldest)
 			sh.account()
-			if ix.bytes.Load() <= ix.max {
+			if !ix.over() {
 				break
 			}
 		}
@@ -79,7 +79,8 @@ func (sh *shard) evictFrom(run uint32) {
 				delete(sh.copies, key)
 			}
 		}
-		sh.counts(slot, -lost)
+		sh.len -= lost
+		sh.ix.ranks[slot].Load().evicted.Add(int64(lost))
 		sh.ix.evicted.Add(uint64(lost))
 		sh.entries -= cells
 		rank := sh.ix.ranks[slot].Load()

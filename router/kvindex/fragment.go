@@ -89,7 +89,7 @@ func (n *fragment) retire() {
 // link joins the fragments of a run, in order. Only the writer looks at it.
 type link struct{ prev, next uint32 }
 
-const nodePage = 1 << 10
+const nodePage = 1 << 8
 
 type nodes struct {
 	nodes [nodePage]fragment

@@ -13,7 +13,7 @@ func New(opt Options) Index {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = defaultMaxBytes
 	}
-	ix := &radix{max: opt.MaxBytes, spread: rand.Uint64() | 1, factor: rand.Uint64() | 1}
+	ix := &radix{max: opt.MaxBytes, grain: opt.MaxBytes >> grainShift, spread: rand.Uint64() | 1, factor: rand.Uint64() | 1}
 	for i := range ix.shards {
 		ix.shards[i].init(ix, uint64(i))
 	}
@@ -42,13 +42,14 @@ func New(opt Options) Index {
 //
 // Cache lines. What readers load (the tables' directories) is apart from what
 // writers store; a shard's writers share its line of counters, a rank's writer has
-// its own; common to all writers are bytes, which is added to once a batch, and
-// tick, which changes once in many. Nothing here but directories holds pointers, so
+// its own; common to all writers are bytes and tick, which change once in many
+// batches. Nothing here but directories holds pointers, so
 // the garbage collector passes by.
 type radix struct {
 	spread     uint64 // odd, random: which prompts and fragments meet cannot be chosen from outside
 	factor     uint64 // odd, random: spreads engines' hashes
 	max        int64
+	grain      int64 // a shard publishes no less than this of what its entries take
 	validPlace func(uint64) bool
 	ranks      [worker.MaxSlots]atomic.Pointer[rankState]
 	shards     [shardCount]shard
@@ -70,8 +71,10 @@ type rankState struct {
 	side      sideTable
 	displaced []uint64     // places in other shards, of blocks that an event has replaced
 	sink      uint64       // what sideTable.touch loads, so that it does
-	held      atomic.Int64 // blocks
+	own       uint64       // blocks it has stored less those it has taken away; loaded by anyone
+	evicted   atomic.Int64 // of those, blocks that others took away
 	cells     atomic.Int64 // about how many are in use in side, for who has no lock
+	b         batch
 	_         [cacheLine]byte
 }
 
@@ -79,7 +82,7 @@ type rankState struct {
 // shard's lock.
 const batchMax = 32
 
-// batch is a writer's scratch space.
+// batch is the scratch space of a rank's writer.
 type batch struct {
 	cell  [batchMax]int32  // see sideTable.put
 	place [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
@@ -97,7 +100,7 @@ func (ix *radix) rank(slot worker.Slot) *rankState {
 
 // done ends a writer's turn.
 func (ix *radix) done(rank *rankState) {
-	if ix.bytes.Load() > ix.max {
+	if ix.over() {
 		ix.evict(rank)
 	}
 	if n := int64(rank.side.n); n>>5 != rank.cells.Load()>>5 {
@@ -128,7 +131,7 @@ func (ix *radix) shardOf(seq uint64) *shard {
 // valid says whether a place names a block that its rank holds: what was evicted
 // is past the end of its run, or the run is another by now.
 func (ix *radix) valid(p uint64) bool {
-	life := ix.shards[placeShard(p)].runs.at(placeRun(p)).life.Load()
+	life := atomic.LoadUint32(&ix.shards[placeShard(p)].runs.at(placeRun(p)).life)
 	return uint16(life>>16) == placeGen(p) && placePos(p) < int(life&lenMask)
 }
 
@@ -153,7 +156,7 @@ func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 func (ix *radix) Held(slot worker.Slot) int {
 	if slot < worker.MaxSlots {
 		if r := ix.ranks[slot].Load(); r != nil {
-			return int(r.held.Load())
+			return int(int64(atomic.LoadUint64(&r.own)) - r.evicted.Load())
 		}
 	}
 	return 0
@@ -172,7 +175,23 @@ func (ix *radix) Len() (n int) {
 
 // Bytes implements Index: what the entries take now. Memory once taken for nodes
 // and runs is kept for later ones and not counted twice.
-func (ix *radix) Bytes() int64 { return ix.bytes.Load() }
+func (ix *radix) Bytes() int64 {
+	n := ix.bytes.Load()
+	for i := range ix.shards {
+		sh := &ix.shards[i]
+		sh.mu.Lock()
+		n += sh.takes() - sh.used
+		sh.mu.Unlock()
+	}
+	return n
+}
+
+// grainShift makes a grain of the bound: over all shards what is not published is
+// less than a four-thousandth of it.
+const grainShift = 12 + shardBits
+
+// over says whether the index may be past its bound.
+func (ix *radix) over() bool { return ix.bytes.Load() > ix.max-shardCount*ix.grain }
 
 // Evicted implements Evictor.
 func (ix *radix) Evicted() uint64 { return ix.evicted.Load() }

@@ -8,3 +8,5 @@ package kvindex
 // one. Go's own atomic store would do more, and empty the processor's store buffer
 // each time, which costs as much as all else about a block.
 func release(p *uint64, v uint64) { *p = v }
+
+func release32(p *uint32, v uint32) { *p = v }

@@ -9,11 +9,11 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 	}
 	rank := ix.rank(slot)
 	rank.mu.Lock()
-	var b batch
+	b := &rank.b
 	for all := engine; len(all) > 0; {
 		step := all[:min(len(all), batchMax)]
 		all = all[len(step):]
-		places := rank.take(step, &b, tier, ix.factor)
+		places := rank.take(step, b, tier, ix.factor)
 		for len(places) > 0 {
 			sh := &ix.shards[placeShard(places[0])]
 			sh.lock()
@@ -33,7 +33,9 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 
 // take takes engine hashes out of the side table and gives the places they had.
 func (r *rankState) take(engine []EngineHash, b *batch, tier Tier, factor uint64) []uint64 {
-	r.sink += r.side.touch(engine, tier, factor)
+	if len(engine) > 1 {
+		r.sink += r.side.touch(engine, tier, factor)
+	}
 	n := 0
 	for _, hash := range engine {
 		if cells, at := r.side.get(uint64(hash), tier, factor); at >= 0 {

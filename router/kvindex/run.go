@@ -11,7 +11,7 @@ type run struct {
 	// under the shard's lock and loaded without it, by whoever has an entry that
 	// names a block here and wants to know whether it still does: what was once
 	// past the end, or of an earlier generation, is so for good.
-	life  atomic.Uint32
+	life  uint32
 	line  uint32 // of the storage; 0: the record is free
 	tail  uint32 // the last fragment
 	class uint8
@@ -30,15 +30,16 @@ type run struct {
 	mark         atomic.Uint32 // the Clear that has passed here
 }
 
-// gen tells entries of an earlier run of this number.
-func (r *run) gen() uint16 { return uint16(r.life.Load() >> 16) }
+// gen tells entries of an earlier run of this number. Like len it is for whoever has
+// the shard's lock.
+func (r *run) gen() uint16 { return uint16(r.life >> 16) }
 
-func (r *run) len() int { return int(r.life.Load() & lenMask) }
+func (r *run) len() int { return int(r.life & lenMask) }
 
-func (r *run) setLen(n int) { r.life.Store(r.life.Load()&^lenMask | uint32(n)) }
+func (r *run) setLen(n int) { release32(&r.life, r.life&^lenMask|uint32(n)) }
 
 const (
-	runPage = 1 << 10
+	runPage = 1 << 8
 	genBits = 14
 	lastGen = 1<<genBits - 1
 )
@@ -74,7 +75,7 @@ func (s *runSlab) free(id uint32) {
 	s.live--
 	r := s.at(id)
 	gen := r.gen() + 1
-	r.life.Store(uint32(gen) << 16)
+	release32(&r.life, uint32(gen)<<16)
 	r.line, r.tail, r.class, r.sealed, r.root, r.listed = 0, 0, 0, false, false, false
 	r.parent, r.parentGen, r.parentPos = 0, 0, 0
 	if gen < lastGen {

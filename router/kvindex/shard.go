@@ -108,13 +108,18 @@ const (
 	copyCost  = 64
 )
 
-// account publishes what the entries take, and of what age the coldest leaf is.
-func (sh *shard) account() {
-	used := int64(sh.table.nodes.live())*nodeCost + int64(sh.runs.live)*runCost +
+// takes is what the entries take.
+func (sh *shard) takes() int64 {
+	return int64(sh.table.nodes.live())*nodeCost + int64(sh.runs.live)*runCost +
 		sh.words.inUse*8 + int64(sh.entries)*entryCost + int64(len(sh.copies))*copyCost
-	if used != sh.used {
-		sh.ix.bytes.Add(used - sh.used)
-		sh.used = used
+}
+
+// account publishes what the entries take, a grain at a time, and of what age the
+// coldest leaf is.
+func (sh *shard) account() {
+	if d := sh.takes() - sh.used; d > sh.ix.grain || d < -sh.ix.grain {
+		sh.ix.bytes.Add(d)
+		sh.used += d
 	}
 	cold := uint64(math.MaxUint64)
 	if sh.oldest != 0 {
@@ -128,10 +133,12 @@ func (sh *shard) account() {
 	}
 }
 
-// counts notes blocks that a rank has come to hold, or lost.
+// counts notes blocks that a rank, whose lock the caller has, has come to hold, or
+// lost.
 func (sh *shard) counts(slot worker.Slot, blocks int) {
 	sh.len += blocks
-	sh.ix.ranks[slot].Load().held.Add(int64(blocks))
+	r := sh.ix.ranks[slot].Load()
+	release(&r.own, r.own+uint64(blocks))
 }
 
 // place is where a block lies, as cells of side tables say it.

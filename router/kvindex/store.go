@@ -11,7 +11,7 @@ type storing struct {
 	sh   *shard
 	ev   *Stored
 	rank *rankState
-	b    batch
+	b    *batch
 	res  StoreResult
 
 	// The block before: where it lies. No run: the prompt begins.
@@ -33,7 +33,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 	}
 	rank := ix.rank(ev.Slot)
 	rank.mu.Lock()
-	s := storing{ix: ix, ev: ev, rank: rank}
+	s := storing{ix: ix, ev: ev, rank: rank, b: &rank.b}
 	for at := 0; ; {
 		n := s.enter(at)
 		ok := false
@@ -73,10 +73,12 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 // enter enters the event's next engine hashes into the side table, up to one that
 // comes twice, and returns how many.
 func (s *storing) enter(at int) int {
-	side, b := &s.rank.side, &s.b
+	side, b := &s.rank.side, s.b
 	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
 	side.room(len(hashes), s.ix.factor, s.ix.validPlace)
-	s.rank.sink += side.touch(hashes, s.ev.Tier, s.ix.factor)
+	if len(hashes) > 1 {
+		s.rank.sink += side.touch(hashes, s.ev.Tier, s.ix.factor)
+	}
 	mark := pending | uint64(s.ev.Tier)<<genBits
 	for i, hash := range hashes {
 		c, at := side.put(uint64(hash), s.ev.Tier, s.ix.factor)
@@ -94,7 +96,7 @@ const pending = uint64(1<<32-1) << 32
 
 // leave undoes enter.
 func (s *storing) leave(at, n int) {
-	side, b := &s.rank.side, &s.b
+	side, b := &s.rank.side, s.b
 	for i := range n {
 		if b.place[i] != 0 {
 			side.cell(b.cell[i]).place = b.place[i]
@@ -223,7 +225,7 @@ func (s *storing) find() uint32 {
 // known stores a block that somebody has: fragment id at s.run, s.pos. It is block i
 // of the batch.
 func (s *storing) known(id uint32, i int) {
-	sh, ev, b := s.sh, s.ev, &s.b
+	sh, ev, b := s.sh, s.ev, s.b
 	if s.add != 0 && s.add != id {
 		s.flush() // which may join id with what lies before it
 		id = s.node
@@ -271,7 +273,7 @@ func (s *storing) stood(before uint64) bool {
 // new stores a block that nobody has, block i of the batch; left is how many of the
 // event there are yet, with this one.
 func (s *storing) new(i, left int) {
-	sh, b := s.sh, &s.b
+	sh, b := s.sh, s.b
 	if s.fresh == 0 || s.to == maxRun {
 		s.flush()
 		s.begin(left)

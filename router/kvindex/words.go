@@ -8,7 +8,7 @@ import (
 // A line is 64 bytes of words, the unit of the storage of runs and of sets.
 const (
 	lineWords = 8
-	wordPage  = 1 << 13 // words
+	wordPage  = 1 << 12 // words
 	pageLines = wordPage / lineWords
 )
 
