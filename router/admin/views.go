@@ -26,7 +26,7 @@ type Worker struct {
 type Rank struct {
 	ID            string  `json:"id"` // worker/rank
 	Rank          int     `json:"rank"`
-	Feed          string  `json:"feed"`       // of KV events: none, syncing, live, broken
+	Feed          string  `json:"feed"`       // of KV events: none, syncing, live, broken, silent
 	Breaker       string  `json:"breaker"`    // closed, half open, open
 	BlockSize     int     `json:"block_size"` // tokens; 0 unknown
 	TotalBlocks   int     `json:"total_blocks"`

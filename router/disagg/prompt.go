@@ -28,8 +28,16 @@ func (q *request) findPrompt() {
 	q.tokens()
 	salt := q.salt()
 	if len(q.prompt.Tokens) > 0 {
-		q.findOverlaps(salt)
+		c := q.r.censuses.of(q.pool, q.x.Received, &q.counted)
 		q.keys = blockhash.Seqs(q.keys[:0], salt, q.prompt.Tokens, approxBlockTokens)
+		q.sized = q.sized[:0]
+		for _, size := range c.sizes {
+			q.findOverlap(salt, size)
+		}
+		if !c.guess {
+			q.approx.Reset()
+			return
+		}
 	} else {
 		q.keys = blockhash.TextSeqs(q.keys[:0], salt, q.prompt.Text, approxBlockBytes)
 	}
@@ -113,29 +121,8 @@ func tokenizeKind(k front.Kind) tokenize.Kind {
 	return tokenize.Other
 }
 
-// findOverlaps looks the prompt up once per block size that the candidates
-// have; fleets of one engine have one.
-func (q *request) findOverlaps(salt blockhash.Salt) {
-	q.sized = q.sized[:0]
-	for _, ranks := range [...][]*worker.Rank{q.plan.Whole, q.plan.Prefill, q.plan.Decode} {
-		for _, r := range ranks {
-			size := r.BlockSize()
-			if size > 0 && worker.FeedState(r.Feed.Load()) != worker.FeedNone && !q.sizeDone(size) {
-				q.findOverlap(salt, size)
-			}
-		}
-	}
-}
-
-func (q *request) sizeDone(size int) bool {
-	for i := range q.sized {
-		if q.sized[i].BlockSize == size {
-			return true
-		}
-	}
-	return false
-}
-
+// findOverlap looks the prompt up in blocks of one size; fleets of one engine
+// have one.
 func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	if len(q.sized) < cap(q.sized) {
 		q.sized = q.sized[:len(q.sized)+1] // the memory of its Overlap is kept
@@ -144,9 +131,13 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	}
 	s := &q.sized[len(q.sized)-1]
 	s.BlockSize = size
-	q.keyRoom = blockhash.Seqs(q.keyRoom[:0], salt, q.prompt.Tokens, size)
+	q.asked = q.keys
+	if size != approxBlockTokens {
+		q.keyRoom = blockhash.Seqs(q.keyRoom[:0], salt, q.prompt.Tokens, size)
+		q.asked = q.keyRoom
+	}
 	s.Overlap.Reset()
-	q.r.opt.Index.Find(q.keyRoom, &s.Overlap)
+	q.r.opt.Index.Find(q.asked, &s.Overlap)
 }
 
 // choose picks the rank of one leg.
@@ -180,7 +171,7 @@ func (q *request) record(c schedule.Choice) {
 	switch n := len(q.sized); {
 	case q.r.opt.Recorder == nil:
 	case n > 0:
-		q.r.opt.Recorder.Chose(&q.query, c, q.keyRoom, q.sized[n-1].BlockSize, true)
+		q.r.opt.Recorder.Chose(&q.query, c, q.asked, q.sized[n-1].BlockSize, true)
 	default:
 		q.r.opt.Recorder.Chose(&q.query, c, q.keys, approxBlockTokens, false)
 	}
@@ -197,8 +188,11 @@ func (q *request) guessKeys(r *worker.Rank) []blockhash.Seq {
 }
 
 // guessed says whether what a rank holds is known from the router's own choices
-// alone.
-func guessed(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedNone }
+// alone: its engine tells no events, or has not told any yet.
+func guessed(r *worker.Rank) bool {
+	feed := worker.FeedState(r.Feed.Load())
+	return feed == worker.FeedNone || feed == worker.FeedSilent
+}
 
 // learn compares what an engine found in its cache with what was foretold, and
 // corrects the approximate index by it, where keys (guessKeys) says it counts.

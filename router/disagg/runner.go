@@ -94,6 +94,7 @@ type Runner struct {
 	models   map[string]*modelPD
 	requests sync.Pool
 	facts    facts
+	censuses censuses
 	next     atomic.Uint32 // rotates whom we ask to tokenize
 	pinned   atomic.Int64  // see Pinned
 	pins     pins
@@ -188,6 +189,8 @@ type request struct {
 	approx  kvindex.Overlap
 	keys    []blockhash.Seq // of the approximate index
 	keyRoom []blockhash.Seq // scratch for the event index
+	asked   []blockhash.Seq // keys or keyRoom: what the event index was asked last
+	counted census          // of a small pool
 
 	query    schedule.Query
 	excluded []*worker.Rank
@@ -259,6 +262,7 @@ func (q *request) recycle() {
 		approx:   q.approx,
 		keys:     q.keys[:0],
 		keyRoom:  q.keyRoom[:0],
+		counted:  census{sizes: q.counted.sizes[:0]},
 		excluded: q.excluded[:0],
 		passed:   q.passed[:0],
 		fields:   q.fields[:0],

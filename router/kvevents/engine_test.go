@@ -341,6 +341,16 @@ func (r *rig) awaitState(s worker.FeedState) {
 	eventually(r.t, fmt.Sprintf("state %v", s), func() bool { return r.state() == s })
 }
 
+// awaitOpen waits until the feed has come as far as it can before a message comes.
+func (r *rig) awaitOpen() {
+	r.t.Helper()
+	want := worker.FeedLive
+	if r.src.Replay == "" {
+		want = worker.FeedSilent
+	}
+	r.awaitState(want)
+}
+
 func (r *rig) await(counter string, n int) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("%d %s", n, counter), func() bool { return r.get(counter) >= n })

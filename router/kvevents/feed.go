@@ -126,6 +126,9 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 		f.resume(src.Resume)
 	}
 	f.setState(worker.FeedSyncing)
+	if src.Replay == "" && src.Resume == nil {
+		f.setState(worker.FeedSilent)
+	}
 	return f, err
 }
 
@@ -186,7 +189,8 @@ func (f *feed) wait() time.Duration {
 }
 
 // begin takes up a new position: from the replay's start where there is one,
-// else with the next live message.
+// else with the next live message; until that comes, nothing says that the engine
+// speaks here at all.
 func (f *feed) begin() {
 	resume := f.resuming.pending
 	if f.src.Replay == "" {
@@ -194,7 +198,7 @@ func (f *feed) begin() {
 			f.unresumed()
 		}
 		f.known = true
-		f.setState(worker.FeedLive)
+		f.setState(worker.FeedSilent)
 		return
 	}
 	f.resuming = resumption{}
@@ -245,6 +249,9 @@ func (f *feed) live(frames [][]byte) {
 	switch {
 	case !f.hasLast && f.next == 0 && !f.canAsk():
 		f.apply(seq, payload) // where to begin, as nobody can be asked
+		if f.state() == worker.FeedSilent {
+			f.setState(worker.FeedLive)
+		}
 	case seq == f.next:
 		f.apply(seq, payload)
 	case seq > f.next:

@@ -34,12 +34,15 @@ func TestLive(t *testing.T) {
 	r := newRig(t, e, nil)
 	r.start()
 	e.subscribed()
-	r.awaitState(worker.FeedLive)
+	if r.state() != worker.FeedSilent {
+		t.Errorf("state %v before the first message, of an engine that cannot be asked", r.state())
+	}
 	all := batches(newScribe(1, 1), 200)
 	for _, b := range all {
 		e.publish(b)
 	}
 	r.holds(all...)
+	r.awaitState(worker.FeedLive)
 	if got := r.get("batches"); got != 200 || r.get("gaps")+r.get("resets")+r.get("restarts") != 0 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -207,7 +210,7 @@ func TestGapWithoutReplay(t *testing.T) {
 	r := newRig(t, e, nil)
 	r.start()
 	e.subscribed()
-	r.awaitState(worker.FeedLive)
+	r.awaitOpen()
 	all := batches(newScribe(9, 1), 60)
 	for i, b := range all {
 		if i == 30 {
@@ -231,7 +234,7 @@ func TestRestartSeenByNumbers(t *testing.T) {
 			r := newRig(t, e, nil)
 			r.start()
 			e.subscribed()
-			r.awaitState(worker.FeedLive)
+			r.awaitOpen()
 			for _, b := range batches(newScribe(10, 1), 30) {
 				e.publish(b)
 			}
@@ -288,7 +291,7 @@ func TestRestartHiddenByNumbers(t *testing.T) {
 				r := newRig(t, e, nil)
 				r.start()
 				e.subscribed()
-				r.awaitState(worker.FeedLive)
+				r.awaitOpen()
 				for _, b := range batches(newScribe(14, 1), 20) {
 					e.publish(b)
 				}
@@ -485,7 +488,7 @@ func TestIPv6(t *testing.T) {
 	r := newRig(t, e, nil)
 	r.start()
 	e.subscribed()
-	r.awaitState(worker.FeedLive)
+	r.awaitOpen()
 	all := batches(newScribe(24, 1), 10)
 	for _, b := range all {
 		e.publish(b)

@@ -28,7 +28,7 @@ func liveRig(t *testing.T, change func(*Options)) (*rig, *engine) {
 	r := newRig(t, e, change)
 	r.start()
 	e.subscribed()
-	r.awaitState(worker.FeedLive)
+	r.awaitOpen()
 	return r, e
 }
 
@@ -103,7 +103,7 @@ func TestReplayOfGarbage(t *testing.T) {
 	}
 	r := newRig(t, e, nil)
 	r.start()
-	r.awaitState(worker.FeedLive)
+	r.awaitOpen()
 	r.await("garbage", 1)
 	r.holds(all[21:]...)
 	// What the engine keeps has the message in it each time it is asked for anew.
@@ -219,7 +219,7 @@ func TestTopic(t *testing.T) {
 	r.src.Topic = "kv@w1"
 	r.start()
 	e.subscribed()
-	r.awaitState(worker.FeedLive)
+	r.awaitOpen()
 	all := batches(newScribe(36, 1), 5)
 	for _, b := range all {
 		e.publish(b)
@@ -319,7 +319,7 @@ func TestNothingLeaks(t *testing.T) {
 		r := newRig(t, e, nil)
 		r.start()
 		r.start() // replaces the first
-		r.awaitState(worker.FeedLive)
+		r.awaitOpen()
 		r.holds(all...)
 		for range 3 {
 			if r.feeds.Start(Source{Rank: r.rank, Endpoint: "nonsense"}) == nil {

@@ -156,7 +156,7 @@ func TestResumeDropsWhatIsNotProven(t *testing.T) {
 			left := change(e, r)
 			r.start()
 			e.subscribed()
-			r.awaitState(worker.FeedLive)
+			r.awaitOpen()
 			r.holds(left...)
 		})
 	}

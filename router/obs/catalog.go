@@ -59,7 +59,7 @@ var Catalog = []Family{
 	{"sluice_rank_transfer_token_seconds", "gauge", "worker, rank", "Time that the KV of a prompt token takes to be pulled, as learned; absent until it has been."},
 	{"sluice_rank_decode_block_seconds", "gauge", "worker, rank", "Time that a resident KV block adds to a request's decode, as learned; absent until it has been."},
 	{"sluice_rank_held_blocks", "gauge", "worker, rank", "KV blocks the index holds for the rank."},
-	{"sluice_rank_feed_live", "gauge", "worker, rank", "1 while the rank's KV events are contiguous: its overlap can be trusted."},
+	{"sluice_rank_feed_live", "gauge", "worker, rank", "1 while the rank's KV events are contiguous: its overlap can be trusted. 0 also of an engine without replay that has said nothing yet."},
 	{"sluice_kv_feed_total", "counter", "worker, rank, kind", "What came over the rank's KV event feed (batches, stored, removed, cleared, repeated, unknown_removed, orphans, ignored) and what went wrong (gaps, tail_checks, resyncs, replays, replayed_batches, replay_failures, restarts, resets, garbage, oversize, wrong_rank)."},
 
 	{"sluice_kv_index_blocks", "gauge", "", "Entries (rank, tier, block) of the KV index."},

@@ -96,14 +96,14 @@ func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 
 // A rank without a feed that can be trusted is shown as unknown, not as empty.
 func TestUnknownOverlapIsShown(t *testing.T) {
-	rs := ranks(4)
-	for i, f := range []worker.FeedState{worker.FeedNone, worker.FeedSyncing, worker.FeedLive, worker.FeedBroken} {
+	rs := ranks(5)
+	for i, f := range []worker.FeedState{worker.FeedNone, worker.FeedSyncing, worker.FeedLive, worker.FeedBroken, worker.FeedSilent} {
 		rs[i].Feed.Store(uint32(f))
 	}
 	s := New(plain)
 	s.Choose(&Query{Candidates: rs, PromptTokens: 100, RequestID: "a", Attempt: 1})
 	for _, x := range decode(t, s, "a").Decisions[0].Shown {
-		if want := x.Feed == "none" || x.Feed == "broken"; x.Unknown != want {
+		if want := x.Feed != "live"; x.Unknown != want {
 			t.Errorf("feed %s: unknown %v", x.Feed, x.Unknown)
 		}
 	}

@@ -182,8 +182,9 @@ func round3(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }
 
 // unknown says that nothing is known of what the rank holds: its share of the
 // cost is that of a rank that holds nothing, which is not the same as knowing so.
+// A feed that is syncing has not told all.
 func (t *term) unknown() bool {
-	return t.feed != worker.FeedLive && t.feed != worker.FeedSyncing && t.cached == 0
+	return t.feed != worker.FeedLive && t.cached == 0
 }
 
 func (t *term) rates() Rates {

@@ -227,7 +227,7 @@ func (p *pass) holders() {
 		}
 	}
 	if f.approx != nil {
-		feeds := uint32(none | syncing | broken)
+		feeds := uint32(none | syncing | broken | silent)
 		if f.textOnly {
 			feeds |= live
 		}
@@ -236,7 +236,7 @@ func (p *pass) holders() {
 		}
 	}
 	for i := range f.awaited {
-		p.holder(f.awaited[i].slot, int(f.w.awaited*float64(f.awaited[i].tokens)), none|syncing|live|broken)
+		p.holder(f.awaited[i].slot, int(f.w.awaited*float64(f.awaited[i].tokens)), none|syncing|live|broken|silent)
 	}
 }
 
@@ -246,6 +246,7 @@ const (
 	syncing = 1 << worker.FeedSyncing
 	live    = 1 << worker.FeedLive
 	broken  = 1 << worker.FeedBroken
+	silent  = 1 << worker.FeedSilent
 )
 
 // runs visits the holders of an overlap run by run. size is 0 for blocks of each

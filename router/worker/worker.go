@@ -131,9 +131,12 @@ const (
 	FeedSyncing                  // connected, replay not finished
 	FeedLive                     // contiguous
 	FeedBroken                   // a gap that could not be filled; blocks were dropped
+	// FeedSilent: the engine has no replay to ask and has said nothing yet, so
+	// nobody knows whether it ever will: overlap is unknown.
+	FeedSilent
 )
 
-var feedNames = [...]string{"none", "syncing", "live", "broken"}
+var feedNames = [...]string{"none", "syncing", "live", "broken", "silent"}
 
 // String gives the state's name as it stands in metrics and explain records.
 func (f FeedState) String() string {

@@ -1,0 +1,68 @@
+package disagg
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// census is what must be looked up for a pool's requests: the block sizes of the
+// ranks whose engines tell events, and whether there is one whose blocks are
+// guessed, wholly or meanwhile. It spares a request the walk over a thousand
+// ranks, and where all feeds are live the hashing and the lookup for a guess that
+// nobody would ask for.
+type census struct {
+	pool  *fleet.Pool
+	at    time.Time
+	sizes []int
+	guess bool
+}
+
+const (
+	// Pools up to censusFrom ranks are counted for each request; of larger ones a
+	// count is good for censusFor: a feed's state reaches them that much later.
+	censusFrom = 16
+	censusFor  = 20 * time.Millisecond
+)
+
+// censuses are the last counts of some pools, by their addresses. A pool is
+// replaced whenever the fleet's view is; the census keeps the one it is of, so no
+// other can come to lie at its address.
+type censuses [16]atomic.Pointer[census]
+
+// of gives the census of a pool; room is memory for the sizes of one that is not
+// kept.
+func (c *censuses) of(pool *fleet.Pool, now time.Time, room *census) *census {
+	lists := [...][]*worker.Rank{pool.Aggregated, pool.Prefill, pool.Decode}
+	if len(lists[0])+len(lists[1])+len(lists[2]) <= censusFrom {
+		room.count(lists[:])
+		return room
+	}
+	slot := &c[uintptr(unsafe.Pointer(pool))/unsafe.Sizeof(*pool)%uintptr(len(c))]
+	if known := slot.Load(); known != nil && known.pool == pool && now.Sub(known.at) < censusFor {
+		return known
+	}
+	made := &census{pool: pool, at: now}
+	made.count(lists[:])
+	slot.Store(made)
+	return made
+}
+
+func (c *census) count(lists [][]*worker.Rank) {
+	c.sizes, c.guess = c.sizes[:0], false
+	for _, ranks := range lists {
+		for _, r := range ranks {
+			feed := worker.FeedState(r.Feed.Load())
+			if feed != worker.FeedLive {
+				c.guess = true
+			}
+			if size := r.BlockSize(); size > 0 && feed != worker.FeedNone && !slices.Contains(c.sizes, size) {
+				c.sizes = append(c.sizes, size)
+			}
+		}
+	}
+}
