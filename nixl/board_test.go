@@ -284,3 +284,37 @@ func TestBoardRefusesSizes(t *testing.T) {
 		}
 	}
 }
+
+// TestBoardByMessage: a record that comes as a message ends its ticket, and no other.
+func TestBoardByMessage(t *testing.T) {
+	var heard []told
+	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, c Completion) { heard = append(heard, told{k, c}) }))
+	k, _ := b.HandOut(7, time.Now().Add(time.Minute))
+	message := func(slot uint32, rec [recordBytes]byte) []byte {
+		m := []byte(MessagePrefix)
+		m = append(m, byte(slot), byte(slot>>8), byte(slot>>16), byte(slot>>24))
+		return append(m, rec[:]...)
+	}
+	want := Completion{Request: 7, Rank: 2, Bytes: 4096, Took: time.Millisecond}
+	good := message(k.Slot, k.Record(want))
+	forged := Ticket{Slot: k.Slot, Sequence: k.Sequence, Nonce: k.Nonce + 1, Request: 7}
+	torn := append([]byte(nil), good...)
+	torn[40] ^= 1
+	for name, bad := range map[string][]byte{
+		"nonce": message(k.Slot, forged.Record(want)), "slot": message(1<<20, k.Record(want)), "other slot": message(k.Slot+1, k.Record(want)),
+		"torn": torn, "short": good[:len(good)-1], "long": append(good[:len(good):len(good)], 0), "empty": nil,
+	} {
+		if err := b.Message(bad); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	if err := b.Message(good); err != nil || len(heard) != 1 || heard[0].t != k || heard[0].c != want {
+		t.Errorf("%v, told of %+v", err, heard)
+	}
+	if err := b.Message(good); !errors.Is(err, ErrLate) {
+		t.Errorf("the same again: %v, want ErrLate", err)
+	}
+	if n := b.Refused(); n != 8 {
+		t.Errorf("%d refused, want 8", n)
+	}
+}

@@ -60,5 +60,5 @@ func Active() (Tier, string) {
 	if native.ABI() == 0 {
 		return TierHTTP, "this binary was built without cgo, so it has no native tier"
 	}
-	return TierHTTP, "this version observes transfers through the engines' HTTP answers; its NIXL tier is not set up"
+	return TierHTTP, "what a router uses is said by its /health: it depends on transfers, register and the models' families"
 }

@@ -7,18 +7,20 @@ import (
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/obs"
+	"sluice/router/transfers"
 )
 
 // notifications gives the runner the board on which LMCache's prefill workers
 // tell that KV has been written; nil where no model is of that family.
 type notifications struct{ board *notify.Board }
 
-func newNotifications(cfg *config.Config, log *slog.Logger) (*notifications, error) {
+func newNotifications(cfg *config.Config, w *transfers.Watch, log *slog.Logger) (*notifications, error) {
 	if !cfg.UsesFamily("lmcache") {
 		return nil, nil
 	}
 	board, err := notify.Listen(notify.Options{
-		Endpoint: cfg.LMCache.NotifyEndpoint(), TTL: cfg.LMCache.FinishedReqTTL, Sweep: cfg.LMCache.CleanupInterval, Log: log,
+		Endpoint: cfg.LMCache.NotifyEndpoint(), TTL: cfg.LMCache.FinishedReqTTL, Sweep: cfg.LMCache.CleanupInterval,
+		Report: w.Frame, Log: log,
 	})
 	if err != nil {
 		return nil, err

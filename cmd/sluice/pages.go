@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice/nixl"
 	"sluice/router/worker"
 )
 
@@ -163,7 +162,6 @@ func (p *pages) Health() (int, []byte) {
 		s, why := w.State()
 		workers[w.Spec.ID] = workerLine{Role: w.Spec.Role, State: s, Reason: why, Models: w.Info().Models, Ranks: len(w.Ranks)}
 	}
-	tier, why := nixl.Active()
 	waiting := p.waitingFor()
 	status, word := 200, "ok"
 	if len(waiting) > 0 {
@@ -171,7 +169,7 @@ func (p *pages) Health() (int, []byte) {
 	}
 	return status, mustJSON(map[string]any{
 		"status": word, "waiting_for": waiting, "workers": workers,
-		"kv_tier": map[string]string{"active": string(tier), "reason": why},
+		"kv_tier": p.r.transfers.Status(),
 		"uptime":  time.Since(p.started).Round(time.Second).String(),
 	})
 }

@@ -24,6 +24,7 @@ import (
 	"sluice/router/schedule"
 	"sluice/router/snapshot"
 	"sluice/router/tokenize"
+	"sluice/router/transfers"
 	"sluice/router/worker"
 )
 
@@ -49,7 +50,8 @@ type router struct {
 	admin     *admin.Server // nil when off
 	listener  net.Listener
 
-	notifications *notifications // nil: no family needs them
+	notifications *notifications   // nil: no family needs them
+	transfers     *transfers.Watch // nil: no tier is wanted
 	pages         *pages
 	twin          *router // shown beside this one on the console; the demo's
 	closeOnce     sync.Once
@@ -110,13 +112,16 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		OnLeave:        r.left,
 		OnState:        r.changed,
 	})
-	if r.notifications, err = newNotifications(cfg, log); err != nil {
+	if r.transfers, err = newTransfers(cfg, log); err != nil {
+		return nil, err
+	}
+	if r.notifications, err = newNotifications(cfg, r.transfers, log); err != nil {
 		return nil, err
 	}
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, PoolWaiters: cfg.Limits.PoolWaiters,
-		Completions: r.notifications.completions(), Log: log,
+		Completions: r.notifications.completions(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -144,6 +149,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 		}, "sluice_load_messages_total", "kind", kind)
 	}
 	r.notifications.watch(r.metrics)
+	r.watchTransfers()
 	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
@@ -176,6 +182,7 @@ func (r *router) newAdmin() (*admin.Server, error) {
 		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config:    func() any { return r.cfg },
 		Discovery: func() []discovery.State { return r.discovery.States() },
+		Transfers: r.transfersView,
 	}
 	if r.twin != nil {
 		opt.Twin = &admin.Twin{Name: "round robin", Metrics: r.twin.metrics}
@@ -269,6 +276,7 @@ func (r *router) Close() {
 			r.recorder.Close()
 		}
 		r.notifications.close()
+		r.transfers.Close()
 	})
 }
 
@@ -308,6 +316,7 @@ func (r *router) joined(w *worker.Worker) {
 func (r *router) left(w *worker.Worker) {
 	r.runner.Left(w)
 	r.loads.Stop(w)
+	r.forgetTransfers(w)
 	for _, rank := range w.Ranks {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)

@@ -41,7 +41,7 @@ func (r *router) discover() error {
 	}
 	if r.cfg.Register.On() {
 		var err error
-		r.register, err = registration.New(registration.Options{Config: r.cfg.Register, Log: r.log, State: r.workerState})
+		r.register, err = registration.New(registration.Options{Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument})
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package completion
 
 import (
 	"hash/maphash"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,14 +75,17 @@ type Wait struct {
 	number uint64 // 0: none was asked for
 	opened time.Time
 	failed func()
+	told   bool   // failed has been called, or is
+	busy   bool   // failed is under way
 	parts  uint64 // that have come, by TPRank
 	res    Result
 }
 
 // Open begins a wait for what is told of request id, which must be the one that
 // the engines are sent as X-Request-Id. failed is called once, from a tier's
-// goroutine, when the transfer fails; it must not block and may be nil. A later
-// Open of the same id takes the place of an earlier one. Close the wait.
+// goroutine, when the transfer fails or prefill's lease ends before it was told
+// done; it must not block, nor call the wait, and may be nil. A later Open of the
+// same id takes the place of an earlier one. Close the wait.
 func (b *Book) Open(w *Wait, id string, failed func()) {
 	s := &b.table[maphash.String(b.seed, id)%shards]
 	*w = Wait{book: b, shard: s, id: id, opened: time.Now(), failed: failed}
@@ -91,14 +95,19 @@ func (b *Book) Open(w *Wait, id string, failed func()) {
 }
 
 // Close ends the wait and answers what was told until now. After it, failed is
-// not called any more, unless it is under way. A Wait that was never opened
-// answers Pending.
+// not called any more: one that is under way is waited for. A Wait that was never
+// opened answers Pending.
 func (w *Wait) Close() Result {
 	if w.book == nil {
 		return Result{}
 	}
 	w.shard.mu.Lock()
 	defer w.shard.mu.Unlock()
+	for w.busy {
+		w.shard.mu.Unlock()
+		runtime.Gosched()
+		w.shard.mu.Lock()
+	}
 	if w.shard.waits[w.id] == w {
 		delete(w.shard.waits, w.id)
 	}
@@ -207,10 +216,16 @@ func (b *Book) finish(s *shard, w *Wait, r *Report) bool {
 		return false
 	}
 	failed := w.take(r)
-	s.mu.Unlock()
-	if failed != nil {
-		failed()
+	if failed == nil || w.told {
+		s.mu.Unlock()
+		return true
 	}
+	w.told, w.busy = true, true
+	s.mu.Unlock()
+	failed()
+	s.mu.Lock()
+	w.busy = false
+	s.mu.Unlock()
 	return true
 }
 
@@ -220,7 +235,10 @@ func (w *Wait) take(r *Report) (failed func()) {
 	case Sent:
 		w.res.Freed = true
 	case Expired:
-		w.res.Freed, w.res.Lost = true, w.res.State == Pending
+		w.res.Freed = true
+		if w.res.State == Pending {
+			w.res.Lost, failed = true, w.failed
+		}
 	case Received:
 		bit := uint64(1) << r.TPRank
 		if w.res.State != Pending || w.parts&bit != 0 {

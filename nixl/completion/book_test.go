@@ -210,26 +210,71 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
+// TestExpiredTells: a lease that ends unread is told like a failure, once, and
+// Close waits for the telling.
+func TestExpiredTells(t *testing.T) {
+	b := NewBook()
+	var w Wait
+	told, go_on := make(chan struct{}), make(chan struct{})
+	b.Open(&w, "r1", func() { close(told); <-go_on })
+	line := func(event string) []byte {
+		return []byte("SLUICE1 " + event + " ok - - 0 0 0/0/1 p0 cmpl-r1-0-0badcafe")
+	}
+	go b.Line(line("expired"))
+	<-told
+	closed := make(chan Result)
+	go func() { closed <- w.Close() }()
+	select {
+	case <-closed:
+		t.Error("Close did not wait for what was under way")
+	case <-time.After(20 * time.Millisecond):
+	}
+	b.Line(line("expired")) // a second one tells nobody; it would panic on the closed channel
+	close(go_on)
+	if r := <-closed; !r.Lost || !r.Freed {
+		t.Errorf("%+v", r)
+	}
+	// After the KV has come, the lease's end is no loss.
+	w = Wait{}
+	b.Open(&w, "r1", func() { t.Error("told of a lease that did not matter") })
+	b.Line(line("recv"))
+	b.Line(line("expired"))
+	if r := w.Close(); r.Lost || r.State != Done {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestPairs(t *testing.T) {
 	var p Pairs
-	if p.MSPerToken("p", "d") != 0 {
+	if p.From(1).NSPerToken(2) != 0 {
 		t.Error("a rate from nothing")
 	}
 	for range 50 {
-		p.Note("p", "d", 100<<20, 1000, 10*time.Millisecond)
+		p.Note(1, 2, 100<<20, 1000, 10*time.Millisecond)
 	}
-	p.Note("p", "d", 100, 0, time.Second) // a small one says nothing of bandwidth
-	p.Note("p", "d", 1, 1, 0)
+	p.Note(1, 2, 100, 0, time.Second) // a small one says nothing of bandwidth
+	p.Note(1, 2, 1, 1, 0)
+	p.Note(-1, 2, 1, 1, time.Second)
+	p.Note(1, MaxRanks, 1, 1, time.Second)
 	got := p.All()
-	if len(got) != 1 || got[0].Transfers != 51 || got[0].BytesPerSecond < 10e9 || got[0].BytesPerSecond > 11e9 {
+	if len(got) != 1 || got[0].From != 1 || got[0].To != 2 || got[0].Transfers != 51 || got[0].BytesPerSecond < 10e9 || got[0].BytesPerSecond > 11e9 {
 		t.Errorf("%+v", got)
 	}
-	if ms := p.MSPerToken("p", "d"); ms < 0.0099 || ms > 0.0101 {
-		t.Errorf("%v ms a token, want 0.01", ms)
+	for _, to := range []int{2, 3} { // 3: as the others
+		if ns := p.From(1).NSPerToken(to); ns < 9900 || ns > 10100 {
+			t.Errorf("to %d: %v ns a token, want 10,000", to, ns)
+		}
 	}
-	p.Forget("d")
-	if len(p.All()) != 0 || p.count != 0 {
-		t.Error("a worker that left is remembered")
+	if n := testing.AllocsPerRun(100, func() { p.Note(1, 2, 1<<20, 100, time.Millisecond); p.From(1).NSPerToken(2) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	p.Forget(2)
+	if len(p.All()) != 0 {
+		t.Error("a rank that left is remembered")
+	}
+	p.Forget(1)
+	if p.From(1) != nil {
+		t.Error("a row that is kept")
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,9 +19,10 @@ import (
 type Options struct {
 	// Endpoint to bind, tcp://HOST:PORT; port * takes a free one. Required.
 	Endpoint string
-	TTL      time.Duration // an arrival nobody asks for is kept this long [300s]
-	Sweep    time.Duration // between two looks for such [60s]
-	Capacity int           // ids kept that nobody has asked for; further ones are dropped [65536]
+	Networks []netip.Prefix // whose connections are taken [any]
+	TTL      time.Duration  // an arrival nobody asks for is kept this long [300s]
+	Sweep    time.Duration  // between two looks for such [60s]
+	Capacity int            // ids kept that nobody has asked for; further ones are dropped [65536]
 	// Report is given every frame that is not msgpack: the reports of the
 	// router's own connector, which come over the same socket. It borrows the
 	// frame, says whether it was one, and must not block. [none are taken]
@@ -128,6 +130,11 @@ func (b *Board) bind() (err error) {
 	if err = errors.Join(b.pull.SetMaxmsgsize(maxFrame), b.pull.SetHeartbeatIvl(10*time.Second), b.pull.SetHeartbeatTimeout(30*time.Second)); err != nil {
 		return err
 	}
+	for _, p := range b.opt.Networks {
+		if err = b.pull.SetTcpAcceptFilter(p.String()); err != nil {
+			return fmt.Errorf("network %s: %w", p, err)
+		}
+	}
 	if err = b.pull.Bind(b.opt.Endpoint); err != nil {
 		return err
 	}
@@ -170,6 +177,10 @@ func (b *Board) Expect(id string, n int) (*Ticket, error) {
 	}
 	return t, nil
 }
+
+// Done is closed when the board receives nothing any more: after Close, or when
+// ZMQ failed under it.
+func (b *Board) Done() <-chan struct{} { return b.ended }
 
 // Stats gives the counters.
 func (b *Board) Stats() Stats {

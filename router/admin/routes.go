@@ -36,6 +36,7 @@ func init() {
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/discovery", "where workers come from, and what went wrong there", false, (*Server).discovery},
+		{"GET", "/admin/v1/transfers", "the tiers that tell of KV transfers, why not a better one, and what was measured between ranks", false, (*Server).transfers},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop giving a worker requests; ?on=false takes it back", false, (*Server).drain},
 		{"GET", "/admin/v1/explain/{id}", "the account of one request's decisions", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
@@ -153,6 +154,14 @@ func (s *Server) discovery(w http.ResponseWriter, r *http.Request) {
 		sources = s.opt.Discovery()
 	}
 	answer(w, http.StatusOK, map[string]any{"sources": sources})
+}
+
+func (s *Server) transfers(w http.ResponseWriter, r *http.Request) {
+	var view any = map[string]any{"active": "http", "tiers": []string{}, "pairs": []string{}}
+	if s.opt.Transfers != nil {
+		view = s.opt.Transfers()
+	}
+	answer(w, http.StatusOK, view)
 }
 
 func (s *Server) config(w http.ResponseWriter, r *http.Request) {

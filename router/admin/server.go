@@ -49,6 +49,8 @@ type Options struct {
 	Recorder *record.Recorder
 	// Discovery is how the sources of workers are doing; nil: none.
 	Discovery func() []discovery.State
+	// Transfers is what /admin/v1/transfers answers, as JSON; nil: that there are none.
+	Transfers func() any
 	// Twin is a second router on the same load to compare with; nil: none.
 	Twin *Twin
 }

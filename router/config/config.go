@@ -25,6 +25,8 @@ type Config struct {
 	LMCache LMCache          `yaml:"lmcache"`
 	Models  map[string]Model `yaml:"models"` // per-model overrides, by name
 
+	Transfers Transfers `yaml:"transfers"`
+
 	Limits   Limits   `yaml:"limits"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	Health   Health   `yaml:"health"`
@@ -118,6 +120,31 @@ type LMCache struct {
 	// FinishedReqTTL is how long a notification is kept that no request waits for [300s].
 	FinishedReqTTL  time.Duration `yaml:"finished_req_ttl" min:"1s" bare:"s"`
 	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // between two looks for such [60s]
+}
+
+// Transfers is how the router is told what became of KV transfers, best means
+// first: NIXL, ZMQ, and always the engines' HTTP answers. See docs/nixl.md.
+type Transfers struct {
+	// NIXL: an agent of the router's own. auto: where engines can learn of it (the
+	// registration listener is on) or the side channel is used, a model hands over
+	// by NIXL and the library is found; it costs 30 MB of memory and three threads.
+	// Off loads nothing [auto].
+	NIXL    string   `yaml:"nixl" oneof:"auto on off"`
+	Library string   `yaml:"library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
+	Python  []string `yaml:"python"`  // the engines' Python environments, whose own NIXL is tried first [none]
+	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
+	// where engines can learn of it [auto].
+	ZMQ        string `yaml:"zmq" oneof:"auto off"`
+	ZMQListen  string `yaml:"zmq_listen"`                         // tcp://HOST:PORT of that socket [a free port of register.listen's host]
+	BoardSlots int    `yaml:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
+	// StallTimeout is how long a decode whose engine runs the connector may be
+	// without a word of its transfer and without an answer; then the pair is run
+	// again. 0 waits as long as timeouts.decode [0].
+	StallTimeout time.Duration `yaml:"stall_timeout" min:"0s"`
+	// SideChannel is what the router does, by NIXL, to prefill engines of plain
+	// vLLM (0.22 to 0.33): renew the leases of requests it holds between the legs,
+	// and release the blocks of abandoned ones as well; or off [off].
+	SideChannel string `yaml:"side_channel" oneof:"off renew release"`
 }
 
 // Model overrides PD for one model.

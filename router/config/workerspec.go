@@ -39,6 +39,7 @@ var workerKeys = []workerKey{
 	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
 	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, likewise (family lmcache)", nil},
 	{"peer_host", "HOST", "host of those ports [that of the URL] (family lmcache)", nil},
+	{"connector", "true|false", "it runs Sluice's connector (nixl/connector), so decode is lent a slot of the completion board [false] (families nixl, nixl-push)", nil},
 }
 
 func one(set func(*Worker, string)) func(*Worker, []string) error {
@@ -52,7 +53,7 @@ func one(set func(*Worker, string)) func(*Worker, []string) error {
 }
 
 // optionKeys are the keys that go into Options, unread here but for their form.
-var optionKeys = []string{"bootstrap_port", "bootstrap_host", "init_port", "alloc_port", "peer_host"}
+var optionKeys = []string{"bootstrap_port", "bootstrap_host", "init_port", "alloc_port", "peer_host", "connector"}
 
 func keyNames() []string {
 	var names []string

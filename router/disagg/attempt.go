@@ -99,6 +99,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 // startPair forgets the last attempt's pair.
 func (q *request) startPair() {
 	q.prefilled = false
+	q.unwatch()
 	q.booked.Reservation.Release()
 	q.booked = schedule.Choice{}
 	q.pair = Pair{

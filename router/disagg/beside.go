@@ -200,6 +200,7 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
 	call := new(upstream.Call)
+	q.watch()
 	q.beside = q.startBeside(&prefill, call)
 	defer func() { q.beside = nil }()
 
@@ -223,6 +224,9 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	case b.failed:
 		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
 		return q.prefillBroke(b)
+	case !q.wait.Settle():
+		q.r.facts.forget(b.rank)
+		return q.lostOn(rank, took)
 	case call.WasCut():
 		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)

@@ -26,6 +26,7 @@ const (
 	legAnswered legEnd = iota // the client has its answer
 	legAgain                  // failed before a byte went out: run the attempt again
 	legDeclined               // a trial decode holds too little of the prompt
+	legPlain                  // decode is to do the whole request
 )
 
 // decode runs the last leg: decode with the handle, plain decode without one, or
@@ -37,6 +38,14 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		if q.pair.Handle != nil && q.leaseOver() {
 			q.fellBack("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
 			if q.attempt < q.pd.MaxAttempts {
+				return legAgain
+			}
+			if !q.decodePlainly() {
+				return legAnswered
+			}
+		}
+		if why := q.wait.Lost(); why != "" && q.pair.Handle != nil {
+			if q.handOverLost(why) == legAgain {
 				return legAgain
 			}
 			if !q.decodePlainly() {
@@ -62,6 +71,9 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		}
 		choice.Reservation.Release()
 		took := time.Since(began)
+		if !q.wait.Settle() {
+			return q.lostOn(rank, took)
+		}
 		if call.WasCut() {
 			opt.Observer.LegEnded(leg, rank.ID, string(front.ClientGone), took)
 			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
@@ -108,11 +120,13 @@ func (q *request) takeDecode(leg schedule.Leg, candidates []*worker.Rank) (sched
 // "client gone" that fits it.
 func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.Time) (*upstream.Response, error) {
 	q.leg.reset()
+	q.lend(rank)
 	if q.handed = q.pair.Handle != nil || q.beside != nil || q.pair.Trial; q.handed {
 		q.plan.Family.Decode(&q.leg, &q.pair)
 	}
 	q.x.OnGone(q.cutWhenGone(call, began))
 	defer q.x.OnGone(nil)
+	q.guard(call)
 	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.path(),
@@ -157,10 +171,15 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt.Fleet.Answered(rank, resp.Status)
 	retry := worthRetry(resp.Status)
 	if !retry && q.relays(resp) {
-		if q.beside != nil || q.pair.Trial {
+		if q.beside != nil || q.pair.Trial || q.told {
 			if end, on := q.firstBytes(choice, call, resp, began); !on {
 				return end
 			}
+		}
+		if !q.wait.Settle() {
+			defer resp.Release()
+			defer choice.Reservation.Release()
+			return q.lostOn(rank, time.Since(began))
 		}
 		q.nameWorkers(choice)
 		q.relay(leg, choice, call, resp, began)
@@ -177,6 +196,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		if q.beside != nil {
 			return q.pairBroke(choice, call, err, took)
 		}
+		if !q.wait.Settle() {
+			return q.lostOn(rank, took)
+		}
 		if call.WasCut() {
 			opt.Observer.LegEnded(leg, rank.ID, string(front.ClientGone), took)
 			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
@@ -189,6 +211,13 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		}
 		q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
 		return legAnswered
+	}
+	if retry && q.told && q.beside == nil && q.wait.Await() {
+		// It is not the engine that failed but what it was to be given.
+		return q.lostOn(rank, took)
+	}
+	if !q.wait.Settle() && q.beside == nil {
+		return q.lostOn(rank, took) // a 200 too: it may have been made from freed memory
 	}
 	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
 	if q.pair.Trial && resp.Status == 200 {
@@ -278,7 +307,12 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 			}
 		}
 	}
-	if err == nil && !declined {
+	if err == nil && !declined && q.beside == nil && q.told && bytes.HasPrefix(seen, errorEvent) && q.wait.Await() {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		return q.lostOn(choice.Rank, time.Since(began)), false
+	}
+	if err == nil && !declined && q.wait.Settle() {
 		return legAnswered, true
 	}
 	defer choice.Reservation.Release()
@@ -290,6 +324,8 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 		return q.declined(choice.Rank), false
 	case q.beside != nil:
 		return q.pairBroke(choice, call, err, took), false
+	case !q.wait.Settle():
+		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
 		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
@@ -344,6 +380,7 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
+	out.Transfer = q.transferred(choice)
 	opt.Scheduler.End(q.x.RequestID, out)
 	q.x.Reply(resp, withoutHandle(body))
 }

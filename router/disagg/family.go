@@ -81,6 +81,9 @@ type Traits struct {
 	// handle is given to one engine only, and a decode of a client that left is
 	// cut only when it was admitted.
 	Unleased bool
+	// Told: engines of this family may run Sluice's connector, so that each
+	// hand-over can be watched (Options.Transfers).
+	Told bool
 }
 
 // Kinds is a set of front.Kind.

@@ -25,7 +25,7 @@ var vllmKinds = kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front
 func (nixlPull) Name() string { return "nixl" }
 
 // Traits implements Family.
-func (nixlPull) Traits() Traits { return Traits{Kinds: vllmKinds} }
+func (nixlPull) Traits() Traits { return Traits{Kinds: vllmKinds, Told: true} }
 
 // Order implements Family.
 func (nixlPull) Order(*Pair) Order { return PrefillFirst }
@@ -103,7 +103,7 @@ func withExtras(leg *Leg, p *Pair) []byte {
 			ids = p.Answer[v.Start:v.End]
 		}
 	}
-	if cached < 0 && ids == nil {
+	if cached < 0 && ids == nil && p.Ticket == nil {
 		return p.Handle
 	}
 	return leg.Room(func(dst []byte) []byte {
@@ -114,8 +114,17 @@ func withExtras(leg *Leg, p *Pair) []byte {
 		if ids != nil {
 			dst = append(append(dst, `,"prompt_token_ids":`...), ids...)
 		}
-		return append(dst, '}')
+		return append(appendTicket(dst, p), '}')
 	})
+}
+
+// appendTicket names the slot in which decode's connector tells the end of its
+// transfer; an engine without it gets none.
+func appendTicket(dst []byte, p *Pair) []byte {
+	if p.Ticket == nil {
+		return dst
+	}
+	return append(append(dst, `,"sluice":`...), p.Ticket...)
 }
 
 func has(object []byte, name string) bool {

@@ -80,6 +80,6 @@ func (f nixlPush) Decode(leg *Leg, p *Pair) {
 		default:
 			dst = appendEscaped(append(dst, "generate-tokens-"...), p.RequestID)
 		}
-		return append(dst, `","transfer_mode":"push"}`...)
+		return append(appendTicket(append(dst, `","transfer_mode":"push"`...), p), '}')
 	}))
 }

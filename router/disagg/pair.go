@@ -28,6 +28,9 @@ type Pair struct {
 	// Answer is prefill's whole 200 answer and Handle what the family found in
 	// it; nil before, and when decode runs plainly.
 	Answer, Handle []byte
+	// Ticket is the JSON object that the decode engine's connector is lent a slot
+	// of the completion board by; nil: it runs none, or nobody would hear it.
+	Ticket []byte
 	// PrefillCached is how many tokens the prefill engine reported as found in
 	// its cache, -1 when it said nothing.
 	PrefillCached int

@@ -107,6 +107,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 	q.prefilled = true
 	q.hold(!q.plan.Traits.Unleased)
+	q.watch()
 	if awaited != nil {
 		if end := q.await(awaited, began); end != prefillDone {
 			return end

@@ -157,6 +157,9 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		RequestID:         q.x.RequestID,
 		Attempt:           q.attempt,
 	}
+	if leg == schedule.DecodeLeg {
+		q.query.Pulls = q.r.opt.Transfers.From(q.pair.Prefill)
+	}
 	c, ok := q.chooseWithin(&q.query)
 	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
 		q.r.opt.Approx.Observe(c.Rank.Slot, keys)

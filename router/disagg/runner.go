@@ -16,6 +16,7 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
+	"sluice/router/transfers"
 	"sluice/router/worker"
 )
 
@@ -49,7 +50,7 @@ type Recorder interface {
 	Chose(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
 }
 
-// Options of a Runner. All but Recorder, Completions and Log are required.
+// Options of a Runner. All but Recorder, Completions, Transfers and Log are required.
 type Options struct {
 	Fleet     *fleet.Fleet
 	Scheduler *schedule.Scheduler
@@ -65,6 +66,11 @@ type Options struct {
 	// Completions tells of KV transfers that have ended, for families that wait
 	// for it (Awaiter); nil: decode follows prefill's answer alone.
 	Completions Completions
+	// Transfers tells what became of KV transfers, where engines report it; nil:
+	// their HTTP answers alone tell. TransferStall is after how long without a
+	// word or an answer a watched transfer is given up; 0: never.
+	Transfers     *transfers.Watch
+	TransferStall time.Duration
 	// PoolWaiters bounds how many requests wait for a healthy worker at once;
 	// 0: no bound.
 	PoolWaiters int
@@ -205,6 +211,10 @@ type request struct {
 	holding  bool    // the handle is counted in Runner.pinned
 	beside   *beside // the prefill leg that runs beside decode; nil: none
 
+	wait   *transfers.Wait // for what is told of the hand-over; nil: nobody would tell
+	told   bool            // the decode engine chosen runs the connector
+	ticket []byte          // scratch of pair.Ticket
+
 	booked        schedule.Choice // of decode, made before prefill was sent
 	prefillCached int             // predicted, tokens
 	prefilled     bool            // pair.Prefill's work is in the answer
@@ -252,6 +262,7 @@ func (q *request) recycle() {
 	const most = 1 << 20
 	r := q.r
 	q.hold(false)
+	q.unwatch()
 	q.booked.Reservation.Release()
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
@@ -269,6 +280,7 @@ func (q *request) recycle() {
 		leg:      Leg{Edits: q.leg.Edits[:0], room: q.leg.room[:0]},
 		segments: q.segments[:0],
 		answer:   q.answer[:0],
+		ticket:   q.ticket[:0],
 		reply:    q.reply[:0],
 	}
 	clear(keep.fields[:cap(keep.fields)])

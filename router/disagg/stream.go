@@ -11,6 +11,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/schedule"
+	"sluice/router/transfers"
 	"sluice/router/worker"
 )
 
@@ -34,6 +35,9 @@ type streamEnd struct {
 	found     int
 	beside    *beside         // may still run
 	keys      []blockhash.Seq // of the approximate index; nil where events tell
+
+	wait    *transfers.Wait // of the hand-over
+	prefill *worker.Rank
 }
 
 // relay hands the stream to the front; it goes on after the handler returned.
@@ -43,6 +47,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		reservation: choice.Reservation, status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
 		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside,
+	}
+	if q.wait != nil {
+		s.wait, s.prefill, q.wait = q.wait, q.pair.Prefill, nil
 	}
 	if !s.prefilled {
 		s.keys = slices.Clone(q.guessKeys(choice.Rank)) // q.keys is scratch of the next request by then
@@ -90,6 +97,7 @@ func (s *streamEnd) end(res relay.Result) {
 	if outcome != "ok" {
 		out.Reason = outcome
 	}
+	out.Transfer = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted)
 	if !res.FirstToken.IsZero() {
 		out.TTFT = res.FirstToken.Sub(s.received)
 	}

@@ -115,6 +115,7 @@ func TestExposition(t *testing.T) {
 func TestEveryNameIsDocumented(t *testing.T) {
 	m := NewMetrics()
 	exercise(m, rank("d1", 0))
+	m.WatchPairs(func() []Pair { return []Pair{{"p0/0", "d1/0", 3, 1e9, 1e-6}, {From: "p0/0", To: "d1/1", Transfers: 1}} })
 	seen := map[string]bool{}
 	label := regexp.MustCompile(`([a-z_]+)="`)
 	for line := range strings.Lines(scrape(m)) {
@@ -137,10 +138,11 @@ func TestEveryNameIsDocumented(t *testing.T) {
 			t.Errorf("%s has labels %q, the catalog says %q", f.Name, got, f.Labels)
 		}
 	}
-	// Kept by others, through Func.
+	// Kept by others, through Func and WatchPairs.
 	elsewhere := map[string]bool{"sluice_pool_waiters": true, "sluice_retries_denied_total": true, "sluice_kv_handles_pinned": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unclaimed": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
 		"sluice_record_entries_total": true, "sluice_record_dropped_total": true, "sluice_record_bytes_total": true,
-		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true}
+		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true,
+		"sluice_kv_tier_up": true, "sluice_kv_transfers_watched": true, "sluice_kv_transfers_total": true, "sluice_kv_reports_total": true}
 	for _, f := range Catalog {
 		if !seen[f.Name] && !elsewhere[f.Name] {
 			t.Errorf("%s is documented and never exposed", f.Name)

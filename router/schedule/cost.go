@@ -3,6 +3,7 @@ package schedule
 import (
 	"math"
 
+	"sluice/nixl/completion"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -49,8 +50,9 @@ type frame struct {
 	sized        []SizedOverlap   // instead of exact
 	approx       *kvindex.Overlap
 	approxTokens int
-	awaited      []awaited // blocks on their way
-	textOnly     bool      // no tokens were found: Approx is for every rank
+	awaited      []awaited       // blocks on their way
+	pulls        *completion.Row // measured transfers from the prefill rank; nil: none, or the rate is fixed
+	textOnly     bool            // no tokens were found: Approx is for every rank
 	own          worker.Work
 	now          int64 // ns since the scheduler's start
 }
@@ -75,6 +77,9 @@ func (s *Scheduler) newFrame(q *Query) frame {
 	}
 	if f.leg == DecodeLeg {
 		f.own = worker.Pulling
+		if !s.rates.common[worker.Pulling].fixed {
+			f.pulls = q.Pulls
+		}
 	}
 	// An overlap nobody shares is dropped here rather than asked per rank.
 	for i := range q.Overlaps {
@@ -101,6 +106,11 @@ func (f *frame) lookAt(r *worker.Rank, t *term, depth int) {
 		waiting: int32(r.Waiting.Load()), foreign: foreignTokens(r), feed: worker.FeedState(r.Feed.Load())}
 	for w := range t.price {
 		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
+	}
+	if f.pulls != nil {
+		if ns := f.pulls.NSPerToken(int(r.Slot)); ns > 0 {
+			t.price[worker.Pulling] = int32(min(max(ns, 1), math.MaxInt32))
+		}
 	}
 	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.awaited) > 0 {
 		f.overlap(r, t, depth)

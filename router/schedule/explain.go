@@ -73,6 +73,16 @@ type OutcomeAccount struct {
 	OutputTokens int     `json:"output_tokens"`
 	TTFTMS       float64 `json:"ttft_ms,omitempty"`
 	TotalMS      float64 `json:"total_ms"`
+
+	Transfer *TransferAccount `json:"transfer,omitempty"` // of the last hand-over, where it was watched
+}
+
+// TransferAccount is a Transfer as it is shown.
+type TransferAccount struct {
+	State   string  `json:"state"`
+	Bytes   int64   `json:"bytes"`
+	TookMS  float64 `json:"took_ms"`  // as the engine measured it
+	AfterMS float64 `json:"after_ms"` // from prefill's answer to the report
 }
 
 // Explain gives the record of a request as JSON (a Record); ok is false when it
@@ -155,6 +165,9 @@ func (r *record) account(s *Scheduler) Record {
 		o := &r.outcome
 		rec.Outcome = &OutcomeAccount{Status: o.Status, Reason: o.Reason, CachedTokens: o.CachedTokens,
 			PromptTokens: o.PromptTokens, OutputTokens: o.OutputTokens, TTFTMS: ms(o.TTFT), TotalMS: ms(o.Total)}
+		if t := &o.Transfer; t.State != "" {
+			rec.Outcome.Transfer = &TransferAccount{State: t.State, Bytes: t.Bytes, TookMS: ms(t.Took), AfterMS: ms(t.After)}
+		}
 	}
 	return rec
 }

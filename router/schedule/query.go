@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"sluice/nixl/completion"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
@@ -63,6 +64,10 @@ type Query struct {
 	Reservation *Reservation
 	// Excluded ranks have failed for this request already.
 	Excluded []*worker.Rank
+	// Pulls is what transfers from the prefill rank chosen were measured to take,
+	// for a decode leg's transfer term; nil: the candidates' learned rates count.
+	// In big pools, where not every candidate is weighed, those count anyway.
+	Pulls *completion.Row
 	// RequestID, for the explain record; "" keeps none.
 	RequestID string
 	// Attempt counts from 1.

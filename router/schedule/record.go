@@ -27,6 +27,16 @@ type Outcome struct {
 	OutputTokens int
 	TTFT         time.Duration // 0: no token came
 	Total        time.Duration
+	Transfer     Transfer
+}
+
+// Transfer is what was told of a request's KV transfer; the zero Transfer is one
+// that was not watched.
+type Transfer struct {
+	State string // done, failed, expired, stalled, untold; a constant
+	Bytes int64
+	Took  time.Duration // as the engine measured it
+	After time.Duration // from prefill's answer to the report
 }
 
 // book keeps the records of the last N requests: a ring of slots, taken in the

@@ -141,6 +141,7 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	if s.fits(q) {
 		if x := s.boards.find(q.Candidates); x != nil {
 			sc.kept = sc.kept[:0]
+			f.pulls = nil // its bounds are made of the ranks' own rates
 			res = room(res)
 			lost, ok = s.choose(x, f, sc, rng, res)
 		}

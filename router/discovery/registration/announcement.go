@@ -60,6 +60,8 @@ type NIXL struct {
 	Host string `json:"host,omitempty"` // "": that of the worker
 	// Port of vLLM's side channel (VLLM_NIXL_SIDE_CHANNEL_PORT); 0: none.
 	Port int `json:"port,omitempty"`
+	// Connector: the engine runs Sluice's connector and reports transfers.
+	Connector bool `json:"connector,omitempty"`
 	// InitPorts and AllocPorts are those of an LMCache decode worker, one for
 	// each tensor-parallel rank.
 	InitPorts  []int `json:"init_ports,omitempty"`
@@ -176,6 +178,9 @@ func (n *NIXL) options(to map[string][]string, at place) error {
 			return err
 		}
 		to["peer_host"] = []string{host}
+	}
+	if n.Connector {
+		to["connector"] = []string{"true"}
 	}
 	for _, l := range []struct {
 		field, key string

@@ -34,6 +34,10 @@ type Options struct {
 	// NIXL gives the metadata of the router's own NIXL agent, for connectors to
 	// load; its error says why there is none. nil: there is none.
 	NIXL func() ([]byte, error)
+	// Connector gives what GET /v1/connector answers, as JSON; reached is the
+	// address that the caller has reached this machine at. An error says why there
+	// is nothing to report to; nil: there never is.
+	Connector func(reached netip.Addr) (any, error)
 }
 
 const (
@@ -160,8 +164,9 @@ func (s *Server) mux() *http.ServeMux {
 	mux.HandleFunc("DELETE /v1/workers/{id}", s.drop)
 	mux.HandleFunc("GET /v1/workers", s.list)
 	mux.HandleFunc("GET /v1/nixl/metadata", s.nixl)
+	mux.HandleFunc("GET /v1/connector", s.connector)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, &refusal{404, "unknown_route", "no such route; there are PUT and DELETE /v1/workers/{id}, POST /v1/workers/{id}/renew, GET /v1/workers, GET /v1/nixl/metadata", 0})
+		fail(w, &refusal{404, "unknown_route", "no such route; there are PUT and DELETE /v1/workers/{id}, POST /v1/workers/{id}/renew, GET /v1/workers, GET /v1/nixl/metadata, GET /v1/connector", 0})
 	})
 	return mux
 }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"cmp"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice/nixl"
+	"sluice/router/config"
+	"sluice/router/obs"
+	"sluice/router/transfers"
+	"sluice/router/worker"
+)
+
+// newTransfers opens the tiers by which the router is told of KV transfers; nil
+// when none is wanted.
+func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error) {
+	opt := transfers.Options{
+		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.Library, Python: cfg.Transfers.Python},
+		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
+	}
+	if cfg.Register.On() {
+		opt.Networks = cfg.Register.Prefixes()
+	}
+	return transfers.Start(opt)
+}
+
+// connectorDocument answers GET /v1/connector.
+func (r *router) connectorDocument(reached netip.Addr) (any, error) {
+	d, err := r.transfers.Document(reached)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// watchTransfers exposes tiers, reports, outcomes and pairs.
+func (r *router) watchTransfers() {
+	m, w := r.metrics, r.transfers
+	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierZMQ, nixl.TierHTTP} {
+		m.Func(func() float64 {
+			if w.Up(tier) {
+				return 1
+			}
+			return 0
+		}, "sluice_kv_tier_up", "tier", string(tier))
+	}
+	if w == nil {
+		return
+	}
+	m.Func(func() float64 { return float64(w.Waiting()) }, "sluice_kv_transfers_watched")
+	for name := range w.Reports() {
+		m.Func(func() float64 { return float64(w.Reports()[name]) }, "sluice_kv_reports_total", "report", name)
+	}
+	for name := range w.Outcomes() {
+		m.Func(func() float64 { return float64(w.Outcomes()[name]) }, "sluice_kv_transfers_total", "outcome", name)
+	}
+	m.WatchPairs(func() []obs.Pair {
+		pairs := r.transferPairs()
+		out := make([]obs.Pair, 0, len(pairs))
+		for _, p := range pairs {
+			out = append(out, obs.Pair{From: p.From, To: p.To, Transfers: p.Transfers, BytesPerSecond: p.BytesPerSecond, SecondsPerToken: p.MSPerToken / 1e3})
+		}
+		return out
+	})
+}
+
+// transferPair is what was measured between two ranks, as the admin API shows it.
+type transferPair struct {
+	From           string  `json:"from"` // worker/rank
+	To             string  `json:"to"`
+	Transfers      int64   `json:"transfers"`
+	BytesPerSecond float64 `json:"bytes_per_s"`  // 0 unknown
+	MSPerToken     float64 `json:"ms_per_token"` // 0 unknown
+}
+
+func (r *router) transferPairs() []transferPair {
+	names := map[int]string{}
+	for _, w := range r.fleet.View().Workers {
+		for _, rank := range w.Ranks {
+			names[int(rank.Slot)] = rank.ID.String()
+		}
+	}
+	var out []transferPair
+	for _, s := range r.transfers.Pairs() {
+		from, to := names[s.From], names[s.To]
+		if from == "" || to == "" {
+			continue // one of them is leaving
+		}
+		out = append(out, transferPair{from, to, s.Transfers, s.BytesPerSecond, s.NSPerToken / 1e6})
+	}
+	slices.SortFunc(out, func(a, b transferPair) int {
+		return cmp.Or(strings.Compare(a.From, b.From), strings.Compare(a.To, b.To))
+	})
+	return out
+}
+
+// transfersView is what GET /admin/v1/transfers answers.
+func (r *router) transfersView() any {
+	view := struct {
+		transfers.Status
+		Watched  int              `json:"watched"`
+		Reports  map[string]int64 `json:"reports,omitempty"`
+		Outcomes map[string]int64 `json:"outcomes,omitempty"`
+		Pairs    []transferPair   `json:"pairs"`
+	}{Status: r.transfers.Status(), Pairs: []transferPair{}}
+	if w := r.transfers; w != nil {
+		view.Watched, view.Reports, view.Outcomes = w.Waiting(), w.Reports(), w.Outcomes()
+	}
+	view.Pairs = append(view.Pairs, r.transferPairs()...)
+	return view
+}
+
+func (r *router) forgetTransfers(w *worker.Worker) {
+	for _, rank := range w.Ranks {
+		r.transfers.Left(rank)
+	}
+}

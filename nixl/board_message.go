@@ -1,0 +1,37 @@
+package nixl
+
+import "encoding/binary"
+
+// MessagePrefix opens a record that is sent as a message, where it cannot be
+// written into the board: then the slot's number (u32, little endian) and the 64
+// bytes of the record (nixl/connector/sluice_connector/report.py: message).
+const MessagePrefix = "SLB1"
+
+const messageBytes = len(MessagePrefix) + 4 + recordBytes
+
+// Message ends a ticket by a record that came as a message. The errors are those
+// of a record: ErrRecord, ErrLate (the slot is lent to a later ticket, or the
+// ticket has its completion) and ErrForged.
+func (b *Board) Message(m []byte) error {
+	err := error(ErrRecord)
+	if len(m) == messageBytes && string(m[:len(MessagePrefix)]) == MessagePrefix {
+		slot := binary.LittleEndian.Uint32(m[len(MessagePrefix):])
+		var w words
+		for i := range w {
+			w[i] = binary.LittleEndian.Uint64(m[len(MessagePrefix)+4+8*i:])
+		}
+		if err = ErrForged; int(slot) < len(b.entries) {
+			t, out := b.current(slot)
+			if err = w.verify(t); err == nil {
+				c := w.completion()
+				if out && b.claim(t, c) {
+					b.tell(t, c)
+					return nil
+				}
+				err = ErrLate
+			}
+		}
+	}
+	b.refused.Add(1)
+	return err
+}

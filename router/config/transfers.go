@@ -1,0 +1,72 @@
+package config
+
+import (
+	"net"
+	"strconv"
+	"strings"
+)
+
+// HandsOverByNIXL says whether the common pd or a model's has vLLM's NIXL
+// connectors move the KV.
+func (c *Config) HandsOverByNIXL() bool { return c.UsesFamily("nixl") || c.UsesFamily("nixl-push") }
+
+// WantsNIXL says whether the router opens an agent of its own.
+func (c *Config) WantsNIXL() bool {
+	switch t := &c.Transfers; t.NIXL {
+	case "on":
+		return true
+	case "off":
+		return false
+	default:
+		return c.HandsOverByNIXL() && (c.Register.On() || t.SideChannel != "" && t.SideChannel != "off")
+	}
+}
+
+// ReportEndpoint is where the connector's reports are taken over ZMQ, as ZMQ binds
+// it; "" nowhere.
+func (c *Config) ReportEndpoint() string {
+	t := &c.Transfers
+	switch {
+	case t.ZMQ == "off":
+		return ""
+	case t.ZMQListen != "":
+		return t.ZMQListen
+	case !c.Register.On() || !c.HandsOverByNIXL():
+		return ""
+	}
+	host, _, err := net.SplitHostPort(c.Register.Listen)
+	if err != nil {
+		return ""
+	}
+	if host == "" {
+		host = "*"
+	}
+	return "tcp://" + net.JoinHostPort(host, "*")
+}
+
+func (c *Config) checkTransfers(bad report) {
+	t := &c.Transfers
+	if n := t.BoardSlots; n%64 != 0 {
+		bad("transfers.board_slots", "%d; want a multiple of 64", n)
+	}
+	if addr := t.ZMQListen; addr != "" {
+		rest, ok := strings.CutPrefix(addr, "tcp://")
+		host, port, err := net.SplitHostPort(rest)
+		if !ok || err != nil || host == "" || port == "" || strings.Trim(port, "0123456789") != "" && port != "*" {
+			bad("transfers.zmq_listen", "%s; want tcp://HOST:PORT, HOST an address of this machine, as tcp://10.0.0.1:8091", quoted(addr))
+		}
+		if t.ZMQ == "off" {
+			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
+		}
+	}
+	if (t.SideChannel == "renew" || t.SideChannel == "release") && t.NIXL == "off" {
+		bad("transfers.side_channel", "%s, which goes by NIXL, and transfers.nixl is off", t.SideChannel)
+	}
+	for i := range c.Workers {
+		for _, v := range c.Workers[i].Options["connector"] {
+			if v != "true" && v != "false" {
+				bad("workers["+strconv.Itoa(i)+"].options.connector", "%s; want true or false", quoted(v))
+			}
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package disagg
+
+import (
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/nixl/completion"
+	"sluice/router/schedule"
+	"sluice/router/transfers"
+	"sluice/router/worker"
+)
+
+// errorEvent opens a vLLM stream whose request failed before its first token.
+var errorEvent = []byte(`data: {"error"`)
+
+// watch begins to listen for what engines tell of the hand-over: from prefill's
+// answer on, or, of a Concurrent pair, before the legs are sent.
+func (q *request) watch() {
+	if q.plan.Traits.Told {
+		q.wait = q.r.opt.Transfers.Open(q.pair.RequestID)
+	}
+}
+
+// unwatch ends the listening without an outcome for it.
+func (q *request) unwatch() {
+	if q.wait != nil {
+		q.wait.Close()
+		q.wait = nil
+	}
+	q.told = false
+}
+
+// lend gives decode a slot of the completion board, where its engine is known to
+// run the connector. A stock engine gets its handle byte for byte.
+func (q *request) lend(rank *worker.Rank) {
+	q.told = q.wait != nil && (q.pair.Handle != nil || q.beside != nil) && option(rank, "connector") == "true"
+	q.pair.Ticket = nil
+	if !q.told {
+		return
+	}
+	q.wait.Lend(q.r.opt.Timeouts.Decode)
+	if q.ticket = q.wait.AppendTicket(q.ticket[:0]); len(q.ticket) > 0 {
+		q.pair.Ticket = q.ticket
+	}
+}
+
+// guard has the decode call cut when its hand-over is told lost.
+func (q *request) guard(call *upstream.Call) {
+	if q.wait == nil || q.pair.Handle == nil && q.beside == nil {
+		return
+	}
+	stall := time.Duration(0)
+	if q.told {
+		stall = q.r.opt.TransferStall
+	}
+	q.wait.Guard(call, stall)
+}
+
+// lostOn ends a decode leg whose hand-over is lost, before the client has seen
+// anything of it; the next attempt has another pair, or is plain.
+func (q *request) lostOn(rank *worker.Rank, took time.Duration) legEnd {
+	q.r.opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
+	if q.handOverLost(q.wait.Lost()) == legPlain {
+		q.attempt = q.pd.MaxAttempts
+	}
+	return legAgain
+}
+
+// handOverLost takes in that decode cannot get this prefill's KV, and why (a kind
+// for metrics, without its "transfer_"): legAgain has the pair run again with
+// another prefill rank, and another decode rank where there is one; legPlain says
+// that no tries are left and decode is to do the whole request.
+func (q *request) handOverLost(why string) legEnd {
+	prefill, decode := q.pair.Prefill, q.pair.Decode
+	since := q.handleAt
+	if q.pair.Handle == nil {
+		since = q.x.Received
+	}
+	q.fellBack("transfer_"+why, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
+	q.hold(false)
+	q.unwatch()
+	if why != "expired" {
+		q.excluded = append(q.excluded, prefill)
+		if decode != nil && !q.isExcluded(decode) && q.others(q.plan.Decode, decode) {
+			q.excluded = append(q.excluded, decode)
+		}
+	}
+	if q.attempt < q.pd.MaxAttempts && q.retryGranted() {
+		return legAgain
+	}
+	return legPlain
+}
+
+// others says whether a candidate but one is left that has not failed this request.
+func (q *request) others(candidates []*worker.Rank, but *worker.Rank) bool {
+	for _, c := range candidates {
+		if c != but && !q.isExcluded(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// transferred closes the wait of a request that was answered whole.
+func (q *request) transferred(choice *schedule.Choice) schedule.Transfer {
+	w := q.wait
+	q.wait = nil
+	return q.r.transferred(w, q.pair.Prefill, choice.Rank, q.prompt.Count-choice.CachedTokens)
+}
+
+// leastMoved is how many tokens a transfer must have moved to tell of a rate.
+const leastMoved = 64
+
+// transferred closes a wait, books what the transfer took for the pair of ranks,
+// and gives what explain shows of it.
+func (r *Runner) transferred(w *transfers.Wait, from, to *worker.Rank, tokens int) schedule.Transfer {
+	if w == nil {
+		return schedule.Transfer{}
+	}
+	res := w.Close()
+	if tokens < leastMoved {
+		tokens = 0
+	}
+	r.opt.Transfers.Moved(from, to, tokens, &res)
+	t := schedule.Transfer{State: "untold", Bytes: res.Bytes, Took: res.Took, After: res.After}
+	if res.State != completion.Pending {
+		t.State = res.State.String()
+	} else if res.Lost {
+		t.State = "expired"
+	}
+	return t
+}

@@ -1,0 +1,28 @@
+package registration
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+)
+
+// connector tells an engine's connector where it may report transfers. The answer
+// holds the keys to the router's completion board: it goes to callers that the gate
+// and the guard let by, is not to be stored on the way, and is not logged.
+func (s *Server) connector(w http.ResponseWriter, r *http.Request) {
+	if s.opt.Connector == nil {
+		fail(w, &refusal{404, "no_connector", "this router takes no reports of transfers", 0})
+		return
+	}
+	var reached netip.Addr
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+		reached = a.AddrPort().Addr().Unmap().WithZone("")
+	}
+	doc, err := s.opt.Connector(reached)
+	if err != nil {
+		fail(w, &refusal{404, "no_connector", err.Error(), 0})
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	answer(w, http.StatusOK, doc)
+}

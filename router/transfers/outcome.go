@@ -1,0 +1,66 @@
+package transfers
+
+import (
+	"sluice/nixl/completion"
+	"sluice/router/worker"
+)
+
+// outcome is what became of a watched hand-over.
+type outcome int
+
+const (
+	untold outcome = iota // nothing came: the engine runs no connector, or its report was lost
+	done
+	failed
+	expired
+	stalled
+	outcomes
+)
+
+var outcomeNames = [outcomes]string{"untold", "done", "failed", "expired", "stalled"}
+
+func (w *Watch) count(t *Wait, r *completion.Result) {
+	o := untold
+	switch {
+	case t.stalled.Load():
+		o = stalled
+	case r.State == completion.Done:
+		o = done
+	case r.State == completion.Failed:
+		o = failed
+	case r.Lost:
+		o = expired
+	}
+	w.outcomes[o].Add(1)
+}
+
+// Moved books a transfer that succeeded between two ranks.
+func (w *Watch) Moved(from, to *worker.Rank, tokens int, r *completion.Result) {
+	if w == nil || from == nil || to == nil || r.State != completion.Done {
+		return
+	}
+	w.pairs.Note(int(from.Slot), int(to.Slot), r.Bytes, tokens, r.Took)
+}
+
+// Outcomes are how many hand-overs ended how, by name.
+func (w *Watch) Outcomes() map[string]int64 {
+	m := map[string]int64{}
+	for i := range w.outcomes {
+		m[outcomeNames[i]] = w.outcomes[i].Load()
+	}
+	return m
+}
+
+// Reports counts what came: by event and status ("recv ok"), and beside them
+// "unknown" (nobody waited), "malformed" and "refused" (a record that fitted no
+// ticket).
+func (w *Watch) Reports() map[string]int64 {
+	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load()}
+	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
+		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.book.Count(e, false), w.book.Count(e, true)
+	}
+	return m
+}
+
+// Waiting is how many hand-overs are watched now.
+func (w *Watch) Waiting() int { return w.book.Len() }

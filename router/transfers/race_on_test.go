@@ -1,0 +1,5 @@
+//go:build race
+
+package transfers
+
+const raceOn = true // sync.Pool drops at random then

@@ -1,0 +1,167 @@
+package transfers
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/nixl"
+	"sluice/nixl/completion"
+)
+
+// Wait is one hand-over that is watched, from Open to Close. Its methods but those
+// that a tier calls are for one goroutine at a time; on a nil Wait they do nothing.
+type Wait struct {
+	watch  *Watch
+	told   completion.Wait
+	board  *nixl.Board // that ticket was lent from; nil: none was
+	ticket nixl.Ticket
+	tell   func() // the method value failed, made once
+
+	// call is the decode leg that is cut when the hand-over is lost. Whoever swaps
+	// it out has the say: a tier that lost it, or Settle that let it go on.
+	call    atomic.Pointer[upstream.Call]
+	lost    atomic.Bool
+	stalled atomic.Bool
+	timer   *time.Timer
+}
+
+// slack is how long a ticket outlives the time that its request may take.
+const slack = time.Minute
+
+// Open begins to watch the hand-over of the request that engines know as id. It is
+// nil while no tier is up. Close it.
+func (w *Watch) Open(id string) *Wait {
+	if w == nil || w.up.Load() == 0 {
+		return nil
+	}
+	t := w.waits.Get().(*Wait)
+	t.lost.Store(false)
+	t.stalled.Store(false)
+	w.book.Open(&t.told, id, t.tell)
+	return t
+}
+
+// Lend lends the hand-over a slot of the completion board for at most the given
+// time, for AppendTicket. One is enough for all tries.
+func (t *Wait) Lend(most time.Duration) {
+	if t == nil || t.board != nil {
+		return
+	}
+	b := t.watch.board.Load()
+	if ticket, ok := b.HandOut(t.watch.book.Number(&t.told), time.Now().Add(most+slack)); ok {
+		t.board, t.ticket = b, ticket
+	}
+}
+
+// AppendTicket appends what the decode engine's connector is told of its slot, as
+// report.py's hand_out reads it; nothing where none was lent.
+func (t *Wait) AppendTicket(dst []byte) []byte {
+	if t == nil || t.board == nil {
+		return dst
+	}
+	dst = strconv.AppendUint(append(dst, `{"slot":`...), uint64(t.ticket.Slot), 10)
+	dst = strconv.AppendUint(append(dst, `,"sequence":"`...), t.ticket.Sequence, 16)
+	dst = strconv.AppendUint(append(dst, `","nonce":"`...), t.ticket.Nonce, 16)
+	dst = strconv.AppendUint(append(dst, `","request":"`...), t.ticket.Request, 16)
+	return append(dst, `"}`...)
+}
+
+// Guard has call cut as soon as the hand-over is told lost, at once where it was
+// told so already; and, with a stall above 0, when nothing was told for so long.
+// Settle ends it.
+func (t *Wait) Guard(call *upstream.Call, stall time.Duration) {
+	if t == nil {
+		return
+	}
+	t.call.Store(call)
+	if t.lost.Load() {
+		t.cut(call)
+		return
+	}
+	if stall > 0 {
+		t.timer = time.AfterFunc(stall, func() {
+			if t.call.Load() == call && t.told.Result().State == completion.Pending && t.call.CompareAndSwap(call, nil) {
+				t.stalled.Store(true)
+				t.lost.Store(true)
+				call.Cut()
+			}
+		})
+	}
+}
+
+// Settle lets the guarded call go on alone. False: it was cut, the hand-over is lost.
+func (t *Wait) Settle() bool {
+	if t == nil {
+		return true
+	}
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	return t.call.Swap(nil) != nil || !t.lost.Load()
+}
+
+// failed is called by a tier, once.
+func (t *Wait) failed() {
+	t.lost.Store(true)
+	if call := t.call.Load(); call != nil {
+		t.cut(call)
+	}
+}
+
+func (t *Wait) cut(call *upstream.Call) {
+	if t.call.CompareAndSwap(call, nil) {
+		call.Cut()
+	}
+}
+
+// Lost says why the hand-over cannot succeed, "" while it can. The reasons are
+// constants: "expired" (prefill has let go of the blocks), "failed", "stalled".
+func (t *Wait) Lost() string {
+	if t == nil || !t.lost.Load() {
+		return ""
+	}
+	switch r := t.told.Result(); {
+	case t.stalled.Load():
+		return "stalled"
+	case r.Lost:
+		return "expired"
+	default:
+		return "failed"
+	}
+}
+
+// grace is how long Await waits: a report that is on its way is a millisecond late.
+const grace = 30 * time.Millisecond
+
+// Await gives a report that is on its way a moment to come, after the engine has
+// already said that the request failed. It says whether the hand-over is lost.
+func (t *Wait) Await() bool {
+	if t == nil {
+		return false
+	}
+	for end := time.Now().Add(grace); !t.lost.Load(); time.Sleep(time.Millisecond) {
+		if t.told.Result().State == completion.Done || time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// Close ends the wait and answers what was told. The Wait is not used after.
+func (t *Wait) Close() completion.Result {
+	if t == nil {
+		return completion.Result{}
+	}
+	t.Settle()
+	r := t.told.Close()
+	if t.board != nil {
+		t.board.Release(t.ticket)
+		t.board = nil
+	}
+	t.watch.count(t, &r)
+	t.watch.waits.Put(t)
+	return r
+}

@@ -1,0 +1,198 @@
+package transfers
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/nixl"
+	"sluice/nixl/completion"
+	"sluice/router/worker"
+)
+
+// Options of a Watch.
+type Options struct {
+	NIXL       bool              // open an agent
+	Search     nixl.Search       // where NIXL may be
+	Parameters map[string]string // of NIXL's backend; nil for its own
+	Endpoint   string            // of the ZMQ PULL socket; "" none
+	Networks   []netip.Prefix    // whose reports are taken over ZMQ; nil: any
+	Slots      int               // of the completion board, a multiple of 64 [16384]
+	Log        *slog.Logger      // [none]
+
+	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
+}
+
+// Watch takes in what is told of transfers. All methods may be called from any
+// goroutine; those of a nil Watch answer that there is nothing.
+type Watch struct {
+	log   *slog.Logger
+	book  *completion.Book
+	pairs completion.Pairs
+
+	agent  *agentTier // nil: off
+	zmq    *zmqTier   // nil: off
+	ladder nixl.Ladder
+	up     atomic.Int32 // tiers that are up: waits are worth opening
+
+	plain *nixl.Board // filled by messages alone; while no agent has one
+	board atomic.Pointer[nixl.Board]
+	older atomic.Pointer[nixl.Board] // the one before: its tickets are still out
+
+	start      string // random, of this Watch
+	generation atomic.Uint64
+	refused    atomic.Int64 // records that fitted no ticket
+	outcomes   [outcomes]atomic.Int64
+
+	waits  sync.Pool
+	stop   context.CancelFunc
+	swept  chan struct{}
+	closed sync.Once
+}
+
+// Start opens the tiers and returns at once; which of them work shows in Status.
+// It is nil when none is wanted.
+func Start(opt Options) (*Watch, error) {
+	if !opt.NIXL && opt.Endpoint == "" {
+		return nil, nil
+	}
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Slots <= 0 {
+		opt.Slots = 16384
+	}
+	var start [8]byte
+	rand.Read(start[:])
+	w := &Watch{log: opt.Log, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{})}
+	w.waits.New = func() any {
+		t := &Wait{watch: w}
+		t.tell = t.failed
+		return t
+	}
+	var err error
+	if w.plain, err = nixl.NewBoard(context.Background(), nil, opt.Slots, w.landed); err != nil {
+		return nil, err
+	}
+	w.board.Store(w.plain)
+	if opt.NIXL {
+		w.agent = w.startAgent(&opt)
+		w.ladder = append(w.ladder, w.agent)
+	}
+	// UCX active messages, where NIXL is missing, would stand here in the ladder.
+	if opt.Endpoint != "" {
+		w.zmq = w.startZMQ(&opt)
+		w.ladder = append(w.ladder, w.zmq)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.stop = cancel
+	go w.sweep(ctx)
+	return w, nil
+}
+
+// Close ends the tiers. Waits that are open hear nothing more; close them all the same.
+func (w *Watch) Close() {
+	if w == nil {
+		return
+	}
+	w.closed.Do(func() {
+		w.stop()
+		<-w.swept
+		for _, m := range w.ladder {
+			m.Close()
+		}
+	})
+}
+
+const (
+	sweepEvery = time.Second
+	sweepSlots = 4096
+)
+
+// sweep takes back slots whose time is over: of requests that ended without Close,
+// which is a bug, but must not eat the board.
+func (w *Watch) sweep(ctx context.Context) {
+	defer close(w.swept)
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, b := range [...]*nixl.Board{w.board.Load(), w.older.Load()} {
+				if b != nil {
+					b.Expire(now, sweepSlots)
+				}
+			}
+		}
+	}
+}
+
+// changed is told of every change of a tier's state.
+func (w *Watch) changed(tier nixl.Tier, was, is nixl.TierState, reason string) {
+	if was == nixl.TierUp {
+		w.up.Add(-1)
+	}
+	if is == nixl.TierUp {
+		w.up.Add(1)
+	}
+	w.generation.Add(1)
+	level := slog.LevelInfo
+	if is == nixl.TierDown {
+		level = slog.LevelWarn
+	}
+	w.log.Log(context.Background(), level, "KV transfers: a tier changed", "tier", string(tier), "state", string(is), "reason", reason)
+}
+
+// use makes b the board that tickets are lent from.
+func (w *Watch) use(b *nixl.Board) {
+	if was := w.board.Swap(b); was != b {
+		w.older.Store(was)
+	}
+}
+
+// frame takes a message of the connector, from whichever tier; false when it is none.
+func (w *Watch) frame(m []byte) bool {
+	if !bytes.HasPrefix(m, []byte(nixl.MessagePrefix)) {
+		return w.book.Line(m)
+	}
+	for _, b := range [...]*nixl.Board{w.board.Load(), w.older.Load()} {
+		if b != nil && b.Message(m) == nil {
+			return true
+		}
+	}
+	w.refused.Add(1)
+	return true
+}
+
+// Frame is frame for a socket that others keep: LMCache's notifications and the
+// connector's reports may come to one.
+func (w *Watch) Frame(m []byte) bool { return w != nil && w.frame(m) }
+
+// landed is told of a record on a board.
+func (w *Watch) landed(t nixl.Ticket, c nixl.Completion) {
+	w.book.Landed(t.Request, c.Status != 0, int64(min(c.Bytes, 1<<62)), c.Took)
+}
+
+// From is what is known of transfers from a prefill rank, for the scheduler; nil:
+// nothing.
+func (w *Watch) From(r *worker.Rank) *completion.Row {
+	if w == nil || r == nil {
+		return nil
+	}
+	return w.pairs.From(int(r.Slot))
+}
+
+// Left forgets what was measured of a rank that has left.
+func (w *Watch) Left(r *worker.Rank) {
+	if w != nil {
+		w.pairs.Forget(int(r.Slot))
+	}
+}

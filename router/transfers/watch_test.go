@@ -1,0 +1,323 @@
+package transfers
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/dataplane/upstream"
+	"sluice/nixl"
+	"sluice/nixl/completion"
+	"sluice/router/worker"
+)
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func start(t testing.TB, opt Options) *Watch {
+	t.Helper()
+	w, err := Start(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+func startOverZMQ(t testing.TB) *Watch {
+	t.Helper()
+	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Slots: 64, retry: 20 * time.Millisecond})
+	eventually(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
+	return w
+}
+
+// push connects as a connector does.
+func push(t testing.TB, endpoint string) *zmq.Socket {
+	t.Helper()
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ctx.NewSocket(zmq.PUSH)
+	if err == nil {
+		err = s.SetLinger(0)
+	}
+	if err == nil {
+		err = s.SetImmediate(true)
+	}
+	if err == nil {
+		err = s.Connect(endpoint)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(); ctx.Term() })
+	return s
+}
+
+func line(event, status, request string, bytes int, micros int) []byte {
+	return fmt.Appendf(nil, "SLUICE1 %s %s - - %d %d 0/0/1 d0 cmpl-%s-0-0badcafe", event, status, bytes, micros, request)
+}
+
+func send(t testing.TB, s *zmq.Socket, m []byte) {
+	t.Helper()
+	if _, err := s.SendBytes(m, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rank(slot int, id string) *worker.Rank {
+	return &worker.Rank{ID: worker.ID{Worker: id}, Slot: worker.Slot(slot)}
+}
+
+func TestNoTierCostsNothing(t *testing.T) {
+	w, err := Start(Options{})
+	if w != nil || err != nil {
+		t.Fatalf("%v, %v", w, err)
+	}
+	if w.Open("r") != nil || w.From(rank(1, "p")) != nil || w.Frame([]byte("x")) || w.Pairs() != nil {
+		t.Error("a nil Watch does something")
+	}
+	var wait *Wait
+	wait.Lend(time.Second)
+	wait.Guard(nil, 0)
+	if wait.Lost() != "" || !wait.Settle() || wait.Close() != (completion.Result{}) || wait.AppendTicket(nil) != nil {
+		t.Error("a nil Wait does something")
+	}
+	if s := w.Status(); s.Active != nixl.TierHTTP || len(s.Tiers) != 3 {
+		t.Errorf("%+v", s)
+	}
+	if _, err := w.Document(netip.Addr{}); err != ErrNoTier {
+		t.Errorf("a document: %v", err)
+	}
+	w.Close()
+}
+
+// Reports over ZMQ settle waits, by line and by the record of a ticket, and teach
+// the pair's rate.
+func TestOverZMQ(t *testing.T) {
+	w := startOverZMQ(t)
+	s := push(t, w.zmq.at())
+	wait := w.Open("a")
+	send(t, s, line("recv", "ok", "a", 1<<20, 500))
+	eventually(t, "the report is booked", func() bool { return wait.told.Result().State == completion.Done })
+	res := wait.Close()
+	if res.Bytes != 1<<20 || res.Took != 500*time.Microsecond || res.After <= 0 {
+		t.Errorf("%+v", res)
+	}
+	p, d := rank(3, "p0"), rank(5, "d0")
+	w.Moved(p, d, 1000, &res)
+	if ns := w.From(p).NSPerToken(5); ns < 499 || ns > 501 {
+		t.Errorf("%v ns a token, want 500", ns)
+	}
+	w.Left(d)
+	if len(w.Pairs()) != 0 {
+		t.Error("a pair with a rank that left")
+	}
+
+	wait = w.Open("b")
+	wait.Lend(time.Minute)
+	if ticket := string(wait.AppendTicket([]byte("x"))); !strings.HasPrefix(ticket, `x{"slot":`) || !strings.HasSuffix(ticket, `"}`) {
+		t.Errorf("ticket %s", ticket)
+	}
+	rec := wait.ticket.Record(nixl.Completion{Request: wait.ticket.Request, Bytes: 7, Took: time.Millisecond})
+	k := wait.ticket.Slot
+	message := append([]byte{'S', 'L', 'B', '1', byte(k), byte(k >> 8), byte(k >> 16), byte(k >> 24)}, rec[:]...)
+	forged := append([]byte(nil), message...)
+	forged[8+8]++ // the nonce; the check fails too, as it would for who guesses
+	send(t, s, forged)
+	send(t, s, message)
+	eventually(t, "the record is booked", func() bool { return wait.told.Result().State == completion.Done })
+	if wait.Close(); w.Reports()["refused"] != 1 || w.Reports()["recv_ok"] != 2 {
+		t.Errorf("%v", w.Reports())
+	}
+	send(t, s, []byte("nonsense"))
+	send(t, s, line("recv", "ok", "nobody", 1, 1))
+	eventually(t, "what fits nothing is counted", func() bool { r := w.Reports(); return r["malformed"] == 1 && r["unknown"] == 1 })
+	if n := w.Waiting(); n != 0 {
+		t.Errorf("%d waits are open", n)
+	}
+	if o := w.Outcomes(); o["done"] != 2 || o["untold"] != 0 {
+		t.Errorf("%v", o)
+	}
+}
+
+// A lost hand-over cuts the guarded call, whichever comes first.
+func TestGuard(t *testing.T) {
+	w := startOverZMQ(t)
+	for _, k := range []struct{ event, status, why string }{{"recv", "failed", "failed"}, {"expired", "ok", "expired"}} {
+		for _, before := range []bool{false, true} {
+			wait, call := w.Open("g"), new(upstream.Call)
+			if before {
+				w.frame(line(k.event, k.status, "g", 0, 0))
+			}
+			wait.Guard(call, 0)
+			if !before {
+				w.frame(line(k.event, k.status, "g", 0, 0))
+			}
+			if !call.WasCut() || wait.Lost() != k.why || wait.Settle() {
+				t.Errorf("%v, before %v: cut %v, lost %q", k, before, call.WasCut(), wait.Lost())
+			}
+			wait.Close()
+		}
+	}
+	// Settled calls are left alone, and so are calls of a wait that was closed.
+	wait, call := w.Open("g"), new(upstream.Call)
+	wait.Guard(call, time.Minute)
+	if !wait.Settle() {
+		t.Error("lost without a word")
+	}
+	w.frame(line("recv", "failed", "g", 0, 0))
+	wait.Close()
+	w.frame(line("recv", "failed", "g", 0, 0))
+	if call.WasCut() {
+		t.Error("a call that had been let go was cut")
+	}
+	// A stall.
+	wait, call = w.Open("g"), new(upstream.Call)
+	wait.Guard(call, time.Millisecond)
+	eventually(t, "the stall cuts", call.WasCut)
+	if wait.Lost() != "stalled" {
+		t.Errorf("lost %q", wait.Lost())
+	}
+	wait.Close()
+	// A word in time is no stall.
+	wait, call = w.Open("g"), new(upstream.Call)
+	w.frame(line("recv", "ok", "g", 0, 0))
+	wait.Guard(call, time.Millisecond)
+	time.Sleep(20 * time.Millisecond)
+	if call.WasCut() || wait.Lost() != "" {
+		t.Error("cut although the KV had come")
+	}
+	wait.Close()
+	if o := w.Outcomes(); o["stalled"] != 1 || o["expired"] != 2 || o["failed"] != 3 {
+		t.Errorf("%v", o)
+	}
+}
+
+// A report that comes a moment after the engine's own word is waited for, briefly.
+func TestAwait(t *testing.T) {
+	w := startOverZMQ(t)
+	wait := w.Open("a")
+	defer wait.Close()
+	if wait.Await() {
+		t.Error("lost without a word")
+	}
+	go func() {
+		time.Sleep(2 * time.Millisecond)
+		w.frame(line("recv", "failed", "a", 0, 0))
+	}()
+	if !wait.Await() {
+		t.Error("the report was not waited for")
+	}
+}
+
+// A port that is taken keeps the tier down until it is free; the router goes on.
+func TestZMQComesBack(t *testing.T) {
+	other := startOverZMQ(t)
+	at := other.zmq.at()
+	w := start(t, Options{Endpoint: at, Slots: 64, retry: 10 * time.Millisecond})
+	eventually(t, "the tier says why it is down", func() bool {
+		s, why := w.zmq.Status()
+		return s == nixl.TierDown && strings.Contains(why, "in use")
+	})
+	if w.Open("x") != nil {
+		t.Error("a wait is opened although nobody could tell")
+	}
+	if active := w.Status(); active.Active != nixl.TierHTTP || !strings.Contains(active.Reason, "zmq is down") {
+		t.Errorf("%+v", active)
+	}
+	d, _ := w.Document(netip.Addr{})
+	other.Close()
+	eventually(t, "the tier is up", func() bool { return w.Up(nixl.TierZMQ) })
+	e, _ := w.Document(netip.Addr{})
+	if d.ZMQ != nil || e.ZMQ == nil || d.Epoch == e.Epoch {
+		t.Errorf("documents: %+v then %+v", d, e)
+	}
+	wait := w.Open("x")
+	if wait == nil {
+		t.Fatal("no wait although the tier is up")
+	}
+	wait.Close()
+}
+
+// Who is not in the networks gets no report through.
+func TestNetworks(t *testing.T) {
+	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("10.9.8.0/24")}, Slots: 64})
+	eventually(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
+	s := push(t, w.zmq.at())
+	s.SetSndtimeo(300 * time.Millisecond)
+	s.SendBytes([]byte("nonsense"), 0)
+	time.Sleep(50 * time.Millisecond)
+	if n := w.Reports()["malformed"]; n != 0 {
+		t.Error("a frame from outside of the networks came through")
+	}
+	in := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Slots: 64})
+	eventually(t, "ZMQ is up", func() bool { return in.Up(nixl.TierZMQ) })
+	send(t, push(t, in.zmq.at()), []byte("nonsense"))
+	eventually(t, "a frame from inside comes through", func() bool { return in.Reports()["malformed"] == 1 })
+}
+
+func TestReachable(t *testing.T) {
+	at := netip.MustParseAddr("10.0.0.7")
+	for _, k := range []struct{ bound, want string }{
+		{"tcp://0.0.0.0:8091", "tcp://10.0.0.7:8091"}, {"tcp://*:8091", "tcp://10.0.0.7:8091"}, {"tcp://[::]:8091", "tcp://10.0.0.7:8091"},
+		{"tcp://10.1.1.1:8091", "tcp://10.1.1.1:8091"}, {"tcp://router:8091", "tcp://router:8091"},
+	} {
+		if got := reachable(k.bound, at); got != k.want {
+			t.Errorf("%s: %s, want %s", k.bound, got, k.want)
+		}
+	}
+	if s := fmt.Sprintf("%v", &Document{Epoch: "e", NIXL: &DocumentNIXL{Metadata: []byte("secret")}}); strings.Contains(s, "secret") || strings.Contains(s, "115") {
+		t.Errorf("printed: %s", s)
+	}
+}
+
+// What a watched hand-over costs a request while a tier is up.
+func BenchmarkWatched(b *testing.B) {
+	w := startOverZMQ(b)
+	p, d := rank(3, "p0"), rank(5, "d0")
+	call := new(upstream.Call)
+	room := make([]byte, 0, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		wait := w.Open("bench")
+		wait.Lend(time.Minute)
+		room = wait.AppendTicket(room[:0])
+		wait.Guard(call, 0)
+		wait.Settle()
+		res := wait.Close()
+		w.Moved(p, d, 1000, &res)
+	}
+}
+
+func TestWatchedAllocatesNothing(t *testing.T) {
+	w := startOverZMQ(t)
+	call := new(upstream.Call)
+	room := make([]byte, 0, 256)
+	n := testing.AllocsPerRun(200, func() {
+		wait := w.Open("bench")
+		wait.Lend(time.Minute)
+		room = wait.AppendTicket(room[:0])
+		wait.Guard(call, 0)
+		wait.Settle()
+		res := completion.Result{State: completion.Done, Took: time.Millisecond, Bytes: 1 << 20}
+		w.Moved(rankA, rankB, 1000, &res)
+		wait.Close()
+	})
+	if n != 0 && !raceOn {
+		t.Errorf("%v allocations for a watched request", n)
+	}
+}
+
+var rankA, rankB = rank(3, "p0"), rank(5, "d0")
