@@ -1,0 +1,264 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/nixl"
+	"sluice/router/config"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+const goodHandle = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`
+
+// told is a router that takes reports over ZMQ, and a socket to report by.
+type told struct {
+	*testRouter
+	push *zmq.Socket
+	mu   sync.Mutex
+}
+
+func startTold(t *testing.T, mod func(*config.Config), workers ...config.Worker) *told {
+	t.Helper()
+	r := &told{testRouter: startRouter(t, func(c *config.Config) {
+		c.Transfers.ZMQListen = "tcp://127.0.0.1:*"
+		if mod != nil {
+			mod(c)
+		}
+	}, workers...)}
+	eventually(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.transfers.Up(nixl.TierZMQ) })
+	d, err := r.connectorDocument(netip.IPv6Loopback())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct{ ZMQ struct{ Endpoint string } }
+	js, _ := json.Marshal(d)
+	if err := json.Unmarshal(js, &doc); err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.push, err = ctx.NewSocket(zmq.PUSH); err == nil {
+		r.push.SetLinger(0)
+		err = r.push.Connect(doc.ZMQ.Endpoint)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.push.Close(); ctx.Term() })
+	return r
+}
+
+// report says something of the request as an engine's connector does.
+func (r *told) report(event, status, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s - - 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, id), 0)
+}
+
+func withConnector(w config.Worker) config.Worker {
+	w.Options = map[string][]string{"connector": {"true"}}
+	return w
+}
+
+func chatReply(text string) string {
+	return `{"id":"chatcmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
+}
+
+// A decode that waits for KV which will never come is cut as soon as its engine
+// says so, and the pair runs again elsewhere; the client sees one good answer.
+func TestLostHandOverRunsAgain(t *testing.T) {
+	for _, k := range []struct {
+		name, event, status string
+		stream              bool
+		head                bool // decode sends its head before
+		stock               bool // the engine is not known to run the connector
+		stall               time.Duration
+		kind                string
+	}{
+		{name: "failed", event: "recv", status: "failed", kind: "transfer_failed"},
+		{name: "failed stream", event: "recv", status: "failed", stream: true, kind: "transfer_failed"},
+		{name: "failed stream after its head", event: "recv", status: "failed", stream: true, head: true, kind: "transfer_failed"},
+		{name: "failed, engine unknown", event: "recv", status: "failed", stock: true, kind: "transfer_failed"},
+		{name: "expired", event: "expired", status: "ok", kind: "transfer_expired"},
+		{name: "stalled", stall: 50 * time.Millisecond, kind: "transfer_stalled"},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			var r *told
+			reached := make(chan string, 4)
+			p := func(name string) *scripted {
+				return startScripted(t, reply(200, prefillReply(goodHandle)))
+			}
+			p0, p1 := p("p0"), p("p1")
+			var decodes int
+			d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
+				decodes++
+				id := req.Header.Get("X-Request-Id")
+				if decodes == 1 {
+					if k.head {
+						w.Header().Set("Content-Type", "text/event-stream")
+						w.(http.Flusher).Flush()
+					}
+					reached <- id
+					<-req.Context().Done() // as an engine that waits for its blocks
+					return
+				}
+				r.report("recv", "ok", id)
+				if k.stream {
+					w.Header().Set("Content-Type", "text/event-stream")
+					w.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"good\"}}]}\n\ndata: [DONE]\n\n"))
+					return
+				}
+				replyJSON(w, 200, chatReply("good"))
+			})
+			dw := d.at(worker.Decode, "d0")
+			if !k.stock {
+				dw = withConnector(dw)
+			}
+			r = startTold(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.at(worker.Prefill, "p0"), p1.at(worker.Prefill, "p1"), dw)
+			cut := make(chan time.Time, 1)
+			go func() {
+				id := <-reached
+				if k.event != "" {
+					r.report(k.event, k.status, id)
+				}
+				cut <- time.Now()
+			}()
+			body := chat("")
+			if k.stream {
+				body = chat(`,"stream":true`)
+			}
+			a := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "lost-1")
+			took := time.Since(<-cut)
+			if a.Status != 200 || a.text(t) != "good" {
+				t.Fatalf("status %d: %s", a.Status, a.Body)
+			}
+			if took > 2*time.Second {
+				t.Errorf("%s from the report to the answer", took)
+			}
+			if n := r.fellBack(k.kind); n != 1 {
+				t.Errorf("%s counted %v times, want 1", k.kind, n)
+			}
+			prefills := p0.seen() + p1.seen()
+			if prefills != 2 || d.seen() != 2 || k.kind != "transfer_expired" && (p0.seen() != 1 || p1.seen() != 1) {
+				t.Errorf("%d prefills at p0, %d at p1, %d decodes", p0.seen(), p1.seen(), d.seen())
+			}
+			ticket := strings.Contains(d.bodies[0], `,"sluice":{"slot":`)
+			if ticket == k.stock {
+				t.Errorf("a ticket: %v; decode's body %s", ticket, d.bodies[0])
+			}
+			if k.stock && !strings.Contains(d.bodies[0], goodHandle) {
+				t.Errorf("a stock engine's handle was changed: %s", d.bodies[0])
+			}
+			eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.transfers.Waiting() == 0 })
+		})
+	}
+}
+
+// Blocks that prefill lets go of each time: the pair runs again while there are
+// tries, then decode does it all; it is never left with a dead handle.
+func TestExpiredEachTime(t *testing.T) {
+	p := startScripted(t, reply(200, prefillReply(goodHandle)))
+	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		if strings.Contains(string(body), "remote_block_ids") {
+			<-req.Context().Done() // it waits for blocks that are gone
+			return
+		}
+		replyJSON(w, 200, chatReply("good"))
+	})
+	r := startTold(t, nil, p.at(worker.Prefill, "p0"), withConnector(d.at(worker.Decode, "d0")))
+	// Said again and again: each attempt's wait is told as soon as it is open, before
+	// decode is sent or just after.
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-0badcafe"))
+				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-2-0badcafe"))
+				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-3-0badcafe"))
+			}
+		}
+	}()
+	a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "early-1")
+	close(stop)
+	<-done
+	if a.Status != 200 || a.text(t) != "good" {
+		t.Errorf("status %d: %s", a.Status, a.Body)
+	}
+	if n, m := r.fellBack("transfer_expired"), r.fellBack("plain_decode"); n != 3 || m != 1 || p.seen() != 3 {
+		t.Errorf("transfer_expired counted %v times, plain_decode %v, %d prefills; want 3, 1, 3", n, m, p.seen())
+	}
+}
+
+// What was told of a transfer stands in the explain record, the metrics, the admin
+// API and /health.
+func TestTransferIsShown(t *testing.T) {
+	p := startScripted(t, reply(200, prefillReply(goodHandle)))
+	var r *told
+	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
+		id := req.Header.Get("X-Request-Id")
+		r.report("recv", "ok", id)
+		r.report("sent", "ok", id)
+		for end := time.Now().Add(5 * time.Second); r.transfers.Reports()["recv_ok"] == 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		replyJSON(w, 200, chatReply("good"))
+	})
+	r = startTold(t, nil, p.at(worker.Prefill, "p0"), withConnector(d.at(worker.Decode, "d0")))
+	post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "shown-1")
+	var rec schedule.Record
+	eventually(t, 5*time.Second, "the record is closed", func() bool {
+		js, ok := r.scheduler.Explain("shown-1")
+		return ok && json.Unmarshal(js, &rec) == nil && rec.Outcome != nil
+	})
+	if tr := rec.Outcome.Transfer; tr == nil || tr.State != "done" || tr.Bytes != 1<<20 || tr.TookMS != 2.5 || tr.AfterMS <= 0 {
+		t.Errorf("explain: %+v", tr)
+	}
+	metrics := string(get(t, r.URL+"/metrics").Body)
+	for _, want := range []string{`sluice_kv_tier_up{tier="zmq"} 1`, `sluice_kv_tier_up{tier="nixl"} 0`, `sluice_kv_transfers_total{outcome="done"} 1`,
+		`sluice_kv_reports_total{report="recv_ok"} 1`, `sluice_kv_pair_transfers_total{from="p0/0",to="d0/0"} 1`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+	health := string(get(t, r.URL+"/health").Body)
+	if !strings.Contains(health, `"active":"zmq"`) || !strings.Contains(health, `"tier":"nixl","state":"off"`) {
+		t.Errorf("health: %s", health)
+	}
+	js, _ := json.Marshal(r.transfersView())
+	if !strings.Contains(string(js), `"from":"p0/0","to":"d0/0","transfers":1,"bytes_per_s":419430400,`) {
+		t.Errorf("admin: %s", js)
+	}
+}
+
+// Without register and without zmq_listen nothing is opened.
+func TestNoTiersByDefault(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	if r.transfers != nil {
+		t.Error("tiers were opened that nobody can reach")
+	}
+	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 {
+		t.Errorf("status %d", a.Status)
+	}
+	if h := string(get(t, r.URL+"/health").Body); !strings.Contains(h, `"active":"http"`) {
+		t.Errorf("health: %s", h)
+	}
+}
