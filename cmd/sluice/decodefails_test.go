@@ -109,7 +109,7 @@ func TestDecodeTimesOut(t *testing.T) {
 	}
 }
 
-// TestStreamDiesUnderWay: the client is told in the protocol's own form, nothing
+// TestStreamDiesUnderWay, where no stream goes on elsewhere: the client is told in the protocol's own form, nothing
 // is run again, and what was reserved is free.
 func TestStreamDiesUnderWay(t *testing.T) {
 	for _, k := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Dead} {
@@ -117,7 +117,7 @@ func TestStreamDiesUnderWay(t *testing.T) {
 			t.Run(k.String()+path, func(t *testing.T) {
 				t.Parallel()
 				p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
-				r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
 				for _, d := range []*sim.Engine{d0, d1} {
 					d.Fault(sim.Fault{Kind: k, Leg: "decode", After: 4})
 				}
@@ -133,7 +133,7 @@ func TestStreamDiesUnderWay(t *testing.T) {
 					t.Errorf("no [DONE] at the end of %q", a.Body)
 				}
 				if n := len(generating(d0)) + len(generating(d1)); n != 1 {
-					t.Errorf("%d decodes: a stream that has begun is not run again", n)
+					t.Errorf("%d decodes: nothing is run again once a stream has begun", n)
 				}
 				rec := r.outcome(t, "dies")
 				if rec.Outcome.Reason == "" {

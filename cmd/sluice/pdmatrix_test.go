@@ -335,13 +335,15 @@ func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra 
 func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string {
 	for range 50 {
 		f.forget()
-		before := e.Stats().Faults
+		before, migrated := e.Stats().Faults, f.router.metric(`sluice_migrations_total{outcome="done"}`)
 		a, right := f.exchange(t, "chat", extra)
 		if e.Stats().Faults == before {
 			continue
 		}
 		streamed := bytes.HasPrefix(a.Body, []byte("data:"))
 		switch {
+		case a.Status == 200 && right && f.router.metric(`sluice_migrations_total{outcome="done"}`) > migrated:
+			return "goes on elsewhere"
 		case a.Status == 200 && right && legCount(f.prefills)+legCount(f.decodes) <= 2:
 			return "hidden"
 		case a.Status == 200 && right:
@@ -441,7 +443,8 @@ time. Every answer called right was compared with that of an undisturbed engine.
 	b.WriteString(`
 - **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
 - **freed at once**: within 3 s of the client's leaving every block, room, lease and reservation was gone; the leases of these engines are 30 s and longer.
-- **run again**: the client saw a whole right answer, from a second pair or decode engine. **error event**: the stream ends with an error in the API's form.
+- **run again**: the client saw a whole right answer, from a second pair or decode engine. **goes on elsewhere**: the same, and its first tokens are the first engine's
+  (docs/migration.md). **error event**: the stream ends with an error in the API's form.
 `)
 	return b.String()
 }

@@ -120,7 +120,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	}
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
-		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, PoolWaiters: cfg.Limits.PoolWaiters,
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration, PoolWaiters: cfg.Limits.PoolWaiters,
 		Completions: r.notifications.completions(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout, Log: log,
 	})
 	if err != nil {

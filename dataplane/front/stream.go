@@ -184,12 +184,17 @@ func (st *stream) relay(s *Server) (res relay.Result) {
 			return relay.Result{Cause: relay.ClientGone, Err: err}
 		}
 	}
+	var carry *relay.Carry
+	if t := st.hooks.Transcript; t != nil {
+		carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
+	}
 	res = relay.Stream(st, st.resp, relay.Options{
 		Protocol:     st.endpoint.Protocol,
 		WriteTimeout: s.opt.WriteTimeout,
 		IdleTimeout:  s.opt.StreamIdleTimeout,
 		OnFirstToken: st.hooks.OnFirstToken,
 		Rewrite:      st.hooks.Rewrite,
+		Carry:        carry,
 	})
 	if res.Err == nil && len(st.head) > 0 {
 		// No body came to carry the head.
@@ -201,6 +206,25 @@ func (st *stream) relay(s *Server) (res relay.Result) {
 		res.Cause = relay.ClientGone
 	}
 	return res
+}
+
+// next takes the answer of another engine in the place of the one that failed.
+// While it is waited for, a client that leaves cuts the new call.
+func (st *stream) next(b relay.Break) *upstream.Response {
+	gone := &st.c.gone
+	gone.set(nil) // a cut of the old call under way has ended behind this
+	defer gone.set(st.gone)
+	if gone.left.Load() {
+		return nil
+	}
+	resp, call := st.hooks.Next(b, func(c *upstream.Call) { gone.set(c.Cut) })
+	gone.set(nil)
+	if resp == nil {
+		return nil
+	}
+	st.resp.Release()
+	st.resp, st.call = resp, call
+	return resp
 }
 
 // endStream tells the end once and recycles st.

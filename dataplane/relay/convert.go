@@ -26,6 +26,8 @@ type Conversion struct {
 	// Cached takes the place of the engine's cached_tokens; below 0 that stays.
 	// The prefill engine knows what the decode engine can not.
 	Cached int
+	// Seam makes the answer, a stream, go on with one that another engine began.
+	Seam *Seam
 
 	head  []byte // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
 	begun []bool // choices whose first event is out
@@ -39,6 +41,17 @@ type FirstToken struct {
 	Text     []byte // the inside of a JSON string, escapes as the engine wrote them
 	Logprobs []byte // the completions answer's logprobs object; nil or null: none
 	IDs      bool   // the client asked for token ids
+}
+
+// Seam is where a stream passes from one engine to the next, which was given what
+// had been told as a part of its prompt.
+type Seam struct {
+	// Head is the beginning of all events, up to the model; nil: nothing was told,
+	// and the stream begins here.
+	Head    []byte
+	Prompt  int  // tokens of the client's prompt
+	Tokens  int  // told before; usage counts them as output
+	ShowIDs bool // the client asked for token ids
 }
 
 // noChoice bounds the index of a choice, so that an engine's nonsense costs
@@ -90,6 +103,9 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	w := walker{b: data}
 	if len(data) == 0 || w.peek() != '{' {
 		return dst, false
+	}
+	if c.head == nil && c.Seam != nil && c.Seam.Head != nil {
+		c.head, c.begun, c.left = c.Seam.Head, []bool{true}, 0
 	}
 	if c.head == nil || c.left > 0 {
 		if dst, ok = c.begin(dst, data); !ok {
@@ -146,6 +162,9 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 	if c.First != nil {
 		moved = 1
 	}
+	if c.Seam != nil {
+		moved += c.Seam.Tokens
+	}
 	w.enter('{')
 	from := len(dst)
 	for key, more := w.member(); more; key, more = w.member() {
@@ -176,6 +195,12 @@ func (c *Conversion) details(dst []byte, w *walker) []byte {
 		value := w.raw()
 		if c.Cached >= 0 && string(key) == "cached_tokens" {
 			dst = strconv.AppendInt(dst, int64(c.Cached), 10)
+			continue
+		}
+		if c.Seam != nil && string(key) == "cached_tokens" {
+			// What was told counts as output, not as prompt that was found.
+			cached := walker{b: value}
+			dst = strconv.AppendInt(dst, int64(min(max(cached.digits(), 0), c.Seam.Prompt)), 10)
 			continue
 		}
 		dst = append(dst, value...)

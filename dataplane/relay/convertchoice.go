@@ -49,6 +49,18 @@ func (ch *choice) read(w *walker, other func(key, value []byte)) {
 	}
 }
 
+// hide takes ids that the client did not ask for out of a choice.
+func (ch *choice) hide(s *Seam) {
+	if s == nil {
+		return
+	}
+	if !s.ShowIDs {
+		ch.ids, ch.prompt = nil, nil
+	} else if s.Head != nil {
+		ch.prompt = nil // told, and without what was told since
+	}
+}
+
 // says whether a chunk with this choice tells the client anything.
 func (ch *choice) says() bool {
 	return len(ch.text) > 0 || ch.finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
@@ -94,6 +106,7 @@ func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
 	for w.element() {
 		var ch choice
 		ch.read(&w, nil)
+		ch.hide(c.Seam)
 		if ch.index >= noChoice || ch.index < len(c.begun) && c.begun[ch.index] {
 			continue
 		}
@@ -196,6 +209,7 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 	for w.element() {
 		var ch choice
 		ch.read(w, nil)
+		ch.hide(c.Seam)
 		came++
 		if c.Chat && !ch.says() {
 			continue

@@ -16,7 +16,8 @@ const maxCarry = 64 << 10
 type framer struct {
 	carry *membudget.Buffer // the event's bytes so far; nil: none
 	line  lineState
-	over  bool // the present event is beyond maxCarry
+	over  bool // the present event is beyond the bound
+	most  int  // the bound; 0: maxCarry
 }
 
 // lineState is what the present line holds so far.
@@ -84,7 +85,7 @@ func (f *framer) keep(p []byte) {
 	if f.carry != nil {
 		have = len(f.carry.B)
 	}
-	if have+len(p) > maxCarry {
+	if have+len(p) > max(f.most, maxCarry) {
 		f.over = true
 		f.drop()
 		return

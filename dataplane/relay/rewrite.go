@@ -57,11 +57,14 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		e.feed(p)
 		return e.out, nil
 	}
+	carry := s.opt.Carry
 	for at := 0; at < len(p) && !done; {
 		n, payload, err := s.chunks.Next(p[at:])
 		at += n
 		if len(payload) > 0 {
-			s.scan.feed(payload)
+			if carry == nil {
+				s.scan.feed(payload)
+			}
 			e.feed(payload)
 		}
 		if err != nil {
@@ -71,6 +74,11 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		if done = s.chunks.Done(); done && at == len(p) {
 			s.resp.Finish()
 		}
+	}
+	if carry != nil {
+		// Looked at as the client gets it: as one stream.
+		s.scan.feed(e.out)
+		done = done && carry.Transcript.Failed == nil
 	}
 	e.framed = e.framed[:0]
 	if len(e.out) > 0 {

@@ -36,6 +36,9 @@ type Options struct {
 	// Rewrite, when set, changes the events of a stream on their way; a body
 	// that is no event stream passes as it is.
 	Rewrite Rewriter
+	// Carry, when set, takes the place of Rewrite and lets a chunked event stream
+	// go on from another engine when its own fails.
+	Carry *Carry
 }
 
 // ClientConn is the client's connection as relay needs it.
@@ -94,11 +97,20 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
 	defer s.scan.drop()
-	if opt.Rewrite != nil && s.scanning {
+	if c := s.opt.Carry; c != nil && !(s.scanning && s.chunked) {
+		opt.Rewrite, s.opt.Carry = c.Transcript, nil // ids are taken out all the same
+	}
+	switch {
+	case s.opt.Carry != nil:
+		s.edit.begin(opt.Carry.Transcript)
+		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
+		defer s.edit.end()
+	case opt.Rewrite != nil && s.scanning:
 		s.edit.begin(opt.Rewrite)
 		defer s.edit.end()
 	}
-	s.run()
+	for s.run(); s.carryOn(); s.run() {
+	}
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
 			s.res.Reusable = s.write(end) == nil
@@ -191,6 +203,9 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 		}
 	}
 	if len(p) > 0 && s.writeAt(p, t) != nil {
+		return true
+	}
+	if s.opt.Carry != nil && s.opt.Carry.Transcript.Failed != nil {
 		return true
 	}
 	if broken != nil {

@@ -107,6 +107,11 @@ func (c *Config) check(f *faults) {
 			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "any", or "off" alone`, quoted(p))
 		}
 	}
+	for i, word := range c.Migration.Allow {
+		if !slices.Contains(MigrationAllow, word) {
+			bad(fmt.Sprintf("migration.allow[%d]", i), "%s; want one of %s", quoted(word), strings.Join(MigrationAllow, ", "))
+		}
+	}
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	// A body takes up to twice its size while it grows, and one must not be able

@@ -32,6 +32,8 @@ type Config struct {
 	Health   Health   `yaml:"health"`
 	Fleet    Fleet    `yaml:"fleet"`
 
+	Migration Migration `yaml:"migration"`
+
 	Discovery Discovery `yaml:"discovery"`
 	Kube      Kube      `yaml:"kube"`
 	Register  Register  `yaml:"register"`
@@ -175,10 +177,21 @@ type Timeouts struct {
 	Connect    time.Duration `yaml:"connect" min:"1ms"`     // connecting to an engine [2s]
 	Prefill    time.Duration `yaml:"prefill" min:"1ms"`     // a prefill leg in all [300s]
 	Decode     time.Duration `yaml:"decode" min:"1ms"`      // a decode or aggregated leg in all [600s]
+	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`  // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
 	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"` // between two reads of a stream [120s]
 	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`    // a request waits for a pool without a healthy worker; then 503 [5s]
 	Drain      time.Duration `yaml:"drain" min:"0s"`        // streams under way are let go on at SIGTERM [30s]
 }
+
+// Migration of streams whose engine fails under way; see docs/migration.md.
+type Migration struct {
+	Max    int      `yaml:"max" min:"0" max:"8"`        // how often one stream may go on from another engine when its own has failed; 0: never [1]
+	Tokens string   `yaml:"tokens" oneof:"auto client"` // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
+	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed [none]
+}
+
+// MigrationAllow lists the words of migration.allow.
+var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed"}
 
 // Health of workers.
 type Health struct {

@@ -46,8 +46,11 @@ func (c *Config) Describe() string {
 		}
 	}
 
+	if m := c.Migration; m.Max > 0 {
+		line("\na stream whose engine fails goes on from another, %d times at most, where its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
+	}
 	t, h := c.Timeouts, c.Health
-	line("\ntime-outs: prefill %s, decode %s, between two reads of a stream %s, connect %s, waiting for a pool %s, drain %s", t.Prefill, t.Decode, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
+	line("\ntime-outs: prefill %s, decode %s, a stream's head %s, between two reads of it %s, connect %s, waiting for a pool %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
 	line("health: a probe each %s with %s to answer, out after %d failures in a row", h.Interval, h.Timeout, h.FailAfter)
 	if h.Scrape > 0 {
 		line("load: /metrics of every engine each %s", h.Scrape)

@@ -235,7 +235,7 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	q.r.facts.forget(b.rank)
 	f := q.failed(rank, "decode", err)
 	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), took)
-	if f.reason == front.UpstreamTimeout && !f.unsent || !q.mayRunAgain(q.plan.Decode) {
+	if f.reason == front.UpstreamTimeout && !f.unsent && q.overdue(b.began) || !q.mayRunAgain(q.plan.Decode) {
 		q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", rank.ID, err), 0)
 		return legAnswered
 	}

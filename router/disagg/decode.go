@@ -84,13 +84,19 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		switch {
 		case f.unsent && try < q.pd.DecodeTries && q.other(candidates) && !q.plan.Traits.NamesDecode:
 			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
-		case f.reason == front.UpstreamTimeout && !f.unsent, !q.mayRunAgain(candidates):
+		case f.reason == front.UpstreamTimeout && !f.unsent && q.overdue(began), !q.mayRunAgain(candidates):
 			q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
 			return legAnswered
 		default:
 			return legAgain
 		}
 	}
+}
+
+// overdue says whether a decode leg's whole time is over; a head that does not come
+// in timeouts.first_byte may be waited for elsewhere.
+func (q *request) overdue(began time.Time) bool {
+	return !q.stream || time.Since(began) >= q.r.opt.Timeouts.Decode
 }
 
 // leaseOver: decode sent after the prefill engine's lease reads freed memory
@@ -124,15 +130,23 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	if q.handed = q.pair.Handle != nil || q.beside != nil || q.pair.Trial; q.handed {
 		q.plan.Family.Decode(&q.leg, &q.pair)
 	}
+	if q.asksIDs(rank) {
+		q.leg.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
+	}
+	head := time.Duration(0) // a whole answer's head comes with its end
+	if q.stream {
+		head = q.r.opt.Timeouts.FirstByte
+	}
 	q.x.OnGone(q.cutWhenGone(call, began))
 	defer q.x.OnGone(nil)
 	q.guard(call)
 	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-		Method:   "POST",
-		Path:     q.path(),
-		Fields:   q.headers(rank),
-		Body:     q.body(),
-		Deadline: began.Add(q.r.opt.Timeouts.Decode),
+		Method:      "POST",
+		Path:        q.path(),
+		Fields:      q.headers(rank),
+		Body:        q.body(),
+		HeadTimeout: head,
+		Deadline:    began.Add(q.r.opt.Timeouts.Decode),
 	}, call)
 }
 

@@ -119,6 +119,14 @@ func unfitChat(doc *jsonscan.Doc) string {
 			return "reasoning"
 		}
 	}
+	if holdsMedia(doc) {
+		return "media"
+	}
+	return ""
+}
+
+// holdsMedia says whether a chat's messages hold anything but text.
+func holdsMedia(doc *jsonscan.Doc) bool {
 	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyMessages)); it.Next(); {
 		content, ok, _ := jsonscan.Find(it.Raw(), "content")
 		if !ok || content.Kind != jsonscan.Array {
@@ -128,14 +136,19 @@ func unfitChat(doc *jsonscan.Doc) string {
 			if part.Value.Kind != jsonscan.Object {
 				continue
 			}
-			if kind, ok, _ := jsonscan.Find(part.Raw(), "type"); ok {
-				switch string(part.Raw()[kind.Start:kind.End]) {
-				case `"text"`, `"input_text"`, `"output_text"`, `"refusal"`:
-				default:
-					return "media"
+			kind, ok, _ := jsonscan.Find(part.Raw(), "type")
+			if !ok { // vLLM takes {"image_url":"…"} too
+				if _, text, _ := jsonscan.Find(part.Raw(), "text"); text {
+					continue
 				}
+				return true
+			}
+			switch string(part.Raw()[kind.Start:kind.End]) {
+			case `"text"`, `"input_text"`, `"output_text"`, `"refusal"`:
+			default:
+				return true
 			}
 		}
 	}
-	return ""
+	return false
 }

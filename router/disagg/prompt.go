@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"slices"
+	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -26,9 +27,15 @@ func (q *request) findPrompt() {
 		return
 	}
 	q.tokens()
-	salt := q.salt()
+	q.salted = q.salt()
+	q.lookUp(q.x.Received)
+}
+
+// lookUp finds what every rank holds of the prompt.
+func (q *request) lookUp(now time.Time) {
+	salt := q.salted
 	if len(q.prompt.Tokens) > 0 {
-		c := q.r.censuses.of(q.pool, q.x.Received, &q.counted)
+		c := q.r.censuses.of(q.pool, now, &q.counted)
 		q.keys = blockhash.Seqs(q.keys[:0], salt, q.prompt.Tokens, approxBlockTokens)
 		q.sized = q.sized[:0]
 		for _, size := range c.sizes {
@@ -154,7 +161,7 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		KeyTokens:         approxBlockTokens,
 		Session:           q.steering.session,
 		Excluded:          q.excluded,
-		RequestID:         q.x.RequestID,
+		RequestID:         q.id,
 		Attempt:           q.attempt,
 	}
 	if leg == schedule.DecodeLeg {

@@ -32,6 +32,10 @@ type Observer interface {
 	// "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
 	// "many_choices", "abandoned_handle", …).
 	FellBack(kind string)
+	// Migrated: an engine failed in the middle of a stream, and what became of that:
+	// "done" (another goes on with it), "failed" (none took it), "limit", or why it
+	// could not.
+	Migrated(outcome string)
 	// Retried: a leg was run again elsewhere.
 	Retried(leg schedule.Leg)
 	// FirstToken: time from the request's head to its first token.
@@ -63,6 +67,7 @@ type Options struct {
 	Models    map[string]config.Model // overrides by model name
 	Timeouts  config.Timeouts
 	Steering  config.Steering
+	Migration config.Migration
 	// Completions tells of KV transfers that have ended, for families that wait
 	// for it (Awaiter); nil: decode follows prefill's answer alone.
 	Completions Completions
@@ -176,7 +181,8 @@ func (r *Runner) pdOf(model string) *modelPD {
 // stands in streamEnd.
 type request struct {
 	r     *Runner
-	x     *front.Exchange
+	x     *front.Exchange // nil where a stream goes on elsewhere
+	id    string          // X-Request-Id
 	model string
 	pool  *fleet.Pool
 	pd    *config.PD
@@ -190,6 +196,12 @@ type request struct {
 	suspects  int  // engines that broke after this request was sent to them
 	unsent    bool // the last leg failed before its engine saw anything of it
 
+	looked    bool   // movability was
+	movable   []byte // see movable
+	unmovable string
+	why       string // of this leg
+
+	salted  blockhash.Salt
 	prompt  tokenize.Prompt
 	sized   []schedule.SizedOverlap // overlap per block size of the pool
 	approx  kvindex.Overlap
@@ -224,7 +236,7 @@ type request struct {
 // ServeInference implements front.Handler.
 func (r *Runner) ServeInference(x *front.Exchange) {
 	q := r.requests.Get().(*request)
-	q.r, q.x = r, x
+	q.r, q.x, q.id = r, x, x.RequestID
 	defer q.recycle()
 
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)

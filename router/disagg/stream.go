@@ -38,6 +38,11 @@ type streamEnd struct {
 
 	wait    *transfers.Wait // of the hand-over
 	prefill *worker.Rank
+
+	transfer  schedule.Transfer // what became of the hand-over, once its wait is closed
+	immovable string            // why the stream cannot go on from another engine
+	moved     bool              // it did
+	closed    bool              // the leg's books are: its engine failed, and no other took the stream
 }
 
 // relay hands the stream to the front; it goes on after the handler returned.
@@ -55,7 +60,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		s.keys = slices.Clone(q.guessKeys(choice.Rank)) // q.keys is scratch of the next request by then
 	}
 	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end}
-	if a := q.answerer(); a != nil && isEvents(resp) {
+	if c := q.carry(s, resp); c != nil {
+		hooks.Transcript, hooks.Usage, hooks.Next = &c.Transcript, wantsEndUsage(&q.x.Doc), c.next
+	} else if a := q.answerer(); a != nil && isEvents(resp) {
 		hooks.Rewrite = a.Events(&q.pair)
 	}
 	q.x.Relay(resp, call, hooks)
@@ -73,6 +80,13 @@ func (s *streamEnd) end(res relay.Result) {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
+	if !s.closed && res.Cause == relay.EngineClosed {
+		s.blame(relay.Break{Cause: res.Cause, Err: res.Err})
+	}
+	if s.immovable != "" && (res.EngineErr || res.Cause == relay.EngineClosed || res.Cause == relay.EngineStalled) {
+		s.note("not migrated: " + s.immovable)
+		opt.Observer.Migrated(s.immovable)
+	}
 	outcome := "ok"
 	if b := s.beside; b != nil {
 		if res.Cause != relay.Completed {
@@ -88,7 +102,9 @@ func (s *streamEnd) end(res relay.Result) {
 	case res.EngineErr:
 		outcome = "engine_error"
 	}
-	opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
+	if !s.closed {
+		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
+	}
 	opt.Observer.Streamed(s.endpoint, &res)
 	out := schedule.Outcome{
 		Status: s.status, CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
@@ -97,13 +113,16 @@ func (s *streamEnd) end(res relay.Result) {
 	if outcome != "ok" {
 		out.Reason = outcome
 	}
-	out.Transfer = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted)
+	if s.wait != nil {
+		s.transfer = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted)
+	}
+	out.Transfer = s.transfer
 	if !res.FirstToken.IsZero() {
 		out.TTFT = res.FirstToken.Sub(s.received)
 	}
 	if s.prefilled {
 		out.CachedTokens = s.found
-	} else if res.Cause == relay.Completed && s.tokens > 0 {
+	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.moved {
 		s.r.learn(s.rank, s.keys, s.tokens, s.predicted, res.Usage.Cached)
 	}
 	opt.Scheduler.End(s.requestID, out)

@@ -40,6 +40,7 @@ type Metrics struct {
 	legs      vec[legOutcome, metrics.Counter]
 	retries   vec[schedule.Leg, metrics.Counter]
 	fallbacks vec[string, metrics.Counter]
+	migrated  vec[string, metrics.Counter]
 	streams   vec[relay.Cause, metrics.Counter]
 	endpoints map[string]*endpoint // fixed after NewMetrics
 
@@ -97,6 +98,9 @@ func NewMetrics() *Metrics {
 	}
 	m.retries.make = func(l schedule.Leg) *metrics.Counter { return counter("sluice_leg_retries_total", "leg", l.String()) }
 	m.fallbacks.make = func(kind string) *metrics.Counter { return counter("sluice_fallbacks_total", "kind", kind) }
+	m.migrated.make = func(outcome string) *metrics.Counter {
+		return counter("sluice_migrations_total", "outcome", outcome)
+	}
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
 	for _, e := range front.Endpoints {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
@@ -222,6 +226,9 @@ func (m *Metrics) LegEnded(leg schedule.Leg, id worker.ID, outcome string, took 
 
 // FellBack implements disagg.Observer.
 func (m *Metrics) FellBack(kind string) { m.fallbacks.get(kind).Inc() }
+
+// Migrated implements disagg.Observer.
+func (m *Metrics) Migrated(outcome string) { m.migrated.get(outcome).Inc() }
 
 // Retried implements disagg.Observer.
 func (m *Metrics) Retried(leg schedule.Leg) { m.retries.get(leg).Inc() }

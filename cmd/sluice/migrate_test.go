@@ -1,0 +1,420 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// telling is what a client reads out of a stream, all of it.
+type telling struct {
+	identity string // id, object, created, model: the same in every event
+	text     string
+	roles    int
+	finish   []string
+	ids      []uint32
+	usage    string
+	done     int
+	err      string
+	broken   []string // what no stream may hold
+}
+
+func tellOf(a *answer) (s telling) {
+	for _, event := range strings.Split(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok {
+			s.broken = append(s.broken, event)
+			continue
+		}
+		if data == "[DONE]" {
+			s.done++
+			continue
+		}
+		var v struct {
+			ID, Object, Model string
+			Created           int64
+			Choices           []struct {
+				Index int
+				Text  string
+				Delta struct{ Role, Content string }
+				Ends  string   `json:"finish_reason"`
+				IDs   []uint32 `json:"token_ids"`
+			}
+			Usage json.RawMessage
+			Error *struct{ Message string }
+			PIDs  []uint32 `json:"prompt_token_ids"`
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			s.broken = append(s.broken, data)
+			continue
+		}
+		if v.Error != nil {
+			s.err = v.Error.Message
+			continue
+		}
+		identity := fmt.Sprint(v.ID, " ", v.Object, " ", v.Created, " ", v.Model)
+		if s.identity == "" {
+			s.identity = identity
+		}
+		if identity != s.identity || s.done > 0 {
+			s.broken = append(s.broken, identity)
+		}
+		for _, c := range v.Choices {
+			s.text += c.Text + c.Delta.Content
+			s.ids = append(s.ids, c.IDs...)
+			if c.Delta.Role != "" {
+				if s.roles++; s.text != "" {
+					s.broken = append(s.broken, "a role behind text")
+				}
+			}
+			if c.Ends != "" {
+				s.finish = append(s.finish, c.Ends)
+			}
+		}
+		if len(v.Usage) > 0 && string(v.Usage) != "null" {
+			var u struct {
+				P int `json:"prompt_tokens"`
+				T int `json:"total_tokens"`
+				C int `json:"completion_tokens"`
+			}
+			json.Unmarshal(v.Usage, &u)
+			s.usage = fmt.Sprint(u)
+		}
+	}
+	return s
+}
+
+// sameTelling compares a stream with that of an engine which nothing disturbed.
+func sameTelling(t *testing.T, a, undisturbed *answer) telling {
+	t.Helper()
+	got, want := tellOf(a), tellOf(undisturbed)
+	if a.Status != 200 || got.err != "" || len(got.broken) > 0 || got.text != want.text || got.roles != want.roles || got.done != 1 ||
+		!slices.Equal(got.finish, want.finish) || !slices.Equal(got.ids, want.ids) || got.usage != want.usage {
+		t.Errorf("status %d\ngot  %+v\nwant %+v\n%s", a.Status, got, want, a.Body)
+	}
+	return got
+}
+
+// migrants are an engine that nothing disturbs and a router over others.
+type migrants struct {
+	plain   *sim.Engine
+	engines []*sim.Engine // that decode
+	*testRouter
+}
+
+func startMigrants(t *testing.T, pd bool, n int, mod func(*config.Config)) *migrants {
+	t.Helper()
+	m := &migrants{plain: startSim(t, nil)}
+	var workers []config.Worker
+	role := worker.Aggregated
+	if pd {
+		role = worker.Decode
+		p := startSim(t, func(o *sim.Options) { o.Role = "prefill" })
+		workers = append(workers, at(p, worker.Prefill, "p0"))
+	}
+	for i := range n {
+		e := startSim(t, func(o *sim.Options) {
+			if pd {
+				o.Role = "decode"
+			}
+		})
+		m.engines = append(m.engines, e)
+		workers = append(workers, at(e, role, fmt.Sprint("d", i)))
+	}
+	m.testRouter = startRouter(t, func(c *config.Config) {
+		c.Schedule.Policy = "round_robin"
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // the same few engines fail again and again
+		if mod != nil {
+			mod(c)
+		}
+	}, workers...)
+	return m
+}
+
+func (m *migrants) migrated(outcome string) float64 {
+	return m.metric(`sluice_migrations_total{outcome="` + outcome + `"}`)
+}
+
+var migrating = []struct{ name, path, body string }{
+	{"chat", "/v1/chat/completions", `"messages":[{"role":"user","content":"go on and on"}],"max_completion_tokens":40,"ignore_eos":true`},
+	{"chat to the end", "/v1/chat/completions", `"messages":[{"role":"user","content":"say it"}],"stream_options":{"include_usage":true},"max_tokens":60,"min_tokens":20`},
+	{"chat with usage all along", "/v1/chat/completions", `"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`},
+	{"chat with ids", "/v1/chat/completions", `"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30,"return_token_ids":true,"stream_options":{"include_usage":true}`},
+	{"completion", "/v1/completions", `"prompt":"go on and on","max_tokens":40,"min_tokens":30,"stream_options":{"include_usage":true}`},
+	{"completion of ids", "/v1/completions", `"prompt":[900,901,902,903],"max_tokens":40,"ignore_eos":true,"temperature":0,"seed":7,"stream_options":{"include_usage":true}`},
+	{"completion of one more", "/v1/completions", `"prompt":"short","ignore_eos":true`},
+}
+
+// TestStreamGoesOnElsewhere: an engine that fails at any point of a stream is not
+// seen by the client.
+func TestStreamGoesOnElsewhere(t *testing.T) {
+	kinds := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall}
+	for _, pd := range []bool{false, true} {
+		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
+			t.Parallel()
+			m := startMigrants(t, pd, 2, func(c *config.Config) { c.Timeouts.StreamIdle = 100 * time.Millisecond })
+			for _, k := range migrating {
+				for _, kind := range kinds {
+					after := 1 + rand.IntN(12)
+					body := fmt.Sprintf(`{"model":"sim","stream":true,%s}`, k.body)
+					want := post(t, m.plain.URL()+k.path, body)
+					m.fail("breaks", sim.Fault{Kind: kind, After: after})
+					was := m.migrated("done")
+					a := post(t, m.URL+k.path, body, "X-Request-Id", "breaks")
+					t.Log(k.name, kind, "after", after)
+					sameTelling(t, a, want)
+					eventually(t, 5*time.Second, fmt.Sprintf("%s, %s after %d: it is counted", k.name, kind, after), func() bool { return m.migrated("done") == was+1 })
+					if h := a.Header.Get("X-Sluice-Migration"); h != "ready" {
+						t.Errorf("header %q", h)
+					}
+					m.clear()
+				}
+			}
+			quiet(t, m.testRouter, 10*time.Second, m.engines...)
+		})
+	}
+}
+
+// fail arms a fault for the first leg of a request, wherever it goes, but for none
+// of those that go on with it.
+func (m *migrants) fail(id string, f sim.Fault) {
+	f.ID = id
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, ID: id + "-"}) // of no effect, but taken in the place of the next
+		e.Fault(f)
+	}
+}
+
+func (m *migrants) clear() {
+	for _, e := range m.engines {
+		e.ClearFaults()
+		e.ForgetRequests()
+	}
+}
+
+// TestStreamGoesOnTwice, where the configuration lets it, and not a third time.
+func TestStreamGoesOnTwice(t *testing.T) {
+	m := startMigrants(t, false, 3, func(c *config.Config) { c.Migration.Max = 2 })
+	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"min_tokens":50,"stream_options":{"include_usage":true}}`
+	want := post(t, m.plain.URL()+"/v1/chat/completions", body)
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, ID: "twice-3"})
+		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "twice"})
+	}
+	a := post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "twice")
+	sameTelling(t, a, want)
+	if n := m.migrated("done"); n != 2 {
+		t.Errorf("%v migrations, want 2", n)
+	}
+	var asked []string
+	for _, e := range m.engines {
+		for _, r := range generating(e) {
+			asked = append(asked, r.Header("X-Request-Id"))
+			if r.Header("X-Request-Id") == "twice-3" && (!bytes.Contains(r.Body, []byte(`"max_tokens":47`)) || !bytes.Contains(r.Body, []byte(`"min_tokens":37`))) {
+				t.Errorf("the third engine, behind 6 and 7 tokens, was asked %s", r.Body)
+			}
+		}
+	}
+	slices.Sort(asked)
+	if fmt.Sprint(asked) != "[twice twice-2 twice-3]" {
+		t.Errorf("engines were asked %q", asked)
+	}
+	rec := m.outcome(t, "twice")
+	if rec.Outcome.Reason != "" || rec.Outcome.OutputTokens != 60 || !strings.Contains(fmt.Sprint(rec.Notes), "goes on") {
+		t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
+	}
+	m.clear()
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Reset, After: 7})
+	}
+	s := tellOf(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "thrice"))
+	if full := tellOf(want).text; s.err == "" || s.done != 1 || len(s.broken) > 0 || !strings.HasPrefix(full, s.text) || s.text == "" {
+		t.Errorf("%+v", s)
+	}
+	eventually(t, 5*time.Second, "the limit is counted", func() bool { return m.migrated("limit") == 1 })
+	if m.migrated("done") != 4 {
+		t.Errorf("limit %v, done %v", m.migrated("limit"), m.migrated("done"))
+	}
+	quiet(t, m.testRouter, 10*time.Second, m.engines...)
+}
+
+// TestStreamsThatCannotGoOn end with an error event, as before, and say why.
+func TestStreamsThatCannotGoOn(t *testing.T) {
+	m := startMigrants(t, false, 2, nil)
+	chat := `"messages":[{"role":"user","content":"go on"}],`
+	for _, k := range []struct{ why, path, body string }{
+		{"many_choices", "/v1/chat/completions", chat + `"n":2`},
+		{"logprobs", "/v1/chat/completions", chat + `"logprobs":true`},
+		{"logprobs", "/v1/completions", `"prompt":"a b c","logprobs":0`},
+		{"structured", "/v1/chat/completions", chat + `"response_format":{"type":"json_object"}`},
+		{"structured", "/v1/chat/completions", chat + `"guided_regex":"a*"`},
+		{"tools", "/v1/chat/completions", chat + `"tools":[{"type":"function","function":{"name":"f"}}]`},
+		{"media", "/v1/chat/completions", `"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x/y"}}]}]`},
+		{"echo", "/v1/completions", `"prompt":"a b c","echo":true`},
+		{"beam_search", "/v1/completions", `"prompt":"a b c","use_beam_search":true`},
+		{"batch_prompt", "/v1/completions", `"prompt":["a b c","d"]`},
+		{"stop", "/v1/completions", `"prompt":"a b c","stop":["zzz"]`},
+		{"penalties", "/v1/completions", `"prompt":"a b c","presence_penalty":0.5`},
+		{"seed", "/v1/completions", `"prompt":"a b c","seed":3`},
+		{"reasoning", "/v1/chat/completions", chat + `"reasoning_effort":"high"`},
+	} {
+		for _, e := range m.engines {
+			e.Fault(sim.Fault{Kind: sim.Reset, After: 4})
+		}
+		was := m.migrated(k.why)
+		a := post(t, m.URL+k.path, `{"model":"sim","stream":true,"max_tokens":30,"ignore_eos":true,`+k.body+`}`)
+		s := tellOf(a)
+		if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || s.err == "" || s.done != 1 || h != "no; "+k.why {
+			t.Errorf("%s: status %d, header %q, %+v", k.why, a.Status, h, s)
+		}
+		eventually(t, 5*time.Second, k.why+" is counted", func() bool { return m.migrated(k.why) == was+1 })
+		for _, e := range m.engines {
+			for _, r := range generating(e) {
+				if bytes.Contains(r.Body, []byte("return_token_ids")) {
+					t.Errorf("%s: an engine was asked for ids that nobody needs", k.why)
+				}
+			}
+		}
+		m.clear()
+	}
+	if m.migrated("done") != 0 {
+		t.Errorf("%v went on", m.migrated("done"))
+	}
+}
+
+// TestNobodyTakesTheStream: the client has what came, and the error.
+func TestNobodyTakesTheStream(t *testing.T) {
+	for name, other := range map[string]sim.Fault{
+		"busy":   {Kind: sim.Status, Body: `"prompt":[`},
+		"gone":   {Kind: sim.Reset, Body: `"prompt":[`},
+		"refuse": {Kind: sim.Status, Status: 400, Body: `"prompt":[`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := startMigrants(t, true, 3, nil)
+			for _, e := range m.engines {
+				e.Fault(other)
+				e.Fault(sim.Fault{Kind: sim.Cut, After: 5})
+			}
+			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30}`
+			want := tellOf(post(t, m.plain.URL()+"/v1/chat/completions", body))
+			a := post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "nobody")
+			if s := tellOf(a); s.err == "" || s.done != 1 || s.text == "" || !strings.HasPrefix(want.text, s.text) {
+				t.Errorf("%+v", s)
+			}
+			eventually(t, 5*time.Second, "it is counted", func() bool { return m.migrated("failed") == 1 })
+			n := 0
+			for _, e := range m.engines {
+				n += len(generating(e))
+			}
+			if most := map[string]int{"busy": 3, "gone": 3, "refuse": 2}[name]; n != most {
+				t.Errorf("%d engines were asked, want %d", n, most)
+			}
+			quiet(t, m.testRouter, 10*time.Second, m.engines...)
+		})
+	}
+}
+
+// TestClientLeavesWhileTheStreamMoves: the engine that was to take it is cut at
+// once, and nothing is left.
+func TestClientLeavesWhileTheStreamMoves(t *testing.T) {
+	m := startMigrants(t, false, 2, nil)
+	for _, phase := range []string{"", "body"} {
+		for _, e := range m.engines {
+			e.Fault(sim.Fault{Kind: sim.Stall, Phase: phase, Body: `"prompt":[`})
+			e.Fault(sim.Fault{Kind: sim.Reset, After: 5})
+		}
+		l := send(t, m.testRouter, "leaves", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":300}`)
+		l.event(t)
+		eventually(t, 10*time.Second, "another engine is asked", func() bool {
+			return slices.ContainsFunc(append(generating(m.engines[0]), generating(m.engines[1])...), func(r sim.Record) bool { return bytes.Contains(r.Body, []byte(`"prompt":[`)) })
+		})
+		l.leave()
+		quiet(t, m.testRouter, 3*time.Second, m.engines...)
+		m.clear()
+	}
+}
+
+// TestMigrationsLeaveNothing: neither goroutines nor memory nor bookings.
+func TestMigrationsLeaveNothing(t *testing.T) {
+	m := startMigrants(t, false, 2, nil)
+	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":20}`
+	round := func(n int) {
+		m.fail("many", sim.Fault{Kind: sim.Reset, After: 5})
+		for range n {
+			if s := tellOf(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "many")); s.err != "" || s.done != 1 {
+				t.Fatalf("%+v", s)
+			}
+		}
+		m.clear()
+	}
+	round(20)
+	was := runtime.NumGoroutine()
+	round(150)
+	quiet(t, m.testRouter, 5*time.Second, m.engines...)
+	eventually(t, 5*time.Second, fmt.Sprintf("no more than %d goroutines and some", was), func() bool { return runtime.NumGoroutine() <= was+10 })
+	if n := m.migrated("done"); n != 170 {
+		t.Errorf("%v migrations", n)
+	}
+}
+
+// TestKilledEngineInProcesses: a router and two engines as processes, and the one
+// that has the stream is killed in the middle of it.
+func TestKilledEngineInProcesses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	plain := startSim(t, nil)
+	env, _ := serveEnv(t)
+	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
+	engines := map[string]*process{}
+	for _, id := range []string{"a", "b"} {
+		p := launch(t, nil, "sim", "--fault", "kind=slow,delay=10ms")
+		engines[id] = p
+		args = append(args, "--engine", "http://"+p.first+",id="+id)
+	}
+	r := launch(t, env, args...)
+	r.ready(t)
+	eventually(t, 10*time.Second, "both engines are there", func() bool {
+		return bytes.Count(get(t, "http://"+r.first+"/metrics").Body, []byte(`state="ready"} 1`)) == 2
+	})
+	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"stream_options":{"include_usage":true}}`
+	want := post(t, plain.URL()+"/v1/chat/completions", body)
+	resp, err := http.Post("http://"+r.first+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	br := bufio.NewReader(resp.Body)
+	var read bytes.Buffer
+	for range 2 * (3 + rand.IntN(20)) { // an event is a line and an empty one
+		line, err := br.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		read.Write(line)
+	}
+	if err := engines[resp.Header.Get("X-Sluice-Worker")].cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(&read, br); err != nil {
+		t.Fatal(err)
+	}
+	sameTelling(t, &answer{Status: resp.StatusCode, Header: resp.Header, Body: read.Bytes()}, want)
+	if m := get(t, "http://"+r.first+"/metrics"); !bytes.Contains(m.Body, []byte(`sluice_migrations_total{outcome="done"} 1`)) {
+		t.Error("no migration was counted")
+	}
+}

@@ -1,0 +1,407 @@
+package relay
+
+import (
+	"bytes"
+	"strconv"
+
+	"sluice/dataplane/jsonscan"
+)
+
+// Transcript is the Rewriter of a stream that may go on with another engine. It
+// keeps what the stream has told, as token ids, holds the event back by which an
+// engine says that it has failed, and makes the events of a second engine go on
+// where those of the first ended. The client is shown neither the seam nor, where
+// it did not ask for them, the ids.
+//
+// The ids are the engine's own (return_token_ids of vLLM 0.10.2 and later): the
+// prompt's in the first event, then those of each event. One Transcript serves one
+// stream of one choice, of chat completions or completions; 4 bytes are kept for
+// each id of prompt and output. Its fields are for the relaying goroutine.
+type Transcript struct {
+	Chat bool
+	// ShowIDs: the client asked for token ids itself.
+	ShowIDs bool
+
+	Prompt []uint32
+	Out    []uint32 // of all engines so far
+	// Told is how many of Out the client has the text of. What is behind them is
+	// half a character, or a token without text, that an engine has not shown yet;
+	// the next engine makes it again.
+	Told int
+	// Half: the text that the client saw last ends with the sign for half a
+	// character; what another engine would make of the rest cannot be known.
+	Half bool
+	// Stuck says why no other engine can go on, "" when one can.
+	Stuck string
+	// Finished: the finish reason is out; only usage and the last event were to
+	// come.
+	Finished bool
+	// Failed is the event by which the engine said that it failed, nil for none.
+	// From it on nothing of that engine is passed.
+	Failed []byte
+
+	holds    bool   // an event that tells of a failure is held back
+	prompted bool   // the prompt's ids have come
+	ended    bool   // [DONE] is out
+	head     []byte // id, object, created and model of all events
+	next     *Conversion
+	plain    idTemplate
+	spans    [4]span
+	nspans   int
+}
+
+// span is a value in an event that is not for the client.
+type span struct{ from, to int }
+
+// noted is what one event says.
+type noted struct {
+	ids        int // how many came
+	text       []byte
+	textAt     int // where it begins in the event
+	idsAt      int // likewise, of the last token_ids
+	news       bool
+	choices    int
+	failed     bool
+	failedCode int
+}
+
+// Event implements Rewriter.
+func (t *Transcript) Event(dst, event []byte) []byte {
+	if t.Failed != nil {
+		return dst
+	}
+	if t.next == nil {
+		if from, to, ok := t.plain.match(event, t); ok {
+			if t.ShowIDs {
+				return append(dst, event...)
+			}
+			dst = append(append(dst, event[:from]...), "null"...)
+			return append(dst, event[to:]...)
+		}
+	}
+	data := eventData(event)
+	if bytes.Equal(data, done) {
+		t.ended = true
+		return append(dst, event...)
+	}
+	if len(data) == 0 || data[0] != '{' {
+		return append(dst, event...)
+	}
+	n, ok := t.note(event, data)
+	switch {
+	case !ok:
+		t.stuck("unreadable")
+		return append(dst, event...)
+	case n.failed && t.holds && (n.failedCode < 400 || n.failedCode >= 500):
+		t.Failed = bytes.Clone(event)
+		return dst
+	case n.failed:
+		t.stuck("refused") // the client's to see
+		return append(dst, event...)
+	case t.next != nil:
+		return t.next.Event(dst, event)
+	case t.ShowIDs:
+		return append(dst, event...)
+	}
+	if !n.news && n.choices == 1 && n.ids > 0 && len(n.text) > 0 && n.textAt < n.idsAt {
+		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, t.spans[0].to)
+	}
+	at := 0
+	for _, s := range t.spans[:t.nspans] {
+		dst = append(append(dst, event[at:s.from]...), "null"...)
+		at = s.to
+	}
+	return append(dst, event[at:]...)
+}
+
+func (t *Transcript) stuck(why string) {
+	if t.Stuck == "" {
+		t.Stuck = why
+	}
+}
+
+// note reads one event.
+func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
+	base := cap(event) - cap(data) // data is a part of event
+	t.nspans = 0
+	w := walker{b: data}
+	var id, created, model []byte
+	w.enter('{')
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
+		case "object":
+			n.failed = n.failed || string(w.text()) == "error" // vLLM up to 0.10.0
+		case "code":
+			n.failedCode = max(w.number(), 0)
+		case "error":
+			if !w.null() {
+				n.failed = true
+				code := walker{b: memberOf(data[w.i:], "code")}
+				n.failedCode = max(code.digits(), 0)
+			}
+			w.skip()
+		case "prompt_token_ids":
+			t.promptIDs(&w, base)
+		case "usage":
+			n.news = n.news || !w.null()
+			w.skip()
+		case "choices":
+			if !w.enter('[') {
+				continue
+			}
+			for w.element() {
+				n.choices++
+				t.choice(&w, base, &n)
+			}
+		default:
+			w.skip()
+		}
+	}
+	if w.bad {
+		return n, false
+	}
+	if n.failed {
+		return n, true
+	}
+	if t.head == nil && n.choices > 0 {
+		object := "text_completion"
+		if t.Chat {
+			object = "chat.completion.chunk"
+		}
+		t.head = appendHead(nil, false, object, id, created, model)
+	}
+	if n.choices == 0 {
+		return n, true
+	}
+	if !t.prompted {
+		t.stuck("no_ids")
+	}
+	t.told(n.text, n.ids)
+	return n, true
+}
+
+// told counts in an event's ids, and whether its text shows all of them.
+func (t *Transcript) told(text []byte, ids int) {
+	switch {
+	case len(text) == 0:
+	case ids == 0:
+		t.stuck("no_ids")
+	default:
+		if t.Half = endsInHalf(text); !t.Half {
+			t.Told = len(t.Out)
+		}
+	}
+}
+
+// endsInHalf says whether the inside of a JSON string ends with the sign that
+// stands for half a character.
+func endsInHalf(text []byte) bool {
+	return bytes.HasSuffix(text, replacement) || bytes.HasSuffix(text, replacementLower) || bytes.HasSuffix(text, replacementUpper)
+}
+
+var (
+	replacement      = []byte("\ufffd")
+	replacementLower = []byte(`\ufffd`)
+	replacementUpper = []byte(`\uFFFD`)
+)
+
+// promptIDs takes the prompt's ids in, once, and marks them as not the client's.
+func (t *Transcript) promptIDs(w *walker, base int) {
+	raw := w.raw()
+	if len(raw) == 0 || raw[0] != '[' {
+		return
+	}
+	if !t.prompted {
+		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
+		if err != nil || len(ids) == 0 {
+			t.stuck("no_ids")
+			return
+		}
+		t.Prompt, t.prompted = ids, true
+	}
+	t.mark(w, base, len(raw))
+}
+
+var comma = []byte{','}
+
+// mark notes that the value of size bytes before w is not for the client.
+func (t *Transcript) mark(w *walker, base, size int) {
+	if t.nspans == len(t.spans) {
+		t.stuck("unreadable")
+		return
+	}
+	t.spans[t.nspans] = span{base + w.i - size, base + w.i}
+	t.nspans++
+}
+
+func (t *Transcript) choice(w *walker, base int, n *noted) {
+	if !w.enter('{') {
+		return
+	}
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "index":
+			if w.number() > 0 {
+				t.stuck("many_choices")
+			}
+		case "finish_reason":
+			if !w.null() {
+				t.Finished, n.news = true, true
+			}
+			w.skip()
+		case "text":
+			n.text = w.text()
+			n.textAt = base + w.i - 1 - len(n.text)
+		case "delta":
+			t.delta(w, base, n)
+		case "token_ids":
+			raw := w.raw()
+			if len(raw) == 0 || raw[0] != '[' {
+				continue
+			}
+			had := len(t.Out)
+			var err error
+			if t.Out, err = jsonscan.TokenIDs(t.Out, raw); err != nil {
+				t.stuck("no_ids")
+			}
+			n.ids = len(t.Out) - had
+			n.idsAt = base + w.i - len(raw)
+			t.mark(w, base, len(raw))
+		case "prompt_token_ids":
+			had := t.nspans
+			t.promptIDs(w, base)
+			n.news = n.news || t.nspans > had
+		case "logprobs":
+			if !w.null() {
+				n.news = true
+			}
+			w.skip()
+		default:
+			w.skip()
+		}
+	}
+}
+
+func (t *Transcript) delta(w *walker, base int, n *noted) {
+	if !w.enter('{') {
+		return
+	}
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "content":
+			n.text = w.text()
+			n.textAt = base + w.i - 1 - len(n.text)
+		case "reasoning", "reasoning_content":
+			if len(w.text()) > 0 {
+				t.stuck("reasoning")
+			}
+		case "tool_calls", "function_call":
+			if w.peek() == '[' && !w.hasElements() {
+				continue
+			}
+			if !w.null() {
+				t.stuck("tools")
+			}
+			w.skip()
+		default:
+			w.skip()
+		}
+	}
+}
+
+// Turn makes what follows the events of another engine, that was given the prompt
+// and the tokens told as a prompt of completions.
+func (t *Transcript) Turn() {
+	t.Out = t.Out[:t.Told]
+	t.Failed = nil
+	t.next = &Conversion{
+		Chat: t.Chat, Choices: 1, Cached: -1,
+		Seam: &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs},
+	}
+	if t.head == nil { // nothing was told: the next engine begins the stream
+		t.next.Seam.Head = nil
+	}
+}
+
+// AppendEnd appends what ends a stream whose finish reason is out: the usage, where
+// the client asked for it, and the last event.
+func (t *Transcript) AppendEnd(dst []byte, usage bool) []byte {
+	if usage && t.head != nil {
+		dst = append(append(dst, "data: "...), t.head...)
+		dst = append(dst, `,"choices":[],"usage":{"prompt_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(len(t.Prompt)), 10)
+		dst = append(dst, `,"total_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(len(t.Prompt)+len(t.Out)), 10)
+		dst = append(dst, `,"completion_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(len(t.Out)), 10)
+		dst = append(dst, "}}\n\n"...)
+	}
+	return append(dst, "data: [DONE]\n\n"...)
+}
+
+// idTemplate is the text around the content and the ids of an event that says
+// nothing else. Events with the same text around others need not be walked.
+type idTemplate struct {
+	before, mid, after          [maxTemplate]byte
+	beforeLen, midLen, afterLen int
+}
+
+// learn keeps event around its text and its ids, brackets included.
+func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
+	p.beforeLen = 0
+	if textFrom > maxTemplate || idsFrom-textTo > maxTemplate || len(event)-idsTo > maxTemplate || textTo > idsFrom {
+		return
+	}
+	p.beforeLen = copy(p.before[:], event[:textFrom])
+	p.midLen = copy(p.mid[:], event[textTo:idsFrom])
+	p.afterLen = copy(p.after[:], event[idsTo:])
+}
+
+// match says whether event is the template around a text and ids, and takes the
+// ids in; from and to are where they lie.
+func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) {
+	to = len(event) - p.afterLen
+	if p.beforeLen == 0 || to <= p.beforeLen || event[to-1] != ']' ||
+		!bytes.Equal(event[:p.beforeLen], p.before[:p.beforeLen]) || !bytes.Equal(event[to:], p.after[:p.afterLen]) {
+		return 0, 0, false
+	}
+	for from = to - 2; from > p.beforeLen && (event[from]-'0' <= 9 || event[from] == ','); from-- {
+	}
+	textTo := from - p.midLen
+	if event[from] != '[' || textTo <= p.beforeLen || !bytes.Equal(event[textTo:from], p.mid[:p.midLen]) {
+		return 0, 0, false
+	}
+	text := event[p.beforeLen:textTo]
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"' || c < ' ':
+			return 0, 0, false
+		case c == '\\':
+			if i++; i == len(text) {
+				return 0, 0, false
+			}
+		}
+	}
+	had := len(t.Out)
+	for at := from + 1; at < to; {
+		id, digits := uint64(0), 0
+		for ; event[at]-'0' <= 9 && digits < 11; at++ {
+			id = id*10 + uint64(event[at]-'0')
+			digits++
+		}
+		if digits == 0 || id>>32 != 0 || event[at] != ',' && event[at] != ']' {
+			t.Out = t.Out[:had]
+			return 0, 0, false
+		}
+		t.Out = append(t.Out, uint32(id))
+		at++
+	}
+	t.told(text, len(t.Out)-had)
+	return from, to, true
+}

@@ -1,0 +1,236 @@
+package relay
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/dataplane/upstream"
+)
+
+// idEvent is an event as an engine sends it when it was asked for token ids.
+func idEvent(text string, ids ...int) string {
+	list := strings.ReplaceAll(strings.Trim(fmt.Sprint(ids), "[]"), " ", ",")
+	return `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"content":"` + text +
+		`"},"logprobs":null,"finish_reason":null,"token_ids":[` + list + "]}]}\n\n"
+}
+
+// plainEvent is the same where it was not asked.
+func plainEvent(text string) string {
+	return `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"content":"` + text +
+		`"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
+}
+
+const (
+	roleEvent = `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}` + "\n\n"
+	doneEvent = "data: [DONE]\n\n"
+)
+
+// TestTranscriptTakesIDsOut: a client that did not ask sees what it would have seen.
+func TestTranscriptTakesIDsOut(t *testing.T) {
+	texts := []struct {
+		text string
+		ids  []int
+	}{{"Hello", []int{1}}, {" there", []int{22}}, {" \\\"token_ids\\\":[7]", []int{333, 4}}, {"x", []int{4294967295}}, {"", []int{9}}, {"\\ufffd", []int{5}}, {"é", []int{6}}, {" end", []int{0}}}
+	tr := &Transcript{Chat: true}
+	var got, want []byte
+	got = tr.Event(got, fmt.Appendf(nil, roleEvent, "[10,11,12]"))
+	want = fmt.Appendf(want, roleEvent, "null")
+	var ids []uint32
+	for _, e := range texts {
+		got = tr.Event(got, []byte(idEvent(e.text, e.ids...)))
+		want = append(want, plainEvent(e.text)...)
+		for _, id := range e.ids {
+			ids = append(ids, uint32(id))
+		}
+	}
+	if string(got) != string(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if !slices.Equal(tr.Prompt, []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck != "" {
+		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt, tr.Out, tr.Told, tr.Stuck)
+	}
+	if tr.plain.beforeLen == 0 {
+		t.Error("no template was learned: every event is walked")
+	}
+	shown := &Transcript{Chat: true, ShowIDs: true}
+	for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2), idEvent("c", 3)} {
+		if got := shown.Event(nil, []byte(e)); string(got) != e {
+			t.Errorf("a client that asked for ids gets %q, not %q", got, e)
+		}
+	}
+}
+
+// The seam lies behind the last token whose text is out whole.
+func TestTranscriptStopsBeforeHalfACharacter(t *testing.T) {
+	for _, half := range []string{"", "\ufffd", `x\ufffd`} {
+		tr := &Transcript{Chat: true}
+		for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 2), idEvent("b", 3), idEvent(half, 4)} {
+			tr.Event(nil, []byte(e))
+		}
+		if tr.Told != 2 || len(tr.Out) != 3 || tr.Half != (half != "") {
+			t.Errorf("after %q: told %d of %d, half %v", half, tr.Told, len(tr.Out), tr.Half)
+		}
+		if tr.Event(nil, []byte(idEvent("c", 5))); tr.Told != 4 || tr.Half {
+			t.Errorf("after %q and a whole letter: told %d, half %v", half, tr.Told, tr.Half)
+		}
+	}
+}
+
+// What an event can say that keeps another engine from going on.
+func TestTranscriptIsStuck(t *testing.T) {
+	for want, events := range map[string][]string{
+		"no_ids":       {plainEvent("a")},
+		"reasoning":    {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content"`, `"reasoning"`, 1)},
+		"tools":        {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content":"a"`, `"tool_calls":[{"index":0}]`, 1)},
+		"many_choices": {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"index":0`, `"index":1`, 1)},
+		"refused":      {fmt.Sprintf(roleEvent, "[1]"), `data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}` + "\n\n"},
+		"unreadable":   {"data: {\"a\":[}\n\n"},
+	} {
+		tr := &Transcript{Chat: true, holds: true}
+		out := ""
+		for _, e := range events {
+			out += string(tr.Event(nil, []byte(e)))
+		}
+		if tr.Stuck != want || tr.Failed != nil {
+			t.Errorf("%q gives %q, held %q; want %s", events, tr.Stuck, tr.Failed, want)
+		}
+		if want == "refused" && !strings.Contains(out, `"code":400`) {
+			t.Errorf("the client is not told: %q", out)
+		}
+	}
+}
+
+// carried relays a stream of two engines to a client and gives its payload.
+func carried(t *testing.T, tr *Transcript, usage bool, first, second string) (string, Result, []Break) {
+	t.Helper()
+	var breaks []Break
+	var replaced []*upstream.Response
+	next := func(b Break) *upstream.Response {
+		b.Event = slices.Clone(b.Event)
+		breaks = append(breaks, b)
+		if second == "" || tr.Stuck != "" {
+			return nil
+		}
+		resp := open(t, engine(t, func(nc *net.TCPConn) { send(nc, streamHead+second) }), nil)
+		replaced = append(replaced, resp)
+		return resp
+	}
+	res, dst, _ := relayOnce(t, Options{Carry: &Carry{Transcript: tr, Usage: usage, Next: next}}, func(nc *net.TCPConn) { send(nc, streamHead+first) })
+	for _, resp := range replaced {
+		resp.Release()
+	}
+	var chunks upstream.Chunks
+	var payload []byte
+	for at := 0; at < len(dst.got); {
+		n, p, err := chunks.Next(dst.got[at:])
+		if err != nil {
+			t.Fatalf("the client's framing is broken: %v in %q", err, dst.got)
+		}
+		payload, at = append(payload, p...), at+n
+	}
+	if res.Reusable && !chunks.Done() {
+		t.Errorf("the body has no end: %q", dst.got)
+	}
+	return string(payload), res, breaks
+}
+
+func completionEvent(text, finish string, ids string) string {
+	return `data: {"id":"cmpl-b","object":"text_completion","created":99,"model":"m","choices":[{"index":0,"text":"` + text +
+		`","logprobs":null,"finish_reason":` + finish + `,"stop_reason":null,"prompt_token_ids":null,"token_ids":` + ids + "}]}\n\n"
+}
+
+func TestCarriedStreamIsOne(t *testing.T) {
+	const failed = `data: {"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","param":null,"code":500}}` + "\n\n"
+	begin := chunksOf(fmt.Sprintf(roleEvent, "[1,2]"), idEvent("Hel", 3), idEvent("lo", 4))
+	rest := chunksOf(strings.Replace(completionEvent(" you", "null", "[5]"), `"prompt_token_ids":null`, `"prompt_token_ids":[1,2,3,4]`, 1), completionEvent("", `"stop"`, "[0]"),
+		`data: {"id":"cmpl-b","object":"text_completion","created":99,"model":"m","choices":[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`+"\n\n", doneEvent) + "0\r\n\r\n"
+	const h = `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[`
+	want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") +
+		h + `{"index":0,"delta":{"content":" you"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n" +
+		h + `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}]}` + "\n\n" +
+		h + `],"usage":{"prompt_tokens":2,"total_tokens":6,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}}` + "\n\n" + doneEvent
+	for name, end := range map[string]string{
+		"closed":        "",
+		"half a chunk":  "7f\r\ndata: {\"id\"",
+		"half an event": chunksOf("data: {\"id\":\"chatcm"),
+		"bad framing":   "zz\r\n",
+		"error event":   chunksOf(failed, doneEvent) + "0\r\n\r\n",
+		"half a letter": chunksOf(idEvent("", 8)), // its token is made again
+	} {
+		wanted := want
+		if name == "half a letter" {
+			wanted = strings.Replace(want, plainEvent("lo"), plainEvent("lo")+plainEvent(""), 1)
+		}
+		tr := &Transcript{Chat: true}
+		got, res, breaks := carried(t, tr, true, begin+end, rest)
+		if got != wanted {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, got, wanted)
+		}
+		if len(breaks) != 1 || res.Cause != Completed || !res.Reusable || res.EngineErr || res.Usage.Completion != 4 || res.Finish != "stop" {
+			t.Errorf("%s: %+v, breaks %+v", name, res, breaks)
+		}
+		if !slices.Equal(tr.Out, []uint32{3, 4, 5, 0}) {
+			t.Errorf("%s: out %v", name, tr.Out)
+		}
+	}
+	// Nobody goes on: the client is told as without a Carry.
+	got, res, _ := carried(t, &Transcript{Chat: true}, true, begin+chunksOf(failed), "")
+	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.EngineErr || !res.Reusable {
+		t.Errorf("got %s, %+v", got, res)
+	}
+	got, res, _ = carried(t, &Transcript{Chat: true}, true, begin, "")
+	if !strings.HasSuffix(got, doneEvent) || !strings.Contains(got, `"code":502`) || res.Cause != EngineClosed {
+		t.Errorf("got %s, %+v", got, res)
+	}
+	// The answer was whole but for its last events.
+	finish := strings.Replace(idEvent("", 0), `"finish_reason":null`, `"finish_reason":"stop"`, 1)
+	got, res, breaks := carried(t, &Transcript{Chat: true}, true, begin+chunksOf(finish), rest)
+	if !strings.HasSuffix(got, h+`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3}}`+"\n\n"+doneEvent) || len(breaks) != 0 || res.Cause != Completed || !res.Reusable {
+		t.Errorf("got %s, %+v", got, res)
+	}
+}
+
+// TestCarriedChunkAllocatesNothing but the ids' own memory, which doubles.
+func TestCarriedChunkAllocatesNothing(t *testing.T) {
+	chunk := []byte(chunksOf(idEvent(" issues", 4711)))
+	s := carriedStream()
+	if n := testing.AllocsPerRun(1000, func() { s.pass(chunk, time.Now()) }); n != 0 && !raceEnabled {
+		t.Errorf("%v allocations", n)
+	}
+	if tr := s.opt.Carry.Transcript; len(tr.Out) < 1000 || tr.Stuck != "" {
+		t.Errorf("%d ids, stuck %q", len(tr.Out), tr.Stuck)
+	}
+}
+
+func carriedStream() *stream {
+	tr := &Transcript{Chat: true, holds: true, Out: make([]uint32, 0, 1<<20)}
+	s := voidStream()
+	s.opt.Carry = &Carry{Transcript: tr}
+	s.edit.begin(tr)
+	s.pass([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
+	return s
+}
+
+// BenchmarkCarriedChunk is BenchmarkStreamChunk for a stream that may go on
+// elsewhere.
+func BenchmarkCarriedChunk(b *testing.B) {
+	long := strings.Replace(chunkEvent, `"token_ids":null`, `"token_ids":[4711]`, 1)
+	chunk := []byte(chunksOf(long))
+	s := carriedStream()
+	s.pass(chunk, time.Now())
+	tr := s.opt.Carry.Transcript
+	b.ReportAllocs()
+	b.SetBytes(int64(len(chunk)))
+	for b.Loop() {
+		if len(tr.Out) == cap(tr.Out) {
+			tr.Out = tr.Out[:0]
+		}
+		if s.pass(chunk, time.Now()) {
+			b.Fatal("ended")
+		}
+	}
+}
