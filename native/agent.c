@@ -127,6 +127,19 @@ static void *agent_main(void *p) {
   return NULL;
 }
 
+void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd) {
+  a->shared = shared;
+  a->commands = (struct sluice_slot *)(shared + 1);
+  a->events = a->commands + cmd_capacity;
+  a->cmd_mask = cmd_capacity - 1;
+  a->evt_mask = evt_capacity - 1;
+  a->wake_fd = wake_fd;
+  a->event_fd = event_fd;
+  for (uint32_t i = 0; i < cmd_capacity; i++) {
+    a->commands[i].seq = i;
+  }
+}
+
 int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd,
                        const struct sluice_pace *pace) {
   if (shared == NULL || pace == NULL || cmd_capacity < 2 || (cmd_capacity & (cmd_capacity - 1)) != 0 || evt_capacity < 4 ||
@@ -141,18 +154,9 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
   if (a == NULL) {
     return ENOMEM;
   }
-  a->shared = shared;
-  a->commands = (struct sluice_slot *)(shared + 1);
-  a->events = a->commands + cmd_capacity;
-  a->cmd_mask = cmd_capacity - 1;
-  a->evt_mask = evt_capacity - 1;
-  a->wake_fd = wake_fd;
-  a->event_fd = event_fd;
   a->pace = *pace;
   a->api = api;
-  for (uint32_t i = 0; i < cmd_capacity; i++) {
-    a->commands[i].seq = i;
-  }
+  agent_lay(a, shared, cmd_capacity, evt_capacity, wake_fd, event_fd);
 
   /* All signals blocked from before its first instruction: the threads that the
    * library starts out of this one inherit the mask. */

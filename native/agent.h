@@ -99,6 +99,8 @@ void transfers_abandon(struct agent *a);
 int notifs_poll(struct agent *a);
 int boards_sweep(struct agent *a);
 
+/* agent.c. Lays an agent over the shared block, whose command ring is made empty. */
+void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd);
 void agent_enter(struct agent *a, uint64_t op);
 void agent_leave(struct agent *a);
 

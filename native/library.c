@@ -133,6 +133,7 @@ static int load_locked(const char *path, char *why, size_t why_len) {
 }
 
 struct load_job {
+  int (*load)(const char *path, char *why, size_t why_len);
   const char *path;
   char *why;
   size_t why_len;
@@ -142,21 +143,13 @@ struct load_job {
 static void *load_main(void *p) {
   struct load_job *j = p;
   pthread_mutex_lock(&load_lock);
-  j->result = load_locked(j->path, j->why, j->why_len);
+  j->result = j->load(j->path, j->why, j->why_len);
   pthread_mutex_unlock(&load_lock);
   return NULL;
 }
 
-int sluice_nixl_load(const char *path, char *why, size_t why_len) {
-  if (why == NULL || why_len == 0) {
-    return SLUICE_LOAD_BROKEN;
-  }
-  why[0] = '\0';
-  if (path == NULL || path[0] == '\0') {
-    snprintf(why, why_len, "an empty path");
-    return SLUICE_LOAD_ABSENT;
-  }
-  struct load_job job = {path, why, why_len, SLUICE_LOAD_THREAD};
+static int load_in_thread(int (*load)(const char *, char *, size_t), const char *path, char *why, size_t why_len) {
+  struct load_job job = {load, path, why, why_len, SLUICE_LOAD_THREAD};
   sigset_t all, old;
   pthread_t t;
   sigfillset(&all);
@@ -169,6 +162,26 @@ int sluice_nixl_load(const char *path, char *why, size_t why_len) {
   }
   pthread_join(t, NULL);
   return job.result;
+}
+
+int sluice_nixl_load(const char *path, char *why, size_t why_len) {
+  if (why == NULL || why_len == 0) {
+    return SLUICE_LOAD_BROKEN;
+  }
+  why[0] = '\0';
+  if (path == NULL || path[0] == '\0') {
+    snprintf(why, why_len, "an empty path");
+    return SLUICE_LOAD_ABSENT;
+  }
+  return load_in_thread(load_locked, path, why, why_len);
+}
+
+int sluice_ucx_load(const char *path, char *why, size_t why_len) {
+  if (why == NULL || why_len == 0) {
+    return SLUICE_LOAD_BROKEN;
+  }
+  why[0] = '\0';
+  return load_in_thread(sluice_ucx_load_here, path != NULL ? path : "", why, why_len);
 }
 
 int sluice_ucx_version(const char *path, unsigned *major, unsigned *minor, unsigned *patch) {

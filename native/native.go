@@ -45,6 +45,17 @@ func Load(path string) (LoadCode, string) {
 	return LoadCode(code), C.GoString(why)
 }
 
+// LoadUCX loads libucp from path, or takes the one that is in the process already,
+// which path must then name too; an empty path takes that one alone. It answers,
+// and may hang, as Load does.
+func LoadUCX(path string) (LoadCode, string) {
+	p, why := C.CString(path), (*C.char)(C.malloc(whyLen))
+	defer C.free(unsafe.Pointer(p))
+	defer C.free(unsafe.Pointer(why))
+	code := C.sluice_ucx_load(p, why, whyLen)
+	return LoadCode(code), C.GoString(why)
+}
+
 // UCXEnvironment sets, in the C environment, what UCX must be told before its
 // first load, and remembers the process's signal handlers. Load does both too.
 func UCXEnvironment() {
@@ -93,6 +104,19 @@ func StartAgent(shared unsafe.Pointer, commands, events uint32, wakeFD, eventFD 
 	}
 	return nil
 }
+
+// UCX is a worker of the loaded libucp over a shared block, as StartAgent's.
+type UCX struct{ worker unsafe.Pointer }
+
+// NewUCX makes a worker; ok is false when memory lacks or no libucp is loaded.
+func NewUCX(shared unsafe.Pointer, commands, events uint32, wakeFD int) (u UCX, ok bool) {
+	u.worker = C.sluice_ucx_new((*C.struct_sluice_shared)(shared), C.uint32_t(commands), C.uint32_t(events), C.int(wakeFD))
+	return u, u.worker != nil
+}
+
+// Step works until there are events to read. It answers false when the worker has
+// stopped, and must not be called again. One goroutine, locked to its thread, calls it.
+func (u UCX) Step() bool { return C.sluice_ucx_step(u.worker) != 0 }
 
 // Give copies data into memory from malloc and answers its address; 0 when memory
 // lacks. The one who reads it frees it.

@@ -18,6 +18,9 @@ func Resident(string) bool { return false }
 // Load always refuses in a build without the C surface.
 func Load(string) (LoadCode, string) { return LoadNoNative, errNoNative.Error() }
 
+// LoadUCX always refuses in a build without the C surface.
+func LoadUCX(string) (LoadCode, string) { return LoadNoNative, errNoNative.Error() }
+
 // UCXEnvironment does nothing in a build without the C surface.
 func UCXEnvironment() {}
 
@@ -32,6 +35,15 @@ func UCXVersion(string) (major, minor, patch int, ok bool) { return 0, 0, 0, fal
 
 // StartAgent always refuses in a build without the C surface.
 func StartAgent(unsafe.Pointer, uint32, uint32, int, int, Pace) error { return errNoNative }
+
+// UCX does nothing in a build without the C surface.
+type UCX struct{}
+
+// NewUCX always refuses in a build without the C surface.
+func NewUCX(unsafe.Pointer, uint32, uint32, int) (UCX, bool) { return UCX{}, false }
+
+// Step has nothing to do in a build without the C surface.
+func (UCX) Step() bool { return false }
 
 // Give always refuses in a build without the C surface.
 func Give([]byte) uint64 { return 0 }

@@ -62,6 +62,12 @@ uint64_t sluice_signals_restore(void);
 /* UCX's version, asked of the libucp that is resident at path; 0 when it is not. */
 int sluice_ucx_version(const char *path, unsigned *major, unsigned *minor, unsigned *patch);
 
+/* Loads libucp, as sluice_nixl_load does with NIXL. When one is in the process
+ * already, that one is taken: path must then be empty or name the same file. An
+ * empty path takes what is there, and answers ABSENT when there is none. */
+int sluice_ucx_load(const char *path, char *why, size_t why_len);
+int sluice_ucx_load_here(const char *path, char *why, size_t why_len); /* in this thread, under the caller's lock */
+
 /* ---- the agent thread --------------------------------------------------- */
 
 #define SLUICE_SLOT 256u         /* bytes of a ring slot */
@@ -111,7 +117,9 @@ enum sluice_status {
   SLUICE_FULL = -104,      /* a table of ours is full */
   SLUICE_PEER_DEAD = -105, /* the peer failed before; load it again */
   SLUICE_CANCELED = -106,
-  SLUICE_MISSING = -107    /* the library lacks this call */
+  SLUICE_MISSING = -107,   /* the library lacks this call */
+  SLUICE_VERSION = -110,   /* the peer's version is known not to fit */
+  SLUICE_UCX_ERROR = -200  /* and below: UCX's own (negative) status added to it */
 };
 
 enum sluice_create_flags {
@@ -230,6 +238,19 @@ struct sluice_pace {
  * 0, or an errno. */
 int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd,
                        const struct sluice_pace *pace);
+
+/* The same over UCX alone: the same commands and events, and a UCP worker. What is
+ * notified are active messages; memory, transfers and boards are answered MISSING.
+ * A backend parameter is a setting of UCX without its "UCX_".
+ *
+ * It has no thread of its own. The caller's, one and the same all the time, runs
+ * step, which works, and sleeps on the worker's event descriptor and wake_fd, until
+ * there is an event to read (1) or it has stopped (0): then gone is 1, worker is
+ * freed, and memory and descriptor are the caller's again. Thus a message wakes one
+ * thread, and it is the one that reads it. NULL when memory lacks, no libucp is
+ * loaded, or an argument is wrong. */
+void *sluice_ucx_new(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd);
+int sluice_ucx_step(void *worker);
 
 /* Memory for big payloads. */
 void *sluice_alloc(size_t n);

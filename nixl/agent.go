@@ -127,9 +127,15 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a, err := openOn(ctx, cfg, library, startThread)
+	library.UCX = ucxVersion()
+	return a, err
+}
+
+func openOn(ctx context.Context, cfg Config, library *Library, start func(*Config, func(*event)) (driver, error)) (*Agent, error) {
 	a := newAgent(cfg)
 	a.library = library
-	t, err := startThread(&a.cfg, a.receive)
+	t, err := start(&a.cfg, a.receive)
 	if err != nil {
 		return nil, fmt.Errorf("nixl: cannot start the agent's thread: %w", err)
 	}
@@ -137,7 +143,6 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if err := a.begin(ctx); err != nil {
 		return nil, err
 	}
-	library.UCX = ucxVersion()
 	return a, nil
 }
 

@@ -35,6 +35,9 @@ type AgentTierConfig struct {
 	Watch, Retry time.Duration
 
 	open func(context.Context, Config) (*Agent, error)
+	tier Tier // of what open opens; NIXL's when empty
+	// after is a tier whose start is awaited: it may bring the library.
+	after Means
 }
 
 // maxAbandoned is how many agents that hang may be left behind: each keeps a
@@ -52,14 +55,18 @@ func StartAgentTier(cfg AgentTierConfig) *AgentTier {
 	if cfg.open == nil {
 		cfg.open = Open
 	}
+	reason := "UCX is being loaded"
+	if cfg.tier == "" {
+		cfg.tier, reason = TierNIXL, "NIXL is being loaded"
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	t := &AgentTier{cfg: cfg, stop: cancel, done: make(chan struct{}), state: TierStarting, reason: "NIXL is being loaded"}
+	t := &AgentTier{cfg: cfg, stop: cancel, done: make(chan struct{}), state: TierStarting, reason: reason}
 	go t.run(ctx)
 	return t
 }
 
 // Tier implements Means.
-func (t *AgentTier) Tier() Tier { return TierNIXL }
+func (t *AgentTier) Tier() Tier { return t.cfg.tier }
 
 // Status implements Means.
 func (t *AgentTier) Status() (TierState, string) {
@@ -95,6 +102,7 @@ func (t *AgentTier) set(s TierState, a *Agent, format string, args ...any) {
 
 func (t *AgentTier) run(ctx context.Context) {
 	defer close(t.done)
+	t.awaitOther(ctx)
 	abandoned := 0
 	for ctx.Err() == nil {
 		a, err := t.begin(ctx)
@@ -109,11 +117,7 @@ func (t *AgentTier) run(ctx context.Context) {
 		case err != nil:
 			t.set(TierDown, nil, "%v", err)
 		default:
-			library := "the fake"
-			if l := a.Library(); l != nil {
-				library = fmt.Sprintf("NIXL %s, UCX %s, %s", l.NIXL, l.UCX, l.Path)
-			}
-			t.set(TierUp, a, "agent %q passed its self-test (%s)", a.Name(), library)
+			t.set(TierUp, a, "agent %q passed its self-test (%s)", a.Name(), a.Library())
 			if err = t.watch(ctx, a); err != nil {
 				t.set(TierDown, nil, "%v", err)
 			}
@@ -136,6 +140,26 @@ func (t *AgentTier) run(ctx context.Context) {
 		}
 	}
 	t.set(TierOff, nil, "closed")
+}
+
+// awaitOther waits until the tier that may bring the library has settled, but not
+// without end.
+func (t *AgentTier) awaitOther(ctx context.Context) {
+	if t.cfg.after == nil {
+		return
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		if state, _ := t.cfg.after.Status(); state != TierStarting {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // begin opens an agent, tests it and makes it ready; it is closed again on failure.

@@ -174,7 +174,7 @@ func (a *Agent) stuckHint() string {
 
 // hintFor adds what NIXL's few codes leave open.
 func hintFor(op uint32, s Status, l *Library) string {
-	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound) {
+	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound || s == VersionMismatch || s < ucxBase) {
 		return "the metadata is damaged, the agent's own, or of a NIXL or UCX that does not fit: " + versionsOf(l) + "; run with the engine's own wheel"
 	}
 	return ""
@@ -196,6 +196,9 @@ func (p *Peer) explain(err error, l *Library) error {
 func versionsOf(l *Library) string {
 	if l == nil {
 		return "ours is the fake"
+	}
+	if l.NIXL == "" {
+		return "ours is UCX " + ucxVersion()
 	}
 	return fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, ucxVersion())
 }

@@ -29,15 +29,25 @@ func TestMain(m *testing.M) {
 	case "":
 		os.Exit(m.Run())
 	case "peer":
-		childPeer(version)
+		childTells(childOpen(version, gotLine))
 	case "hangup":
-		childHangup(version)
+		childHangup(childOpen(version, nil), func() (*Agent, error) {
+			return Open(context.Background(), Config{Name: "other", Search: Search{Path: wheelDir(version)}, OnNotification: func(Notification) {}})
+		})
 	case "idle":
-		childIdle(version)
+		childIdle(childOpen(version, nil))
 	case "hang":
 		childHang()
 	case "sender":
 		childSender(version)
+	case "ucx-peer":
+		childTells(childUCX(version, gotLine))
+	case "ucx-hangup":
+		childHangup(childUCX(version, nil), func() (*Agent, error) {
+			return OpenUCX(context.Background(), UCXConfig{Agent: Config{Name: "other", OnNotification: func(Notification) {}}, Path: wheelDir(version)})
+		})
+	case "ucx-idle":
+		childIdle(childUCX(version, nil))
 	}
 }
 
@@ -101,9 +111,10 @@ func childOpen(version string, on func(Notification)) *Agent {
 	return a
 }
 
-// childPeer tells its metadata, then each notification it gets.
-func childPeer(version string) {
-	a := childOpen(version, func(n Notification) { fmt.Printf("got %s\n", n.Message) })
+func gotLine(n Notification) { fmt.Printf("got %s\n", n.Message) }
+
+// childTells tells its metadata; its handler tells each notification.
+func childTells(a *Agent) {
 	md, err := a.Metadata(context.Background())
 	if err != nil {
 		fmt.Println("error", err)
@@ -232,7 +243,7 @@ func (c *child) send(t testing.TB) time.Time {
 func hexOf(b []byte) string { return hex.EncodeToString(b) }
 
 // childHangup works hard, on Go's side and on NIXL's, and tells the SIGHUPs it saw.
-func childHangup(version string) {
+func childHangup(a *Agent, other func() (*Agent, error)) {
 	var seen atomic.Int64
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -241,8 +252,7 @@ func childHangup(version string) {
 			seen.Add(1)
 		}
 	}()
-	a := childOpen(version, nil)
-	b, err := Open(context.Background(), Config{Name: "other", Search: Search{Path: wheelDir(version)}, OnNotification: func(Notification) {}})
+	b, err := other()
 	if err != nil {
 		fmt.Println("error", err)
 		os.Exit(3)
@@ -276,9 +286,12 @@ func childHangup(version string) {
 	}
 }
 
-func TestRealHangupStorm(t *testing.T) {
+func TestRealHangupStorm(t *testing.T)    { hangupStorm(t, "hangup:1.5.1") }
+func TestRealUCXHangupStorm(t *testing.T) { hangupStorm(t, "ucx-hangup:1.5.1") }
+
+func hangupStorm(t *testing.T, part string) {
 	realNIXL(t)
-	c := startChild(t, "hangup:1.5.1", "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
+	c := startChild(t, part, "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
 	if l := c.line(t); l != "taken 0" {
 		t.Errorf("of the signals: %q; UCX was told to take none", l)
 	}
@@ -310,8 +323,7 @@ func TestRealHangupStorm(t *testing.T) {
 }
 
 // childIdle tells the CPU time of a second in which nothing happens.
-func childIdle(version string) {
-	a := childOpen(version, nil)
+func childIdle(a *Agent) {
 	time.Sleep(200 * time.Millisecond)
 	before := cpuTime()
 	time.Sleep(2 * time.Second)
@@ -332,15 +344,33 @@ func TestRealIdle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("two seconds of rest")
 	}
-	c := startChild(t, "idle:1.5.1")
-	var ns time.Duration
-	if _, err := fmt.Sscanf(c.line(t), "idle %d", &ns); err != nil {
-		t.Fatal(err)
-	}
+	ns := idleCPU(t, "idle:1.5.1")
 	t.Logf("an idle agent takes %.2f %% of a core", float64(ns)/1e7)
 	// 1.2 to 2.5 % where nothing else runs, and twice that on a crowded machine; what
 	// must not come back is the progress thread's spin, a whole core.
 	if limit := 200 * time.Millisecond; ns > limit {
 		t.Errorf("an idle agent takes %s of CPU a second, want at most %s", ns, limit)
 	}
+}
+
+func TestRealUCXIdle(t *testing.T) {
+	realNIXL(t)
+	if testing.Short() {
+		t.Skip("two seconds of rest")
+	}
+	ns := idleCPU(t, "ucx-idle:1.5.1")
+	t.Logf("an idle agent over UCX alone takes %.2f %% of a core", float64(ns)/1e7)
+	// It sleeps on descriptors; the bound leaves room for Go's own threads on a crowded machine.
+	if limit := 20 * time.Millisecond; ns > limit {
+		t.Errorf("an idle agent takes %s of CPU a second, want at most %s", ns, limit)
+	}
+}
+
+// idleCPU is the CPU time a second of a child at rest.
+func idleCPU(t *testing.T, part string) (ns time.Duration) {
+	c := startChild(t, part)
+	if _, err := fmt.Sscanf(c.line(t), "idle %d", &ns); err != nil {
+		t.Fatal(err)
+	}
+	return ns
 }

@@ -5,7 +5,7 @@
 // their metadata, transfers, notifications. A C thread owns the library (package
 // native); Go speaks to it by rings in mapped memory, so that nothing on the path
 // of a request enters C. Board is the memory in which peers tell a transfer's end,
-// AgentTier keeps an agent alive for the router, Ladder says which tier is active,
+// OpenUCX is the same over UCX's active messages alone. AgentTier keeps an agent alive for the router, Ladder says which tier is active,
 // Fake is all of it in memory. docs/nixl.md has the whole picture.
 //
 // It is called by the router's wiring and by package completion's users. It never

@@ -2,6 +2,7 @@ package nixl
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,21 +34,33 @@ type Attempt struct {
 // Library is the NIXL of this process.
 type Library struct {
 	Path     string // the resolved file
-	NIXL     string // version, of the wheel beside it; "unknown" elsewhere
+	NIXL     string // version, of the wheel beside it; "unknown" elsewhere; "" when this is UCX alone
 	UCX      string // version of the UCX it brought; "not loaded" before the first backend
 	Attempts []Attempt
+}
+
+func (l *Library) String() string {
+	switch {
+	case l == nil:
+		return "the fake"
+	case l.NIXL == "":
+		return fmt.Sprintf("UCX %s, %s", l.UCX, l.Path)
+	}
+	return fmt.Sprintf("NIXL %s, UCX %s, %s", l.NIXL, l.UCX, l.Path)
 }
 
 // LoadError says why there is no NIXL: every place that was tried, and what was
 // wrong with it.
 type LoadError struct {
+	What     string // "NIXL" or "UCX"; "" is NIXL
 	Attempts []Attempt
 	Hung     bool // the last one did not come back in time
 }
 
 func (e *LoadError) Error() string {
+	s := "nixl: no " + cmp.Or(e.What, "NIXL")
 	if len(e.Attempts) == 0 {
-		return "nixl: no NIXL: there was no place to look"
+		return s + ": there was no place to look"
 	}
 	var absent []string
 	var rest []string
@@ -58,7 +71,6 @@ func (e *LoadError) Error() string {
 			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
 		}
 	}
-	s := "nixl: no NIXL"
 	if len(rest) > 0 {
 		s += ": " + strings.Join(rest, "; ")
 	}
@@ -142,29 +154,38 @@ func wheels(prefix string) []string {
 
 func exists(p string) bool { _, err := os.Stat(p); return err == nil }
 
-var loading sync.Mutex
-
 // Load finds NIXL and loads it, once per process; a second call answers what is
 // loaded. It sets UCX's environment first (see docs/nixl.md). It waits no longer
 // than limit, for all places together: a library that hangs in its constructors is
 // left behind, and the error says so.
 func Load(s Search, limit time.Duration) (*Library, error) {
+	path, attempts, err := loadFirst("NIXL", s.Candidates(), limit, native.Load)
+	if err != nil {
+		return nil, err
+	}
+	return &Library{Path: path, NIXL: wheelVersion(path), UCX: ucxVersion(), Attempts: attempts}, nil
+}
+
+var loading sync.Mutex
+
+// loadFirst loads the first of the candidates that can be, and answers its file.
+func loadFirst(what string, candidates []string, limit time.Duration, load func(string) (native.LoadCode, string)) (string, []Attempt, error) {
 	deadline := time.Now().Add(limit)
 	for !loading.TryLock() { // a load that hangs holds it
 		if time.Now().After(deadline) {
-			return nil, &LoadError{Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Why: "has not come back"}}}
+			return "", nil, &LoadError{What: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Why: "has not come back"}}}
 		}
 		time.Sleep(time.Millisecond)
 	}
 	var attempts []Attempt
-	for _, path := range s.Candidates() {
+	for _, path := range candidates {
 		type outcome struct {
 			code native.LoadCode
 			why  string
 		}
 		done := make(chan outcome, 1)
 		go func() {
-			code, why := native.Load(path)
+			code, why := load(path)
 			done <- outcome{code, why}
 		}()
 		timer := time.NewTimer(time.Until(deadline))
@@ -174,16 +195,16 @@ func Load(s Search, limit time.Duration) (*Library, error) {
 			attempts = append(attempts, Attempt{path, o.code, o.why})
 			if o.code == native.LoadOK {
 				loading.Unlock()
-				return &Library{Path: o.why, NIXL: wheelVersion(o.why), UCX: ucxVersion(), Attempts: attempts}, nil
+				return o.why, attempts, nil
 			}
 		case <-timer.C:
 			go func() { <-done; loading.Unlock() }()
 			attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
-			return nil, &LoadError{Attempts: attempts, Hung: true}
+			return "", nil, &LoadError{What: what, Attempts: attempts, Hung: true}
 		}
 	}
 	loading.Unlock()
-	return nil, &LoadError{Attempts: attempts}
+	return "", nil, &LoadError{What: what, Attempts: attempts}
 }
 
 // wheelVersion reads the version off the wheel's own folder: the C API cannot be

@@ -9,6 +9,9 @@ import (
 // nixl_capi_status_t of NIXL 1.5), ours from -100.
 type Status int32
 
+// UCX's own statuses (ucs_status_t, negative) are added to ucxBase.
+const ucxBase = -200
+
 // The statuses.
 const (
 	Success      Status = 0
@@ -50,7 +53,7 @@ var statusWords = map[Status]string{
 	Full:         "a table or queue is full",
 	PeerDead:     "the peer has failed",
 	Canceled:     "canceled",
-	Missing:      "this NIXL lacks the call",
+	Missing:      "the library lacks the call",
 	Hung:         "no answer from the library in time",
 	Closed:       "the agent is closed",
 
@@ -61,7 +64,20 @@ func (s Status) String() string {
 	if w, ok := statusWords[s]; ok {
 		return w
 	}
+	if u := int(s) - ucxBase; u < 0 && u >= -100 {
+		if w, ok := ucxWords[u]; ok {
+			return fmt.Sprintf("%s (UCX %d)", w, u)
+		}
+		return fmt.Sprintf("UCX %d", u)
+	}
 	return fmt.Sprintf("unknown status %d", int32(s))
+}
+
+// ucxWords are the statuses of UCX that the calls used here may answer.
+var ucxWords = map[int]string{
+	-2: "no resource", -3: "input/output error", -4: "out of memory", -5: "invalid parameter", -6: "destination unreachable",
+	-7: "invalid address", -8: "not implemented", -12: "no such setting", -14: "no such device", -15: "busy", -16: "canceled",
+	-20: "timed out", -22: "unsupported", -23: "rejected", -24: "not connected", -25: "connection reset by the peer", -80: "the endpoint timed out",
 }
 
 // Sentinels for errors.Is; each stands for one status of Error.

@@ -1,0 +1,144 @@
+package nixl
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"sluice/native"
+)
+
+// UCXVariable is the environment's way to name libucp: a file or the directory it
+// lies in.
+const UCXVariable = "SLUICE_UCX_LIBRARY"
+
+// UCXConfig describes an agent that speaks UCX's active messages, without NIXL.
+type UCXConfig struct {
+	// Agent is as for NIXL. Of Search, the Python environments and the NIXL that is
+	// configured are looked through for the UCX they bring. Parameters are settings
+	// of UCX without its prefix ("TLS", "NET_DEVICES"). Backend, ProgressDelay, Pace
+	// and Telemetry have no meaning.
+	Agent Config
+	// Path of libucp: a file or a directory; when set, nothing else is tried.
+	Path string
+}
+
+// OpenUCX starts an agent over UCX alone: peers, Post, Notify and OnNotification
+// work as with NIXL, memory and transfers do not. Its Metadata is an address that
+// gives no access to memory; whoever has it can send messages. Both ends must run
+// UCX up to 1.21, or both a later one: LoadPeer refuses with ErrVersion else.
+func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
+	if err := cfg.Agent.defaults(); err != nil {
+		return nil, err
+	}
+	limit := cfg.Agent.StartTimeout
+	if d, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(d))
+	}
+	library, err := LoadUCX(cfg.Path, cfg.Agent.Search, limit)
+	if err != nil {
+		return nil, err
+	}
+	return openOn(ctx, cfg.Agent, library, startUCX)
+}
+
+// LoadUCX takes the UCX that is in the process, or finds one and loads it, once per
+// process. It waits as Load does.
+func LoadUCX(path string, s Search, limit time.Duration) (*Library, error) {
+	file, attempts, err := loadFirst("UCX", UCXCandidates(path, s), limit, native.LoadUCX)
+	if err != nil {
+		return nil, err
+	}
+	return &Library{Path: file, UCX: ucxVersion(), Attempts: attempts}, nil
+}
+
+// UCXCandidates are the places to try, best first: the configured path alone; else
+// the environment's alone; else the UCX in the process (""), the one beside the
+// NIXL that is configured, those of the engines' Python environments, the loader's,
+// and those of the Python environments found beside this process.
+func UCXCandidates(path string, s Search) []string {
+	if path == "" {
+		path = os.Getenv(UCXVariable)
+	}
+	if path != "" {
+		return ucxIn(path)
+	}
+	c := []string{""}
+	if s.Path != "" {
+		dir := s.Path
+		if i, err := os.Stat(dir); err == nil && !i.IsDir() {
+			dir = filepath.Join(filepath.Dir(dir), "..")
+		}
+		c = append(c, existing(dir, wheelUCX...)...)
+		c = append(c, existing(filepath.Join(dir, ".."), wheelUCX[0])...)
+	}
+	for _, p := range s.Python {
+		c = append(c, pythonUCX(p)...)
+	}
+	c = append(c, "libucp.so.0")
+	for _, p := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX"), "/usr/local", "/usr"} {
+		if p != "" {
+			c = append(c, existing(p, "lib/libucp.so.0")...)
+			c = append(c, pythonUCX(p)...)
+		}
+	}
+	return c
+}
+
+// wheelUCX is where the wheels of NIXL and of UCX itself have their libucp.
+var wheelUCX = []string{"nixl_cu1[23].libs/libucp-*.so.*", "libucx/lib/libucp.so.0"}
+
+func pythonUCX(prefix string) (found []string) {
+	for _, w := range wheelUCX {
+		found = append(found, existing(prefix, filepath.Join("lib/python3*/*-packages", w))...)
+	}
+	return found
+}
+
+// ucxIn takes a file as it is, and looks for libucp in a directory.
+func ucxIn(path string) []string {
+	if i, err := os.Stat(path); err != nil || !i.IsDir() {
+		return []string{path}
+	}
+	c := existing(path, append([]string{"libucp.so.0", "libucp-*.so.*", "lib/libucp.so.0"}, wheelUCX...)...)
+	if len(c) == 0 {
+		return []string{filepath.Join(path, "libucp.so.0")}
+	}
+	return c
+}
+
+// existing are the files that match in dir, the newest CUDA first.
+func existing(dir string, patterns ...string) (found []string) {
+	for _, p := range patterns {
+		m, _ := filepath.Glob(filepath.Join(dir, p))
+		slices.Sort(m)
+		slices.Reverse(m)
+		found = append(found, m...)
+	}
+	return found
+}
+
+// UCXTierConfig describes the tier of active messages.
+type UCXTierConfig struct {
+	UCX UCXConfig
+	// After is the NIXL tier, where there is one: its library may bring the UCX
+	// that must be used, so its start is waited for.
+	After Means
+	// Ready, OnState, Watch and Retry are as in AgentTierConfig.
+	Ready        func(context.Context, *Agent) error
+	OnState      func(TierState, string)
+	Watch, Retry time.Duration
+}
+
+// StartUCXTier begins to open an agent over UCX alone and returns at once. The tier
+// is tested and watched as NIXL's is.
+func StartUCXTier(cfg UCXTierConfig) *AgentTier {
+	return StartAgentTier(AgentTierConfig{
+		Agent: cfg.UCX.Agent, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After,
+		open: func(ctx context.Context, c Config) (*Agent, error) {
+			return OpenUCX(ctx, UCXConfig{Agent: c, Path: cfg.UCX.Path})
+		},
+	})
+}
