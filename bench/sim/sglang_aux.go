@@ -136,7 +136,7 @@ func (r *rank) snapshot() loadSnapshot {
 	s := r.stats()
 	used := (s.BlocksTotal - s.BlocksFree) * r.o.BlockSize
 	total := s.BlocksTotal * r.o.BlockSize
-	return loadSnapshot{Timestamp: float64(time.Now().UnixMicro()) / 1e6, DPRank: r.index, Running: s.Running, Waiting: s.Waiting, Used: used, Total: used, MaxTotal: total,
+	return loadSnapshot{Timestamp: float64(time.Now().UnixMicro()) / 1e6, DPRank: r.index, Running: s.Running, Waiting: s.Waiting, Uncached: s.WaitingTokens, Used: used, Total: used, MaxTotal: total,
 		MaxRunning: r.o.MaxSeqs, Usage: float64(used) / float64(total), HitRate: float64(s.PrefixHits) / float64(max(s.PrefixQueries, 1)),
 		Utilization: float64(s.Running) / float64(r.o.MaxSeqs)}
 }

@@ -53,6 +53,7 @@ type Stats struct {
 type RankStats struct {
 	Requests, Failed, Aborted int
 	Running, Waiting          int // sequences; Waiting includes those whose KV is being pulled
+	WaitingTokens             int // prompt tokens that those in the queue have still to compute
 	BlocksTotal               int // without the null block
 	BlocksFree                int // cached or not
 	BlocksCached              int // with a hash, copies counted each, in use or free
@@ -85,8 +86,12 @@ type RankStats struct {
 }
 
 func (r *rank) stats() (s RankStats) {
+	waiting := 0
 	r.do(func() {
 		n := &r.n
+		for _, q := range r.waiting {
+			waiting += max(0, len(q.prompt)-q.computed)
+		}
 		s = RankStats{
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
 			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.holds),
@@ -103,6 +108,7 @@ func (r *rank) stats() (s RankStats) {
 			Rooms: r.rooms.waiting(), Handshakes: len(r.rooms.open) - r.rooms.waiting(), RoomsReused: int(n.roomsReused), RoomsFailed: int(n.roomsFailed), RoomsTimedOut: int(n.roomsTimedOut), RoomsMismatched: int(n.roomsMismatched),
 		}
 	})
+	s.WaitingTokens = waiting
 	if r.pub != nil {
 		s.EventBatches, s.EventBytes = int(r.pub.sent.Load()), int(r.pub.bytes.Load())
 	}
@@ -136,6 +142,7 @@ func (s Stats) Sum() (t RankStats) {
 		t.Aborted += r.Aborted
 		t.Running += r.Running
 		t.Waiting += r.Waiting
+		t.WaitingTokens += r.WaitingTokens
 		t.BlocksTotal += r.BlocksTotal
 		t.BlocksFree += r.BlocksFree
 		t.BlocksCached += r.BlocksCached

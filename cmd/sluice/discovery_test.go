@@ -75,9 +75,8 @@ func TestRegisteredPairServes(t *testing.T) {
 			old = w.Ranks[0]
 		}
 	}
-	if !series() || old.Held.Load() == 0 {
-		t.Fatal("nothing to forget: no series, or no blocks of p-0")
-	}
+	// What was just sent there is foretold before events tell of it.
+	eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.Held.Load() > 0 })
 	stopPrefill()
 	eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
 		return old.Held.Load() == 0 && !series() && r.state("p-0") == worker.Gone

@@ -288,16 +288,16 @@ func (r *router) joined(w *worker.Worker) {
 		}
 		r.metrics.RankJoined(rank)
 		r.recorder.Joined(rank)
+		if ep, topic := r.fleet.Loads(rank); ep != "" {
+			if err := r.loads.Start(kvevents.LoadSource{Worker: w, Endpoint: ep, Topic: topic}); err != nil {
+				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "err", err)
+			}
+		}
 		src, ok := r.fleet.Events(rank)
 		if !ok {
 			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
 				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
 			continue
-		}
-		if src.Load != "" {
-			if err := r.loads.Start(kvevents.LoadSource{Worker: w, Endpoint: src.Load, Topic: src.LoadTopic}); err != nil {
-				r.log.Error("no load messages", "rank", rank.ID.String(), "err", err)
-			}
 		}
 		source := kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,

@@ -309,6 +309,12 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 	}
 	check("kv_events", w.KVEvents)
 	check("kv_replay", w.KVReplay)
+	check("load_events", w.LoadEvents)
+	for j, ep := range w.LoadEvents {
+		if strings.HasPrefix(ep, "bind:") {
+			bad(fmt.Sprintf("%s.load_events[%d]", path, j), "%s: the router does not listen for load messages; want tcp://HOST:PORT or ipc://PATH", quoted(ep))
+		}
+	}
 	if len(w.KVReplay) > 0 && (len(w.KVEvents) == 0 || w.KVEvents[0] == "auto" || w.KVEvents[0] == "off") {
 		bad(path+".kv_replay", "is of no use without endpoints in kv_events (auto asks the engine for both); want kv_events as well")
 	}

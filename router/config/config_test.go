@@ -209,10 +209,10 @@ func TestOverrideErrors(t *testing.T) {
 }
 
 func TestParseWorker(t *testing.T) {
-	got, err := ParseWorker(worker.Decode, "http://h:1/x,model=a+b,model=c,ranks=0+2,id=d,label=x,label=y,engine=vllm,block_size=32,kv_events=tcp://h:1+tcp://h:2,kv_replay=tcp://h:3,rank_urls=http://a:1+http://b:1,init_port=7300+7301,bootstrap_port=8998,peer_host=h")
+	got, err := ParseWorker(worker.Decode, "http://h:1/x,model=a+b,model=c,ranks=0+2,id=d,label=x,label=y,engine=vllm,block_size=32,kv_events=tcp://h:1+tcp://h:2,kv_replay=tcp://h:3,load_events=tcp://h:4,rank_urls=http://a:1+http://b:1,init_port=7300+7301,bootstrap_port=8998,peer_host=h")
 	want := Worker{
 		ID: "d", URL: "http://h:1/x", Role: worker.Decode, Models: []string{"a", "b", "c"}, Ranks: []uint16{0, 2}, RankURLs: []string{"http://a:1", "http://b:1"},
-		Labels: []string{"x", "y"}, Engine: "vllm", BlockSize: 32, KVEvents: []string{"tcp://h:1", "tcp://h:2"}, KVReplay: []string{"tcp://h:3"},
+		Labels: []string{"x", "y"}, Engine: "vllm", BlockSize: 32, KVEvents: []string{"tcp://h:1", "tcp://h:2"}, KVReplay: []string{"tcp://h:3"}, LoadEvents: []string{"tcp://h:4"},
 		Options: map[string][]string{"init_port": {"7300", "7301"}, "bootstrap_port": {"8998"}, "peer_host": {"h"}},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {

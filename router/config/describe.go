@@ -101,6 +101,9 @@ func describeSpec(s worker.Spec) string {
 		}
 		parts = append(parts, events)
 	}
+	if len(s.LoadEvents) > 0 {
+		parts = append(parts, "load messages from "+strings.Join(s.LoadEvents, ", "))
+	}
 	return strings.Join(parts, "; ")
 }
 

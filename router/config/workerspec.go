@@ -34,6 +34,7 @@ var workerKeys = []workerKey{
 	}},
 	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
 	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
+	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load snapshots, forward-pass metrics), by the same rule; they name their ranks themselves [SGLang is asked]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
 	{"bootstrap_port", "PORT[+PORT…]", "bootstrap server of a prefill worker (families sglang, mooncake)", nil},
 	{"bootstrap_host", "HOST", "host of that server as decode workers reach it [that of the URL]", nil},
 	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
@@ -204,7 +205,7 @@ func (w *Worker) Spec(source string) worker.Spec {
 	}
 	return worker.Spec{
 		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, Options: w.Options, Source: source,
+		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents, Options: w.Options, Source: source,
 	}
 }
 

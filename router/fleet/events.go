@@ -36,6 +36,11 @@ func (f *Fleet) Events(r *worker.Rank) (src EventSource, ok bool) {
 	if !autoEvents(spec) {
 		return specSource(spec, r)
 	}
+	return f.told(r)
+}
+
+// told is the source that the engine named for a rank.
+func (f *Fleet) told(r *worker.Rank) (src EventSource, ok bool) {
 	s := f.server(r)
 	if s == nil {
 		return src, false
@@ -47,6 +52,16 @@ func (f *Fleet) Events(r *worker.Rank) (src EventSource, ok bool) {
 		return src, false
 	}
 	return s.m.sources[i], true
+}
+
+// Loads is where a rank's load messages come from: what the Spec says, else what
+// the engine told when it was last admitted; "" when there are none.
+func (f *Fleet) Loads(r *worker.Rank) (endpoint, topic string) {
+	if ep := pick(r.Worker.Spec.LoadEvents, r); ep != "" {
+		return onHost(ep, r.URL), ""
+	}
+	src, _ := f.told(r)
+	return src.Load, src.LoadTopic
 }
 
 func autoEvents(spec *worker.Spec) bool {

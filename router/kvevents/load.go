@@ -119,6 +119,9 @@ func (r *reader) load(l *Load) error {
 	if !passes && !known {
 		return errNoLoad
 	}
+	if !passes && l.Waiting > 0 && l.QueuedTokens == 0 {
+		l.QueuedTokens = -1 // each has a token to compute at least: a release that does not tell them
+	}
 	if !passes && l.Usage < 0 {
 		l.Usage = 0 // left out because it is zero
 	}

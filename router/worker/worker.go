@@ -34,6 +34,9 @@ type Spec struct {
 	KVEvents []string
 	// KVReplay are the ZMQ ROUTER endpoints for replay, by the same rule.
 	KVReplay []string
+	// LoadEvents are ZMQ PUB endpoints of load messages, by the same rule; empty:
+	// what the engine tells.
+	LoadEvents []string
 	// Options are family-specific keys (bootstrap_port, init_port, …), each
 	// with one or more values, handed to the disagg family unread.
 	Options map[string][]string
