@@ -31,6 +31,7 @@ func plain(f func(args []string, stdout, stderr io.Writer) int) func(context.Con
 var commands = []command{
 	{"demo", "simulated engines, the router, traffic and a page to look at: the place to start", runDemo},
 	{"serve", "run the router", runServe},
+	{"sidecar", "run beside one engine, behind somebody else's router", runSidecar},
 	{"sim", "run one simulated engine", runSim},
 	{"load", "send load and print latencies", runLoad},
 	{"register", "keep a worker registered with a router", runRegister},

@@ -27,6 +27,9 @@ func newPages(r *router) *pages {
 	for _, s := range r.cfg.Specs() {
 		has[s.Role] = true
 	}
+	if r.sidecar != nil { // prefill workers come and go; the engine is what it is for
+		has[worker.Prefill] = false
+	}
 	for role, yes := range has {
 		if yes {
 			p.needs = append(p.needs, worker.Role(role))
@@ -45,6 +48,9 @@ func mustJSON(v any) []byte {
 
 // Models implements front.Pages.
 func (p *pages) Models() (int, []byte) {
+	if status, body := p.r.sidecar.ask(p.r, "/v1/models"); status == 200 {
+		return status, body
+	}
 	type model struct {
 		ID          string `json:"id"`
 		Object      string `json:"object"`
@@ -86,7 +92,7 @@ func (p *pages) waitingFor() []string {
 	needs := p.needs
 	for _, w := range workers {
 		// A prefill worker that was found makes a pool of two roles.
-		if !slices.Contains(needs, w.Spec.Role) {
+		if !slices.Contains(needs, w.Spec.Role) && p.r.sidecar == nil {
 			needs = append(slices.Clip(needs), w.Spec.Role)
 		}
 	}
@@ -181,6 +187,7 @@ func (p *pages) Version() (int, []byte) {
 
 // Metrics implements front.Pages.
 func (p *pages) Metrics(w interface{ Write([]byte) (int, error) }) {
+	p.r.sidecar.engineMetrics(p.r, w)
 	p.r.metrics.WritePrometheus(io.Writer(w))
 }
 

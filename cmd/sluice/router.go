@@ -53,7 +53,8 @@ type router struct {
 	notifications *notifications   // nil: no family needs them
 	transfers     *transfers.Watch // nil: no tier is wanted
 	pages         *pages
-	twin          *router // shown beside this one on the console; the demo's
+	sidecar       *sidecar // beside one engine; nil: a router
+	twin          *router  // shown beside this one on the console; the demo's
 	closeOnce     sync.Once
 }
 
@@ -65,8 +66,13 @@ func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) {
 
 // newTwinned is newRouter for a router whose console shows another's figures
 // beside its own.
-func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, err error) {
-	r := &router{cfg: cfg, log: log, twin: twin}
+func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (*router, error) {
+	return assemble(&router{cfg: cfg, log: log, twin: twin})
+}
+
+// assemble is newRouter for one of which the caller has said what it is.
+func assemble(r *router) (_ *router, err error) {
+	cfg, log := r.cfg, r.log
 	defer func() {
 		if err != nil {
 			r.Close()
@@ -118,10 +124,11 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (_ *router, 
 	if r.notifications, err = newNotifications(cfg, r.transfers, log); err != nil {
 		return nil, err
 	}
+	r.sidecar.start(r)
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration, PoolWaiters: cfg.Limits.PoolWaiters,
-		Completions: r.notifications.completions(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout, Log: log,
+		Completions: r.notifications.completions(), Namer: r.sidecar.namer(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -263,6 +270,7 @@ func (r *router) Close() {
 		if r.discovery != nil {
 			r.discovery.Close()
 		}
+		r.sidecar.close()
 		if r.fleet != nil {
 			r.fleet.Close()
 		}
@@ -294,6 +302,9 @@ func (r *router) joined(w *worker.Worker) {
 			}
 		}
 		src, ok := r.fleet.Events(rank)
+		if !ok && r.sidecar != nil {
+			continue
+		}
 		if !ok {
 			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
 				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")

@@ -10,7 +10,8 @@ import (
 // end-to-end ones only (Authorization, Accept, X-Session-ID, traceparent, …),
 // names as the client wrote them. Hop-by-hop ones, Host, Content-Length,
 // Content-Encoding, Accept-Encoding (the router reads the answer), Expect,
-// X-Request-Id, X-Sluice-* and X-data-parallel-rank are left out; a missing
+// X-Request-Id, X-Sluice-*, X-data-parallel-rank and those that name hosts
+// (X-Prefiller-Host-Port, X-Data-Parallel-Host-Port) are left out; a missing
 // Content-Type becomes application/json. Strings are valid until return.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	typed := false
@@ -65,6 +66,10 @@ func withheld(name []byte) bool {
 		other = "Proxy-Authorization"
 	case len("X-data-parallel-rank"):
 		other = "X-data-parallel-rank"
+	case len("X-Prefiller-Host-Port"):
+		other = "X-Prefiller-Host-Port"
+	case len("X-Data-Parallel-Host-Port"):
+		other = "X-Data-Parallel-Host-Port"
 	default:
 		return false
 	}

@@ -205,17 +205,30 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 		{"prefill", worker.Prefill, "a prefill worker"},
 		{"decode", worker.Decode, "a decode worker"},
 	} {
-		fs.Func(w.name, w.what+", `URL[,key=value…]`; may be given several times", func(s string) error {
-			f.workers = append(f.workers, workerFlag{"--" + w.name, w.role, s})
-			return nil
-		})
+		f.worker(fs, w.name, w.role, w.what+", `URL[,key=value…]`; may be given several times")
 	}
 	for _, n := range namedFlags {
-		fs.Func(n.name, n.usage, func(s string) error {
-			f.sets = append(f.sets, setting{"--" + n.name, n.path, s})
-			return nil
-		})
+		f.named(fs, n.name, n.path, n.usage)
 	}
+	f.set(fs)
+	return f
+}
+
+func (f *Flags) worker(fs *flag.FlagSet, name string, role worker.Role, usage string) {
+	fs.Func(name, usage, func(s string) error {
+		f.workers = append(f.workers, workerFlag{"--" + name, role, s})
+		return nil
+	})
+}
+
+func (f *Flags) named(fs *flag.FlagSet, name, path, usage string) {
+	fs.Func(name, usage, func(s string) error {
+		f.sets = append(f.sets, setting{"--" + name, path, s})
+		return nil
+	})
+}
+
+func (f *Flags) set(fs *flag.FlagSet) {
 	fs.Func("set", "any other field of the file, as `PATH=VALUE`: health.fail_after=3; may be given several times", func(s string) error {
 		path, value, found := strings.Cut(s, "=")
 		if !found {
@@ -224,7 +237,6 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 		f.sets = append(f.sets, setting{"--set", path, value})
 		return nil
 	})
-	return f
 }
 
 // ConfigPath is the file named by --config, else by SLUICE_CONFIG; "" for none.

@@ -82,7 +82,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 	if q.attempt > q.pd.MaxAttempts {
 		return prefill, prefillNone
 	}
-	prefill, ok := q.choose(schedule.PrefillLeg, q.plan.Prefill)
+	prefill, ok := q.choose(schedule.PrefillLeg, q.nextNamed(q.plan.Prefill))
 	if !ok {
 		if q.refuseFull(schedule.PrefillLeg, q.plan.Prefill) {
 			return prefill, prefillAnswered

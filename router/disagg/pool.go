@@ -26,6 +26,10 @@ func (q *request) findPool() bool {
 	if q.missing() == "" {
 		return true
 	}
+	if q.pool != nil && q.orphaned() {
+		q.refuse(front.NoPrefillWorker, "the request names no prefill worker, none is configured, and a decode worker of family "+q.pd.Family+" cannot prefill", 0)
+		return false
+	}
 	if q.pool == nil && opt.Fleet.View().Unasked == 0 {
 		q.unknownModel()
 		return false
@@ -63,7 +67,7 @@ func (q *request) findPool() bool {
 }
 
 func (q *request) takeView(v *fleet.View) {
-	pool, ok := v.Pool(q.model)
+	pool, ok := q.poolOf(v)
 	if !ok {
 		q.pool = nil
 		return
@@ -72,6 +76,7 @@ func (q *request) takeView(v *fleet.View) {
 	m := q.r.pdOf(pool.Model)
 	q.pd = &m.pd
 	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
+	q.restNamed()
 }
 
 // missing names the first leg without a candidate, "" when the plan can run.

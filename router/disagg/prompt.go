@@ -26,6 +26,10 @@ func (q *request) findPrompt() {
 	if !q.x.Endpoint.Disaggregable {
 		return
 	}
+	if q.chosen() {
+		q.skipPrompt()
+		return
+	}
 	q.tokens()
 	q.salted = q.salt()
 	q.lookUp(q.x.Received)

@@ -76,6 +76,8 @@ type Options struct {
 	// word or an answer a watched transfer is given up; 0: never.
 	Transfers     *transfers.Watch
 	TransferStall time.Duration
+	// Namer reads the headers by which requests name workers; nil: none do.
+	Namer Namer
 	// PoolWaiters bounds how many requests wait for a healthy worker at once;
 	// 0: no bound.
 	PoolWaiters int
@@ -189,6 +191,8 @@ type request struct {
 	plan  Plan
 
 	steering steering
+	named    Named      // what headers name, where there is a Namer
+	own      fleet.Pool // the pool with what was named in it
 
 	stream    bool
 	maxTokens int
@@ -241,7 +245,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)
 	q.maxTokens = askedTokens(&x.Doc, x.Endpoint.Kind)
-	if !q.findPool() {
+	if !q.name() || !q.findPool() {
 		return
 	}
 	if !q.steer() {

@@ -118,6 +118,7 @@ type Fleet struct {
 
 	mu      sync.Mutex
 	members map[string]*member
+	guests  map[*worker.Worker]*member
 	leaving map[string]chan struct{} // ids whose OnLeave has not returned
 	free    []*worker.Rank           // whose slots were given back, oldest first
 	budgets map[string]*budget       // of retries, by model
@@ -128,7 +129,7 @@ type Fleet struct {
 // New makes an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, members: map[string]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
+	f := &Fleet{opt: opt, members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
 	return f
@@ -166,14 +167,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	if left := f.slotsLeft(); len(w.Ranks) > left {
 		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
-	for _, s := range m.servers {
-		for _, r := range s.ranks {
-			r.Slot = f.takeSlot()
-			t := &seat{s: s, rank: r}
-			s.seats = append(s.seats, t)
-			f.slots[r.Slot].Store(t)
-		}
-	}
+	f.seatRanks(m)
 	m.ctx, m.cancel = context.WithCancel(f.ctx)
 	m.after = f.leaving[spec.ID]
 	f.members[spec.ID] = m
@@ -340,6 +334,9 @@ func (f *Fleet) Failed(r *worker.Rank, err error) {
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
+	for _, m := range f.guests { // the others' goroutines close theirs
+		m.closeServers()
+	}
 	f.mu.Unlock()
 	f.cancel()
 	f.wg.Wait()

@@ -27,6 +27,7 @@ type member struct {
 
 	// Guarded by the fleet's mu.
 	drain    bool
+	guest    bool // see Fleet.Guest; set once
 	gone     bool
 	wasReady bool
 	why      string // last failure
@@ -113,7 +114,7 @@ func (m *member) transit(to worker.State, reason string) {
 
 // settle derives the state from the servers. Called with mu.
 func (m *member) settle() {
-	if m.gone || m.drain {
+	if m.gone || m.drain || m.guest {
 		return
 	}
 	state, _ := m.w.State()
@@ -177,9 +178,7 @@ func (m *member) leave() {
 		}
 		m.f.release(m)
 	}
-	for _, s := range m.servers {
-		s.close()
-	}
+	m.closeServers()
 	m.cancel()
 	close(m.done)
 }

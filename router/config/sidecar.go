@@ -1,0 +1,223 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// Sidecar is what a sidecar is told beside a Config; as text, for package named
+// reads it.
+type Sidecar struct {
+	Networks      string        // CIDRs where prefill workers that requests name may lie; "": none may be named
+	Ports         string        // and their ports
+	Most          int           // of them kept at once
+	Idle          time.Duration // one not named for so long is forgotten
+	Keys          string        // what else is true of each: key=value,…
+	Addresses     string        // by which requests name the engine's ranks, in their order
+	EngineMetrics bool          // /metrics holds the engine's too
+}
+
+// SidecarFlags are the flags of one command line of a sidecar.
+type SidecarFlags struct {
+	*Flags
+	Sidecar
+	model string
+}
+
+// sidecarNamed are the flags of serve that a sidecar has too.
+var sidecarNamed = []string{"listen", "admin", "pd", "nixl-proxy-host", "nixl-proxy-port", "nixl-peer-host", "nixl-peer-init-port",
+	"nixl-peer-alloc-port", "log-level", "log-format", "max-body", "prefill-timeout", "decode-timeout", "pool-wait", "drain", "lease"}
+
+// sidecarDefaults are its defaults where they are not a router's.
+var sidecarDefaults = map[string]string{"listen": "[127.0.0.1:8000]", "admin": "[off]", "pd": "[nixl]"}
+
+// RegisterSidecarFlags adds a sidecar's flags to fs.
+func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
+	f := &SidecarFlags{Flags: &Flags{}}
+	f.worker(fs, "engine", worker.Aggregated, "the engine beside which it runs, `URL[,key=value…]`; required, once")
+	f.worker(fs, "prefill", worker.Prefill, "a prefill worker to choose from where a request names none, `URL[,key=value…]`; may be given several times")
+	fs.StringVar(&f.Networks, "prefill-networks", "", "`CIDRS`, parted by commas, where a prefill worker that a request names must lie [none may be named]")
+	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` it may have, as 8000,8100-8200")
+	fs.StringVar(&f.Keys, "prefill-keys", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
+	fs.IntVar(&f.Most, "prefill-most", 256, "`COUNT` of such workers kept at once")
+	fs.DurationVar(&f.Idle, "prefill-idle", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
+	fs.StringVar(&f.Addresses, "rank-addresses", "", "`HOST:PORT,…` by which X-Data-Parallel-Host-Port names the engine's ranks, in their order\n[port and port+rank of engine and listener, at their hosts and $POD_IP]")
+	fs.StringVar(&f.model, "model", "", "`NAME` of the model [asked from the engine]")
+	fs.BoolVar(&f.EngineMetrics, "engine-metrics", true, "/metrics shows the engine's own too, for a picker that reads them here")
+	for _, n := range namedFlags {
+		if !slices.Contains(sidecarNamed, n.name) {
+			continue
+		}
+		usage := n.usage
+		if d := sidecarDefaults[n.name]; d != "" {
+			if i := strings.LastIndexByte(usage, '['); i >= 0 {
+				usage = usage[:i] + d
+			}
+		}
+		f.named(fs, n.name, n.path, usage)
+	}
+	f.set(fs)
+	return f
+}
+
+// Resolve is the whole way of a sidecar's configuration: its defaults, the
+// environment, the flags, and the checks. Flags.Resolve is a router's.
+func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
+	c, err := f.over(sidecarDefault(), environ)
+	if err != nil {
+		return nil, err
+	}
+	engines := 0
+	for i := range c.Workers {
+		w := &c.Workers[i]
+		switch w.Role {
+		case worker.Aggregated, worker.Decode:
+			engines++
+			// It takes decode legs, and whole requests where there is no
+			// prefill worker: what a pool of decode workers alone does.
+			w.Role = worker.Decode
+			if w.ID == "" {
+				w.ID = "engine"
+			}
+		}
+		if len(w.KVEvents) == 0 {
+			w.KVEvents = []string{"off"} // they must be asked for: an index of one engine chooses nothing
+		}
+		if f.model != "" && len(w.Models) == 0 {
+			w.Models = []string{f.model}
+		}
+	}
+	switch {
+	case engines != 1:
+		return nil, fmt.Errorf("sluice sidecar: %d engines are given; want one, as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
+	case f.Most < 1 || f.Most > worker.MaxSlots/2:
+		return nil, fmt.Errorf("sluice sidecar: --prefill-most %d; want 1 to %d", f.Most, worker.MaxSlots/2)
+	case f.Idle < time.Second:
+		return nil, fmt.Errorf("sluice sidecar: --prefill-idle %s; want 1s or more", f.Idle)
+	}
+	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
+		c.Tokens.Mode = "text" // two prefill workers are told apart without asking them
+	}
+	if c.Admin.Listen == "off" {
+		c.Schedule.Explain = -1 // nobody could read them
+	}
+	if len(f.engine(c).Ranks) <= 1 {
+		c.Health.Scrape = -1 // no rank is to be chosen by its load
+	}
+	return c, nil
+}
+
+// sidecarDefault are a router's defaults, less what is sized for a fleet.
+func sidecarDefault() *Config {
+	const mib = 1 << 20
+	c := Default()
+	c.Listen, c.Admin.Listen = "127.0.0.1:8000", "off"
+	c.PD.Family = "nixl"
+	c.origins["pd.family"] = origin{from: "sidecar"}
+	c.Limits.BodyBudget, c.Limits.MaxConns, c.Limits.PoolWaiters = 256*mib, 10_000, 256
+	c.Index.MaxBytes = 4 * mib
+	c.Tokens.CacheBytes = 2 * mib
+	c.Schedule.Explain = 256
+	return c
+}
+
+func (f *SidecarFlags) engine(c *Config) *Worker {
+	i := slices.IndexFunc(c.Workers, func(w Worker) bool { return w.Role == worker.Decode })
+	return &c.Workers[i]
+}
+
+// NamedSpec is what --prefill-keys says of every worker that requests name.
+func (f *SidecarFlags) NamedSpec(c *Config) (worker.Spec, error) {
+	text := "http://0.0.0.0"
+	if f.Keys != "" {
+		text += "," + f.Keys
+	}
+	w, err := ParseWorker(worker.Prefill, text)
+	switch {
+	case err != nil:
+		return worker.Spec{}, fmt.Errorf("--prefill-keys: %w", err)
+	case w.ID != "" || len(w.Ranks) > 0 || len(w.RankURLs) > 0 || len(w.KVEvents) > 0:
+		return worker.Spec{}, fmt.Errorf("--prefill-keys %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, as bootstrap_port=8998", quoted(f.Keys))
+	}
+	w.Models = f.engine(c).Models
+	return w.Spec("header"), nil
+}
+
+// RankAddresses leads from the addresses by which requests may name the engine's
+// ranks to their numbers.
+func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
+	w := f.engine(c)
+	ranks := w.Ranks
+	if len(ranks) == 0 {
+		ranks = []uint16{0}
+	}
+	at := map[string]uint16{}
+	if f.Addresses != "" {
+		words := strings.Split(f.Addresses, ",")
+		if len(words) != len(ranks) {
+			return nil, fmt.Errorf("--rank-addresses has %d addresses; want %d, one for each rank of the engine", len(words), len(ranks))
+		}
+		for i, word := range words {
+			word = strings.TrimSpace(word)
+			if _, _, err := net.SplitHostPort(word); err != nil {
+				return nil, fmt.Errorf("--rank-addresses: %s is no HOST:PORT", quoted(word))
+			}
+			at[word] = ranks[i]
+		}
+		return at, nil
+	}
+	listenHost, listenPort, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %s is no HOST:PORT", quoted(c.Listen))
+	}
+	urls := w.RankURLs
+	if len(urls) != len(ranks) {
+		urls = []string{w.URL}
+	}
+	for i, rank := range ranks {
+		u, err := url.Parse(urls[min(i, len(urls)-1)])
+		if err != nil {
+			return nil, errors.New("the engine's URL does not parse")
+		}
+		step := i
+		if len(urls) > 1 {
+			step = 0 // its URL has its own port
+		}
+		ports := []string{after(u.Port(), step), after(listenPort, i)}
+		for _, host := range []string{u.Hostname(), listenHost, os.Getenv("POD_IP")} {
+			if host == "" || host == "0.0.0.0" || host == "::" {
+				continue
+			}
+			for _, port := range ports {
+				if port == "" {
+					continue
+				}
+				addr := net.JoinHostPort(host, port)
+				if other, taken := at[addr]; taken && other != rank {
+					return nil, fmt.Errorf("%s would name ranks %d and %d; say by --rank-addresses which is which", addr, other, rank)
+				}
+				at[addr] = rank
+			}
+		}
+	}
+	return at, nil
+}
+
+// after is the port step ports on, "" where there is none such.
+func after(port string, step int) string {
+	n, err := strconv.Atoi(port)
+	if err != nil || n == 0 || n+step > 65535 {
+		return ""
+	}
+	return strconv.Itoa(n + step)
+}
