@@ -226,8 +226,12 @@ func TestSidecarForwardsBytes(t *testing.T) {
 	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
 	const body = `{"zz":{"b":1e400,"a":[18446744073709551615]},"seed":9007199254740993,"model":"sim","messages":[{"role":"user","content":"caf\u00e9 ☕"}],"max_tokens":8,"a":-0.0}`
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", body), 200)
-	if got := string(generating(d)[0].Body); got != body {
-		t.Errorf("plain decode was sent\n%s\nwant\n%s", got, body)
+	streamed := strings.Replace(body, `"seed"`, `"stream":true,"seed"`, 1)
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", streamed), 200)
+	for i, want := range []string{body, streamed} {
+		if got := string(generating(d)[i].Body); got != want {
+			t.Errorf("plain decode was sent\n%s\nwant\n%s", got, want)
+		}
 	}
 	d.ForgetRequests()
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", body, "x-prefiller-host-port", hostPort(p)), 200)

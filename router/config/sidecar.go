@@ -128,6 +128,7 @@ func sidecarDefault() *Config {
 	c.Index.MaxBytes = 4 * mib
 	c.Tokens.CacheBytes = 2 * mib
 	c.Schedule.Explain = 256
+	c.Migration.Max = 0 // there is no other engine to go on from
 	return c
 }
 
