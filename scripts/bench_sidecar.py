@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""What a sidecar adds, and what it weighs: the same requests straight to simulated
+engines and through bin/sluice sidecar, one after the other, in turn, so that both see
+the same machine. Prints a table of the differences of each pair, then memory.
+
+P/D straight: this client sends both legs itself, one after the other, as the sidecar
+does; so what is left is the sidecar's own. Closed loop, one request at a time.
+
+  scripts/bench_sidecar.py [--rounds N] [--nixl LIBRARY]
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SLUICE = os.path.join(ROOT, "bin", "sluice")
+
+
+class Process:
+    def __init__(self, *argv):
+        self.p = subprocess.Popen([SLUICE, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addr = self.p.stdout.readline().strip()
+        if not self.addr:
+            sys.exit("%s did not start" % " ".join(argv))
+
+    def memory(self):
+        """MiB of RSS, PSS and of anonymous pages."""
+        with open("/proc/%d/smaps_rollup" % self.p.pid) as f:
+            text = f.read()
+        return [int(re.search(r"^%s:\s+(\d+)" % k, text, re.M).group(1)) / 1024 for k in ("Rss", "Pss", "Anonymous")]
+
+    def stop(self):
+        self.p.send_signal(signal.SIGTERM)
+        self.p.wait(20)
+
+
+class Client:
+    """One kept-alive connection, with as little of its own as Python allows."""
+
+    def __init__(self, addr):
+        host, port = addr.rsplit(":", 1)
+        self.s = socket.create_connection((host, int(port)), 10)
+        self.s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(self, body, headers=b""):
+        msg = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s" % (headers, len(body), body)
+        began = time.perf_counter()
+        self.s.sendall(msg)
+        got = self.s.recv(65536)
+        while b"\r\n\r\n" not in got:
+            got += self.s.recv(65536)
+        head, rest = got.split(b"\r\n\r\n", 1)
+        n = int(re.search(rb"(?i)\r\ncontent-length: (\d+)", head).group(1))
+        while len(rest) < n:
+            rest += self.s.recv(65536)
+        took = time.perf_counter() - began
+        if not head.startswith(b"HTTP/1.1 200"):
+            sys.exit("%s\n%s" % (head.decode(), rest.decode()))
+        return took * 1e6, head, rest
+
+
+def wait_ready(addr):
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen("http://%s/readyz" % addr, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.05)
+    sys.exit("the sidecar is not ready")
+
+
+def body(kb, i, extra=b""):
+    text = (b"%08d" % i + b"lorem ipsum dolor sit amet " * (kb * 1024 // 27 + 1))[: kb * 1024]
+    return b'{"model":"sim","seed":9007199254740993,"prompt":"%s","max_tokens":%s}' % (text, extra)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=1500, help="pairs of each row of small prompts")
+    ap.add_argument("--nixl", help="libnixl_capi.so, to weigh a sidecar with an agent of NIXL's as well")
+    a = ap.parse_args()
+    if not os.path.exists(SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    load = os.getloadavg()[0]
+    sim = ["sim", "--kv-events", "off", "--records", "-1", "--speed", "inf", "--blocks", "65536", "--cost-admit", "-1ns"]
+    procs = []
+
+    def start(*argv):
+        procs.append(Process(*argv))
+        return procs[-1]
+
+    try:
+        pre, dec, whole = start(*sim, "--role", "prefill"), start(*sim, "--role", "decode"), start(*sim)
+        flags = ["sidecar", "--listen", "127.0.0.1:0", "--log-level", "error", "--prefill-networks", "127.0.0.0/8", "--engine"]
+        plain, pd = start(*flags, "http://" + whole.addr), start(*flags, "http://" + dec.addr)
+        for s in (plain, pd):
+            wait_ready(s.addr)
+        c = {p: Client(p.addr) for p in (pre, dec, whole, plain, pd)}
+        named = b"x-prefiller-host-port: %s\r\n" % pre.addr.encode()
+
+        def pair_plain(kb, i):
+            text = body(kb, i, b"1")
+            turns = [lambda: c[whole].post(text)[0], lambda: c[plain].post(text)[0]]
+            if i % 2:  # neither side is always the one that finds the caches warm
+                turns.reverse()
+            t = [f() for f in turns]
+            return t[::-1] if i % 2 else t
+
+        def both_legs(kb, i):
+            ask = b'1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}'
+            t1, _, answer = c[pre].post(body(kb, i, ask))
+            handle = json.dumps(json.loads(answer)["kv_transfer_params"]).encode()
+            t2, _, _ = c[dec].post(body(kb, i, b'2,"kv_transfer_params":%s' % handle))
+            return t1 + t2
+
+        def through(kb, i):
+            t, head, _ = c[pd].post(body(kb, i, b"2"), named)
+            if b"X-Sluice-Prefill-Worker" not in head:
+                sys.exit("a request had no prefill leg")
+            return t
+
+        def pair_pd(kb, i):
+            if i % 2:
+                t = through(kb, i)
+                return both_legs(kb, i), t
+            return both_legs(kb, i), through(kb, i)
+
+        print("Load average %.1f on %d cores. µs; median of the pairs' differences [quartiles].\n" % (load, os.cpu_count()))
+        print("| request | pairs | straight p50 | through p50 | added p50 | added per KB of prompt over 1 KB |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)):
+            base = None
+            for kb, n in ((1, a.rounds), (64, a.rounds // 5), (256, a.rounds // 10)):
+                for i in range(20):
+                    pair(kb, i)
+                got = [pair(kb, i) for i in range(n)]
+                added = [y - x for x, y in got]
+                q = statistics.quantiles(added, n=4)
+                per = "–" if base is None else "%.2f" % ((q[1] - base) / (kb - 1))
+                base = q[1] if base is None else base
+                print("| %s, %d KB | %d | %.0f | %.0f | %.0f [%.0f–%.0f] | %s |" % (
+                    name, kb, n, statistics.median(x for x, _ in got), statistics.median(y for _, y in got), q[1], q[0], q[2], per))
+
+        print("\n| memory after 1,000 requests | RSS MiB | PSS MiB | anonymous MiB |")
+        print("| --- | --- | --- | --- |")
+        kinds = [("without NIXL", [])]
+        if a.nixl:
+            kinds.append(("with NIXL", ["--set", "transfers.nixl=on", "--set", "transfers.library=" + a.nixl]))
+        for name, more in kinds:
+            s = start(*flags, "http://" + dec.addr, *more)
+            wait_ready(s.addr)
+            at = Client(s.addr)
+            for i in range(1000):
+                at.post(body(1 + i % 8, i, b"2"), named if i % 2 else b"")
+            print("| %s | %.1f | %.1f | %.1f |" % ((name,) + tuple(s.memory())))
+    finally:
+        for p in procs:
+            p.stop()
+
+
+if __name__ == "__main__":
+    main()
