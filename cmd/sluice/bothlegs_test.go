@@ -88,6 +88,11 @@ func TestBothLegsAtOnce(t *testing.T) {
 		t.Errorf("two requests share the room %s", p.room(t, 0))
 	}
 	idle(t, r)
+	for _, rank := range r.allRanks() {
+		if n, prefill := rank.Computed.Load(), rank.ID.Worker == "p0"; prefill && n == 0 {
+			t.Error("prefill's work is not taken for done: its rate is never learned")
+		}
+	}
 }
 
 // idle waits until no leg is booked anywhere.

@@ -115,6 +115,9 @@ func (b *beside) run() {
 		if b.failed = b.status != 200; !b.failed {
 			found := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(found))
+			// So its rate is learned, of the hand-over's time too where prefill answers
+			// after it: time that such a worker takes for each of its prompts.
+			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, found, 0)
 			b.r.learn(b.rank, b.keys, b.tokens, b.predicted, found)
 			b.checkFact()
