@@ -37,6 +37,7 @@ var commands = []command{
 	{"register", "keep a worker registered with a router", runRegister},
 	{"init", "probe engines and write a commented config file", plain(runInit)},
 	{"check", "validate a config and say what it would do", plain(runCheck)},
+	{"doctor", "say which libraries, devices and limits this machine has, and what to do", plain(runDoctor)},
 	{"record", "write a running router's events, choices and outcomes to files", runRecord},
 
 	{"replay", "say what other weights or policies would have done with a recording", plain(runReplay)},

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"sluice/native"
+	"sluice/nixl"
+)
+
+// probeArgument makes this binary the process in which a library is tried:
+// `sluice doctor @probe`, the request on its input, the answer on descriptor 3,
+// for libraries print to the other two.
+const probeArgument = "@probe"
+
+type probeRequest struct {
+	What   string        `json:"what"` // nixl, ucx, zmq or cuda
+	NIXL   string        `json:"nixl"`
+	UCX    string        `json:"ucx"`
+	Python []string      `json:"python"`
+	Within time.Duration `json:"within"`
+}
+
+// runProbe is the process that tries one library.
+func runProbe(in io.Reader, out *os.File) int {
+	var r probeRequest
+	if out == nil || json.NewDecoder(in).Decode(&r) != nil {
+		fmt.Fprintln(os.Stderr, "sluice doctor: this is the part of it that it starts itself")
+		return 2
+	}
+	var f finding
+	switch r.What {
+	case "nixl":
+		f = probeNIXL(&r)
+	case "ucx":
+		f = probeUCX(&r)
+	case "zmq":
+		f = probeZMQ()
+	default:
+		f = probeCUDA()
+	}
+	if json.NewEncoder(out).Encode(f) != nil {
+		return 1
+	}
+	// Out at once: what the libraries have running does not delay the end.
+	os.Exit(0)
+	return 0
+}
+
+// probed starts such a process and answers what became of it.
+func (d *doctor) probed(what string) finding {
+	r := d.probe
+	r.What, r.Within = what, d.timeout*9/10
+	in, err := json.Marshal(r)
+	if err != nil {
+		return finding{State: findingOff, Detail: err.Error()}
+	}
+	answer, theirs, err := os.Pipe()
+	if err != nil {
+		return finding{State: findingOff, Detail: "cannot start the probe: " + err.Error()}
+	}
+	defer answer.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
+	defer cancel()
+	var said tail
+	cmd := exec.CommandContext(ctx, d.self[0], append(d.self[1:], probeArgument)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(in), &said, &said, []*os.File{theirs}
+	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return finding{State: findingOff, Detail: "cannot start the probe: " + err.Error()}
+	}
+	// Read before Wait: an answer may be longer than a pipe holds.
+	_ = answer.SetReadDeadline(time.Now().Add(d.timeout + time.Second))
+	var f finding
+	decoded := json.NewDecoder(io.LimitReader(answer, 1<<20)).Decode(&f)
+	err = cmd.Wait()
+	switch {
+	case decoded == nil && f.State != "":
+		return f
+	case ctx.Err() != nil:
+		return finding{State: findingHung, Detail: fmt.Sprintf("no answer within %s; the probe was killed%s", d.timeout, said.last()),
+			Advice: "a library that hangs here would cost serve its tier: name another with --nixl or --ucx, or see what it waits for with --timeout 5m and gdb -p"}
+	default:
+		if err == nil {
+			err = errNoAnswer
+		}
+		return finding{State: findingCrashed, Detail: fmt.Sprintf("the probe ended without an answer: %v%s", err, said.last()),
+			Advice: "this library would bring the router down: take it off (transfers.nixl: off), or name another with --nixl or --ucx"}
+	}
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p...)
+	if n := len(t.b) - 4096; n > 0 {
+		t.b = append(t.b[:0], t.b[n:]...)
+	}
+	return len(p), nil
+}
+
+// last is the line that was said last.
+func (t *tail) last() string {
+	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
+	if l := lines[len(lines)-1]; l != "" {
+		return "; it said " + fmt.Sprintf("%.200q", l)
+	}
+	return ""
+}
+
+func tried(attempts []nixl.Attempt) (all []string) {
+	for _, a := range attempts {
+		switch {
+		case a.Path == "" && a.Code == native.LoadAbsent: // none is in the process: of no interest
+		case a.Code == native.LoadOK || a.Code == native.LoadAbsent:
+			all = append(all, fmt.Sprintf("%s: %s", a.Path, a.Code))
+		default:
+			all = append(all, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
+		}
+	}
+	return all
+}
+
+// loaded turns the outcome of a load into the beginning of a finding.
+func loaded(l *nixl.Library, err error, missing, broken string) (f finding, ok bool) {
+	if err == nil {
+		return finding{Tried: tried(l.Attempts)}, true
+	}
+	f = finding{State: findingOff, Detail: err.Error(), Advice: missing}
+	var e *nixl.LoadError
+	if errors.As(err, &e) {
+		f.Tried = tried(e.Attempts)
+		f.Detail = "no usable library"
+		for _, a := range e.Attempts {
+			if a.Code != native.LoadAbsent {
+				f.Detail, f.Advice = fmt.Sprintf("%s: %s", a.Path, a.Code), broken
+				break
+			}
+		}
+		if e.Hung {
+			f.State = findingHung
+		}
+	}
+	return f, false
+}
+
+const (
+	noNIXL  = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.library"
+	badNIXL = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.library"
+	noUCX   = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
+	noSelf  = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
+)
+
+func probeNIXL(r *probeRequest) finding {
+	search := nixl.Search{Path: r.NIXL, Python: r.Python}
+	l, err := nixl.Load(search, r.Within)
+	f, ok := loaded(l, err, noNIXL, badNIXL)
+	if !ok {
+		return f
+	}
+	return settled(f, r, nixl.StartAgentTier(nixl.AgentTierConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Within}}))
+}
+
+func probeUCX(r *probeRequest) finding {
+	search := nixl.Search{Path: r.NIXL, Python: r.Python}
+	l, err := nixl.LoadUCX(r.UCX, search, r.Within)
+	f, ok := loaded(l, err, noUCX, noUCX)
+	if !ok {
+		return f
+	}
+	return settled(f, r, nixl.StartUCXTier(nixl.UCXTierConfig{
+		UCX: nixl.UCXConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Within}, Path: r.UCX}}))
+}
+
+// settled waits for a tier's self-test.
+func settled(f finding, r *probeRequest, t *nixl.AgentTier) finding {
+	state, reason := t.Status()
+	for end := time.Now().Add(r.Within); state == nixl.TierStarting && time.Now().Before(end); state, reason = t.Status() {
+		time.Sleep(5 * time.Millisecond)
+	}
+	f.Detail = reason
+	switch state {
+	case nixl.TierUp:
+		f.State = findingOK
+		if ucx := nixl.ResidentUCX(); len(ucx) > 1 {
+			f.State = findingLimited
+			f.Detail += "; two UCX are in the process: " + strings.Join(ucx, ", ")
+			f.Advice = "two UCX in a process hang or crash: take one of them out of LD_LIBRARY_PATH or LD_PRELOAD"
+		}
+	case nixl.TierStarting:
+		f.State, f.Advice = findingHung, noSelf
+	default:
+		f.State, f.Advice = findingOff, noSelf
+	}
+	return f
+}
+
+// probeZMQ sends a message over the loopback.
+func probeZMQ() finding {
+	major, minor, patch := zmq4.Version()
+	f := finding{State: findingOff, Advice: "the loopback does not carry ZMQ: see the firewall and the sandbox of this process"}
+	err := func() error {
+		pull, err := zmq4.NewSocket(zmq4.PULL)
+		if err != nil {
+			return err
+		}
+		push, err := zmq4.NewSocket(zmq4.PUSH)
+		if err != nil {
+			return err
+		}
+		if err = errors.Join(pull.SetRcvtimeo(3*time.Second), push.SetLinger(0), pull.Bind("tcp://127.0.0.1:*")); err != nil {
+			return err
+		}
+		at, err := pull.GetLastEndpoint()
+		if err == nil {
+			err = push.Connect(at)
+		}
+		if err == nil {
+			_, err = push.Send("sluice", 0)
+		}
+		if err == nil {
+			_, err = pull.Recv(0)
+		}
+		return err
+	}()
+	if err != nil {
+		f.Detail = fmt.Sprintf("libzmq %d.%d.%d, built in; a message over the loopback: %v", major, minor, patch, err)
+		return f
+	}
+	return finding{State: findingOK, Detail: fmt.Sprintf("libzmq %d.%d.%d; a message went over the loopback", major, minor, patch)}
+}
+
+func probeCUDA() finding {
+	n, err := native.CudaDevices()
+	if err != nil {
+		return finding{State: findingOff, Detail: err.Error(),
+			Advice: "needed only to keep KV in a GPU's memory here, which no part of the router does by itself; else install NVIDIA's driver, or run the container with --gpus"}
+	}
+	if n == 0 {
+		return finding{State: findingOff, Detail: "the CUDA driver sees no GPU", Advice: "see CUDA_VISIBLE_DEVICES and nvidia-smi"}
+	}
+	v, err := native.CudaOpen(0)
+	if err != nil {
+		return finding{State: findingOff, Detail: err.Error(), Advice: "see nvidia-smi: the GPU may be in exclusive use, or full"}
+	}
+	return finding{State: findingOK, Detail: fmt.Sprintf("%d GPUs, driver for CUDA %d.%d", n, v/1000, v%1000/10)}
+}

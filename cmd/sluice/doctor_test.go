@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// compiled makes a library of C source, as name, in a folder of its own.
+func compiled(t *testing.T, name, source string, flags ...string) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler")
+	}
+	dir := t.TempDir()
+	if strings.Contains(source, "\n") {
+		file := filepath.Join(dir, "source.c")
+		if err := os.WriteFile(file, []byte(source), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		source = file
+	}
+	args := append([]string{"-shared", "-fPIC", "-std=gnu11", "-I../../native", "-o", filepath.Join(dir, name), source}, flags...)
+	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return filepath.Join(dir, name)
+}
+
+type diagnosis struct {
+	OK       bool
+	Findings []finding
+	code     int
+	took     time.Duration
+}
+
+func (d *diagnosis) of(name string) finding {
+	for _, f := range d.Findings {
+		if f.Name == name {
+			return f
+		}
+	}
+	return finding{}
+}
+
+// diagnose runs `sluice doctor --json` and reads what it says.
+func diagnose(t *testing.T, args ...string) *diagnosis {
+	t.Helper()
+	cmd := exec.Command(builtBinary(t), append([]string{"doctor", "--json"}, args...)...)
+	cmd.Env = append(os.Environ(), "SLUICE_NIXL_LIBRARY=", "SLUICE_UCX_LIBRARY=", "VIRTUAL_ENV=", "CONDA_PREFIX=")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	began := time.Now()
+	err := cmd.Run()
+	d := &diagnosis{took: time.Since(began)}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		d.code = exit.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(stdout.Bytes(), d); err != nil {
+		t.Fatalf("%v: %s%s", err, &stdout, &stderr)
+	}
+	if len(d.Findings) != len(doctorNames) {
+		t.Errorf("%d findings, want %d", len(d.Findings), len(doctorNames))
+	}
+	if d.OK != (d.code == 0) {
+		t.Errorf("exit code %d, ok %v", d.code, d.OK)
+	}
+	return d
+}
+
+// Libraries that hang, crash, talk or are none cost a line each, never the command.
+func TestDoctorOnBadLibraries(t *testing.T) {
+	garbage := filepath.Join(t.TempDir(), "libnixl_capi.so")
+	if err := os.WriteFile(garbage, []byte("not a library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	absent := filepath.Join(t.TempDir(), "libnixl_capi.so")
+	constructor := func(body string) string {
+		return compiled(t, "libnixl_capi.so", "#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n__attribute__((constructor)) static void begin(void) { "+body+" }\n")
+	}
+	for name, c := range map[string]struct {
+		library, state, detail string
+	}{
+		"absent":             {absent, findingOff, "no usable library"},
+		"garbage":            {garbage, findingOff, "broken"},
+		"hangs in its start": {constructor("for (;;) pause();"), findingHung, ""},
+		"stops the process":  {constructor("raise(SIGSTOP);"), findingHung, "killed"},
+		"crashes":            {constructor("*(volatile int *)8 = 1;"), findingCrashed, "segmentation fault"},
+		"aborts":             {constructor("fputs(\"giving up\\n\", stderr); abort();"), findingCrashed, "aborted; it said"},
+		"ends the process":   {constructor("puts(\"{\\\"state\\\":\\\"ok\\\"}\"); exit(0);"), findingCrashed, "no answer"},
+		"another library":    {compiled(t, "libnixl_capi.so", "int answer = 42;\n"), findingOff, "symbol missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := diagnose(t, "--nixl", c.library, "--want", "nixl", "--timeout", "3s")
+			f := d.of("nixl")
+			if d.code != 1 || f.State != c.state || !f.Asked || f.Advice == "" || !strings.Contains(f.Detail, c.detail) {
+				t.Errorf("exit %d, %+v; want 1, %s and %q", d.code, f, c.state, c.detail)
+			}
+			if zmq := d.of("zmq"); zmq.State != findingOK {
+				t.Errorf("ZMQ beside it: %+v", zmq)
+			}
+			if d.took > 20*time.Second {
+				t.Errorf("it took %s", d.took)
+			}
+		})
+	}
+}
+
+func TestDoctorOnGoodLibraries(t *testing.T) {
+	capi := compiled(t, "libnixl_capi.so", "../../native/testdata/fake_nixl_capi.c")
+	ucx := compiled(t, "libucp.so.0", "../../native/testdata/fake_ucp.c")
+	d := diagnose(t, "--nixl", filepath.Dir(capi), "--ucx", ucx, "--want", "nixl, ucx,zmq")
+	for _, name := range []string{"nixl", "ucx", "zmq"} {
+		if f := d.of(name); f.State != findingOK || !f.Asked || f.Advice != "" {
+			t.Errorf("%+v; want ok", f)
+		}
+	}
+	if d.code != 0 || !strings.Contains(d.of("ucx").Detail, "UCX 1.23.0") || !strings.Contains(d.of("nixl").Detail, capi) {
+		t.Errorf("exit %d, %+v", d.code, d.Findings)
+	}
+	old := compiled(t, "libucp.so.0", "../../native/testdata/fake_ucp.c", "-DFAKE_MINOR=12")
+	f := diagnose(t, "--ucx", old).of("ucx")
+	if f.State != findingOff || !strings.Contains(strings.Join(f.Tried, " "), "UCX 1.12.0: want 1.13 or newer") {
+		t.Errorf("an old UCX: %+v", f)
+	}
+}
+
+func TestDoctorAsksForWhatTheConfigurationDoes(t *testing.T) {
+	dir := t.TempDir()
+	write := func(text string) string {
+		file := filepath.Join(dir, "sluice.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	absent := filepath.Join(dir, "nowhere")
+	d := diagnose(t, "--config", write("transfers:\n  nixl: \"on\"\n  library: "+absent+"\nlimits:\n  max_conns: 2000000000\n"))
+	f := d.of("nixl")
+	if d.code != 1 || !f.Asked || f.State != findingOff || !strings.Contains(strings.Join(f.Tried, " "), absent) {
+		t.Errorf("exit %d, %+v; want that nixl is asked for and off", d.code, f)
+	}
+	if f := d.of("files"); f.State != findingLimited || !strings.Contains(f.Advice, "4000001024") {
+		t.Errorf("%+v; want that the files are too few", f)
+	}
+	d = diagnose(t, "--config", write("transfers:\n  library: "+absent+"\n"))
+	if f := d.of("nixl"); d.code != 0 || f.Asked {
+		t.Errorf("exit %d, %+v; want that nothing is asked for", d.code, f)
+	}
+}
+
+func TestDoctorIsCalledWrongly(t *testing.T) {
+	for _, args := range [][]string{{"--want", "gold"}, {"--timeout", "1ms"}, {"extra"}, {"--nonsense"}} {
+		var stdout, stderr bytes.Buffer
+		if code := runDoctor(args, &stdout, &stderr); code != 2 || stderr.Len() == 0 || stdout.Len() != 0 {
+			t.Errorf("%q: exit %d, %q; want 2 and a word", args, code, &stderr)
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	if code := runDoctor([]string{"--config", filepath.Join(t.TempDir(), "none.yaml")}, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "none.yaml") {
+		t.Errorf("no such file: exit %d, %q", code, &stderr)
+	}
+	if code := runDoctor([]string{"--help"}, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "Examples:") {
+		t.Errorf("help: exit %d", code)
+	}
+}
+
+func TestDoctorTable(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	d := doctor{}
+	code := d.report([]finding{
+		{Name: "nixl", State: findingOff, Asked: true, Detail: "a\x1b[31m\nb", Advice: "install it", Tried: []string{"/x: absent"}},
+		{Name: "zmq", State: findingOK, Detail: "fine"},
+	}, false, &stdout, &stderr)
+	want := "off      nixl      asked for; a [31m b\n" + strings.Repeat(" ", 19) + "tried: /x: absent\n" + strings.Repeat(" ", 19) + "do: install it\nok       zmq       fine\n"
+	if code != 1 || stdout.String() != want || !strings.Contains(stderr.String(), "nixl") {
+		t.Errorf("exit %d:\n%s%s\nwant\n%s", code, &stdout, &stderr, want)
+	}
+}
+
+func TestDoctorOnRDMA(t *testing.T) {
+	root := t.TempDir()
+	d := doctor{root: root}
+	if f := d.rdmaFinding(); f.State != findingOff || d.hasRDMA() {
+		t.Errorf("without a device: %+v", f)
+	}
+	put := func(path, text string) {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
+	put("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n")
+	if f := d.rdmaFinding(); f.State != findingOff || !strings.Contains(f.Detail, "uverbs") {
+		t.Errorf("without /dev/infiniband: %+v", f)
+	}
+	put("dev/infiniband/uverbs0", "")
+	if f := d.rdmaFinding(); f.State != findingOK || !d.hasRDMA() || !strings.Contains(f.Detail, "mlx5_0:1 4: ACTIVE, InfiniBand, unknown") {
+		t.Errorf("with both: %+v", f)
+	}
+	put("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n")
+	if f := d.rdmaFinding(); f.State != findingOff || f.Advice == "" {
+		t.Errorf("a port that is down: %+v", f)
+	}
+}
