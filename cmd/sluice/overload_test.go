@@ -223,6 +223,11 @@ func TestBreakerOfOneRank(t *testing.T) {
 		c.Health.BreakAfter, c.Health.BreakFor = 3, 200*time.Millisecond
 		c.Schedule.Policy = "round_robin"
 	}, w)
+	// The worker is ready with the first of its servers.
+	eventually(t, 10*time.Second, "both ranks are in the pool", func() bool {
+		p, ok := r.fleet.View().Pool("sim")
+		return ok && len(p.Aggregated) == 2
+	})
 	a.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 500})
 	broken := func() worker.BreakerState {
 		return worker.BreakerState(r.fleet.View().Workers[0].Ranks[0].Breaker.Load())
