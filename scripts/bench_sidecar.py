@@ -10,7 +10,9 @@ does; so what is left is the sidecar's own. Closed loop, one request at a time.
 """
 
 import argparse
+import http.server
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -31,6 +33,14 @@ class Process:
         self.addr = self.p.stdout.readline().strip()
         if not self.addr:
             sys.exit("%s did not start" % " ".join(argv))
+
+    def cpu(self):
+        """µs on a core so far, of all threads."""
+        total = 0
+        for t in os.listdir("/proc/%d/task" % self.p.pid):
+            with open("/proc/%d/task/%s/schedstat" % (self.p.pid, t)) as f:
+                total += int(f.read().split()[0])
+        return total / 1000
 
     def memory(self):
         """MiB of RSS, PSS and of anonymous pages."""
@@ -66,6 +76,43 @@ class Client:
         if not head.startswith(b"HTTP/1.1 200"):
             sys.exit("%s\n%s" % (head.decode(), rest.decode()))
         return took * 1e6, head, rest
+
+
+class Sink(http.server.BaseHTTPRequestHandler):
+    """An engine that reads a body, computes nothing, and gives a handle to who asks for one."""
+
+    protocol_version, wbufsize = "HTTP/1.1", -1
+    answer = {"id": "x", "object": "text_completion", "model": "sim", "choices": [{"index": 0, "text": "a", "finish_reason": "length"}],
+              "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+    given = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": "127.0.0.1",
+              "remote_port": 1, "remote_request_id": "r", "tp_size": 1}
+
+    def reply(self, body):
+        raw = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_GET(self):
+        self.reply({"object": "list", "data": [{"id": "sim", "object": "model"}]})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.reply(dict(self.answer, kv_transfer_params=self.given) if b'"do_remote_decode":true' in body else self.answer)
+
+    def log_message(self, *_):
+        pass
+
+
+def sink():
+    """Runs one in a process of its own; gives its address and process."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    server.daemon_threads = True
+    p = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    p.start()
+    return "127.0.0.1:%d" % server.server_address[1], p
 
 
 def wait_ready(addr):
@@ -135,20 +182,35 @@ def main():
             return both_legs(kb, i), through(kb, i)
 
         print("Load average %.1f on %d cores. µs; median of the pairs' differences [quartiles].\n" % (load, os.cpu_count()))
-        print("| request | pairs | straight p50 | through p50 | added p50 | added per KB of prompt over 1 KB |")
-        print("| --- | --- | --- | --- | --- | --- |")
+        print("| request | pairs | straight p50 | through p50 | added p50 |")
+        print("| --- | --- | --- | --- | --- |")
         for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)):
-            base = None
-            for kb, n in ((1, a.rounds), (64, a.rounds // 5), (256, a.rounds // 10)):
+            for kb, n in ((1, a.rounds), (64, a.rounds // 5)):
                 for i in range(20):
                     pair(kb, i)
                 got = [pair(kb, i) for i in range(n)]
                 added = [y - x for x, y in got]
                 q = statistics.quantiles(added, n=4)
-                per = "–" if base is None else "%.2f" % ((q[1] - base) / (kb - 1))
-                base = q[1] if base is None else base
-                print("| %s, %d KB | %d | %.0f | %.0f | %.0f [%.0f–%.0f] | %s |" % (
-                    name, kb, n, statistics.median(x for x, _ in got), statistics.median(y for _, y in got), q[1], q[0], q[2], per))
+                print("| %s, %d KB | %d | %.0f | %.0f | %.0f [%.0f–%.0f] |" % (
+                    name, kb, n, statistics.median(x for x, _ in got), statistics.median(y for _, y in got), q[1], q[0], q[2]))
+
+        print("\nCPU µs of the sidecar a request, kernel included, beside an engine that only reads; a P/D request sends its prompt twice.\n")
+        print("| request | 1 KB | 64 KB | 256 KB | per KB of prompt |")
+        print("| --- | --- | --- | --- | --- |")
+        at, _ = sink()
+        s = start(*flags, "http://" + at)
+        wait_ready(s.addr)
+        to = Client(s.addr)
+        for name, header in (("decode only", b""), ("P/D", b"x-prefiller-host-port: %s\r\n" % at.encode())):
+            row = []
+            for kb in (1, 64, 256):
+                for i in range(10):
+                    to.post(body(kb, i, b"1"), header)
+                before = s.cpu()
+                for i in range(a.rounds // 5):
+                    to.post(body(kb, i, b"1"), header)
+                row.append((s.cpu() - before) / (a.rounds // 5))
+            print("| %s | %.0f | %.0f | %.0f | %.2f |" % (name, *row, (row[2] - row[0]) / 255))
 
         print("\n| memory after 1,000 requests | RSS MiB | PSS MiB | anonymous MiB |")
         print("| --- | --- | --- | --- |")
