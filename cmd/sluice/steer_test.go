@@ -45,6 +45,9 @@ func TestClientsSteerByHeaders(t *testing.T) {
 	only(went("X-Sluice-Allowed-Workers", "a, c"), "a", "c")
 	only(went("X-Sluice-Require-Labels", "h100,eu"), "a")
 	only(went("X-Sluice-Require-Labels", "eu", "X-Sluice-Allowed-Workers", "b,c"), "c")
+	// A list may stand on several lines.
+	only(went("X-Sluice-Allowed-Workers", "a", "X-Sluice-Allowed-Workers", "c"), "a", "c")
+	only(went("X-Sluice-Require-Labels", "h100", "X-Sluice-Require-Labels", "us"), "b")
 	for _, session := range []string{"one", "two", "three", "four"} {
 		if where := went("X-Sluice-Session", session); len(where) != 1 {
 			t.Errorf("session %s went %v", session, where)
@@ -64,8 +67,11 @@ func TestClientsSteerByHeaders(t *testing.T) {
 		{[]string{"X-Sluice-Allowed-Workers", "a,x"}, []string{"X-Sluice-Allowed-Workers", `"x"`, "a, b, c"}},
 		{[]string{"X-Sluice-Require-Labels", "b200"}, []string{"X-Sluice-Require-Labels", `"b200"`, "a10, eu, h100, us"}},
 		{[]string{"X-Sluice-Require-Labels", "a10,us"}, []string{"X-Sluice-Require-Labels", "no ready aggregated worker", "a, b, c"}},
+		{[]string{"X-Sluice-Require-Labels", ","}, []string{"X-Sluice-Require-Labels", "names no label", "a10, eu, h100, us"}},
+		{[]string{"X-Sluice-Require-Labels", "a10", "X-Sluice-Require-Labels", "b200"}, []string{`"a10,b200"`, `"b200"`}},
 		{[]string{"X-Sluice-Worker", "a", "X-Sluice-Allowed-Workers", "b"}, []string{"X-Sluice-Worker", `"a" cannot be used`}},
 		{[]string{"X-Sluice-Session", strings.Repeat("s", 300)}, []string{"X-Sluice-Session", "300 bytes"}},
+		{[]string{"X-Session-ID", strings.Repeat("s", 300)}, []string{"X-Session-ID", "300 bytes"}},
 	} {
 		a := post(t, url, chatOf("x"), c.headers...)
 		wantStatus(t, a, 400)

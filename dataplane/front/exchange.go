@@ -65,6 +65,11 @@ func (x *Exchange) Log() *slog.Logger {
 // Header gives a request header; nil when absent. Borrowed until return.
 func (x *Exchange) Header(name string) []byte { return x.head.find(name) }
 
+// HeaderList is Header for a header that holds a list: the values of all lines of
+// that name, in their order, joined by commas (RFC 9110, 5.3). It allocates only
+// where there are several.
+func (x *Exchange) HeaderList(name string) []byte { return x.head.findAll(name) }
+
 // ClientIP is the address of the connection's other end, invalid where it is no
 // TCP connection. A proxy in front stands for all of its clients.
 func (x *Exchange) ClientIP() netip.Addr { return x.c.ip }

@@ -43,6 +43,21 @@ func (h *head) find(name string) []byte {
 	return nil
 }
 
+// findAll gives the values of all lines of a name, joined by commas; nil when absent.
+func (h *head) findAll(name string) (all []byte) {
+	for i := range h.lines {
+		l := &h.lines[i]
+		switch {
+		case !equalFold(h.nameOf(l), name):
+		case all == nil:
+			all = h.raw[l.value:l.valueEnd:l.valueEnd]
+		default: // at its capacity, so that raw stays as it is
+			all = append(append(all, ','), h.valueOf(l)...)
+		}
+	}
+	return all
+}
+
 // read parses a head: method, target and protocol as they stood in the request
 // line, raw from the first header line to the empty line inclusive. The text it
 // gives says what is refused and is meant for the client; "" means accepted.

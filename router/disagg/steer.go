@@ -70,17 +70,19 @@ func (p *pins) allow(ip netip.Addr) bool {
 func (q *request) steer() bool {
 	s := &q.steering
 	*s = steering{allowed: s.allowed[:0], labels: s.labels[:0], workers: s.workers[:0], ranks: s.ranks[:0]}
-	session := q.x.Header(headerSession)
+	named := headerSession
+	session := q.x.Header(named)
 	if len(session) == 0 {
-		session = q.x.Header(headerSessionID)
+		named = headerSessionID
+		session = q.x.Header(named)
 	}
 	if len(session) > maxSession {
-		return q.steeredWrong(headerSession, string(session[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(session), maxSession))
+		return q.steeredWrong(named, string(session[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(session), maxSession))
 	}
 	if len(session) > 0 {
 		s.session = xxh3.Hash(session) | 1
 	}
-	pin, allowed, labels := q.x.Header(headerWorker), q.x.Header(headerAllowed), q.x.Header(headerLabels)
+	pin, allowed, labels := q.x.HeaderList(headerWorker), q.x.HeaderList(headerAllowed), q.x.HeaderList(headerLabels)
 	if pin == nil && allowed == nil && labels == nil {
 		return true
 	}
@@ -142,6 +144,9 @@ func (q *request) readLabels(value []byte) bool {
 		}
 		q.steering.labels = append(q.steering.labels, word)
 	}
+	if value != nil && len(q.steering.labels) == 0 {
+		return q.steeredWrong(headerLabels, string(value), "it names no label; there are "+list(q.knownLabels()))
+	}
 	return true
 }
 
@@ -158,9 +163,9 @@ func (q *request) narrow() bool {
 		}
 		fit := s.fitting(*leg.ranks, used)
 		if len(fit) == 0 {
-			name, value := headerLabels, q.x.Header(headerLabels)
+			name, value := headerLabels, q.x.HeaderList(headerLabels)
 			if len(s.allowed) > 0 {
-				name, value = headerAllowed, q.x.Header(headerAllowed)
+				name, value = headerAllowed, q.x.HeaderList(headerAllowed)
 			}
 			return q.steeredWrong(name, string(value), fmt.Sprintf("it leaves no ready %s worker for model %q; ready are %s", leg.name, q.model, idsOf(*leg.ranks)))
 		}
@@ -169,7 +174,7 @@ func (q *request) narrow() bool {
 	for i, u := range used {
 		if !u {
 			why := "it is not ready, takes no leg of this request, or another of these headers excludes it"
-			return q.steeredWrong(headerWorker, string(q.x.Header(headerWorker)), fmt.Sprintf("%q cannot be used for model %q: %s", s.workers[i].Worker, q.model, why))
+			return q.steeredWrong(headerWorker, string(q.x.HeaderList(headerWorker)), fmt.Sprintf("%q cannot be used for model %q: %s", s.workers[i].Worker, q.model, why))
 		}
 	}
 	return true
