@@ -193,6 +193,9 @@ func TestFilesThatAreRefused(t *testing.T) {
 	// Sections that are whole, but of another file or in another order.
 	one := sectionHead + int(binary.LittleEndian.Uint32(good[headerSize+4:]))
 	try("shortened", append(bytes.Clone(good[:headerSize]), good[headerSize+one:]...), ErrCorrupted)
+	// Blocks left out of a rank: every section is whole, only the sum of all tells.
+	two := one + sectionHead + int(binary.LittleEndian.Uint32(good[headerSize+one+4:]))
+	try("bereft", append(bytes.Clone(good[:headerSize+one]), good[headerSize+two:]...), ErrCorrupted)
 	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
