@@ -69,7 +69,7 @@ func TestRecordAndReplay(t *testing.T) {
 		t.Error("a prompt's text is in the recording")
 	}
 
-	trace, err := whatif.Load(files, func(path string) { t.Errorf("%s has no end", path) })
+	trace, err := whatif.Load(files, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,9 @@ func TestRecordAndReplay(t *testing.T) {
 	t.Logf("\n%s", &out)
 
 	cut := filepath.Join(dir, "cut")
-	os.WriteFile(cut, raw[:len(raw)-30], 0o600)
+	os.WriteFile(cut, raw[:len(raw)-5], 0o600)
+	stump := filepath.Join(dir, "stump") // its only frame is cut, so nothing is left of it
+	os.WriteFile(stump, raw[:len(raw)-30], 0o600)
 	foreign := filepath.Join(dir, "foreign")
 	os.WriteFile(foreign, []byte("hello"), 0o600)
 	for _, c := range []struct {
@@ -118,7 +120,7 @@ func TestRecordAndReplay(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{cut}, 1, "cut short"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
+		{[]string{cut}, 0, "cut short"}, {[]string{stump}, 1, "no request was placed"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
 		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
 		{[]string{files[0], "--policy"}, 2, "before the files"},
 	} {
@@ -147,7 +149,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 		if len(files) == 0 {
 			return false
 		}
-		trace, err := whatif.Load(files, func(string) {})
+		trace, err := whatif.Load(files, func(error) {})
 		return err == nil && len(trace.Requests) == 1 && trace.Requests[0].Ended
 	})
 	stop()

@@ -36,7 +36,7 @@ const replayExamples = `
 Examples:
   sluice replay /var/tmp/rec/*.rec
   sluice replay --set overlap_weight=0.5 --set overlap_weight=2,queue_weight=2 FILE
-  sluice replay --policy round_robin --policy session FILE
+  sluice replay --policy round_robin --policy random FILE
 Without --set and --policy it compares with round_robin, least_loaded and
 overlap_weight=0.
 `
@@ -101,8 +101,8 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sluice replay: flags such as %q stand before the files\n", fs.Arg(i))
 		return 2
 	}
-	trace, err := whatif.Load(fs.Args(), func(path string) {
-		fmt.Fprintf(stderr, "sluice replay: %s has no end: it is still being written, or its router was killed; what there is of it is used\n", path)
+	trace, err := whatif.Load(fs.Args(), func(err error) {
+		fmt.Fprintf(stderr, "sluice replay: %v; what there is of it is used\n", err)
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice replay:", err)

@@ -77,9 +77,10 @@ type loader struct {
 	blocks  int
 }
 
-// Load reads a recording's files, in the order of their names. unfinished is told
-// of a file that has no end but is whole otherwise; any other damage is an error.
-func Load(paths []string, unfinished func(path string)) (*Trace, error) {
+// Load reads a recording's files, in the order of their names. A file that ends too
+// early (its router was killed, its disk was full) is used as far as it goes, and
+// unfinished is told, with what the reader says of it; any other damage is an error.
+func Load(paths []string, unfinished func(err error)) (*Trace, error) {
 	l := &loader{t: &Trace{}, ids: map[worker.ID]int{}, pools: map[uint64]int{}, open: map[uint64]int{},
 		index: kvindex.New(kvindex.Options{MaxBytes: 16 << 30})}
 	for i := range l.current {
@@ -102,7 +103,7 @@ func Load(paths []string, unfinished func(path string)) (*Trace, error) {
 	return l.t, nil
 }
 
-func (l *loader) file(path string, unfinished func(string)) error {
+func (l *loader) file(path string, unfinished func(error)) error {
 	r, err := record.Open(path)
 	if err != nil {
 		return err
@@ -114,8 +115,8 @@ func (l *loader) file(path string, unfinished func(string)) error {
 		switch err := r.Next(&e); {
 		case err == io.EOF:
 			return nil
-		case errors.Is(err, record.ErrUnfinished):
-			unfinished(path)
+		case errors.Is(err, record.ErrUnfinished), errors.Is(err, record.ErrTruncated):
+			unfinished(err)
 			return nil
 		case err != nil:
 			return err
