@@ -201,7 +201,7 @@ func TestPrefillFailsBesideDecode(t *testing.T) {
 }
 
 // When decode fails, prefill is cut at once and the pair runs again in a new room.
-func TestDecodeFailsBesidePrefill(t *testing.T) {
+func TestDecodeFailsPullsNothing(t *testing.T) {
 	for name, fail := range map[string]http.HandlerFunc{
 		"500":   reply(500, `{"error":{"message":"x"}}`),
 		"reset": func(w http.ResponseWriter, _ *http.Request) { raw(w, "", true) },

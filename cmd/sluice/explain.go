@@ -127,6 +127,9 @@ func findRouter(addr, file string) (admin.Runtime, error) {
 
 func writeRecord(w io.Writer, rec *schedule.Record) {
 	fmt.Fprintf(w, "Request %s, %s, policy %s\n", rec.RequestID, rec.Begun.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
+	for i := range rec.Pairs {
+		writePair(w, &rec.Pairs[i])
+	}
 	for i := range rec.Decisions {
 		writeDecision(w, &rec.Decisions[i])
 	}
@@ -158,6 +161,52 @@ var costTerms = []struct {
 	{"waiting", func(t *schedule.Terms) float64 { return t.Waiting }},
 	{"decode", func(t *schedule.Terms) float64 { return t.Decode }},
 	{"pressure", func(t *schedule.Terms) float64 { return t.Pressure }},
+}
+
+// planReasons say why a plan won over the other.
+var planReasons = map[string]string{
+	schedule.WhyFewUncached:   "too few tokens are left for a hand-over to pay (pd.local_prefill_tokens)",
+	schedule.WhyFaster:        "estimated to be sooner at the first token",
+	schedule.WhyUncached:      "enough tokens are left for a hand-over (pd.local_prefill_tokens)",
+	schedule.WhyUnknownPrompt: "how long the prompt is is not known",
+	schedule.WhyNotAsked:      "the ranks were chosen together; prefill on the decode worker was not asked for",
+}
+
+// writePair says how the two ranks were chosen together, and what the
+// alternative would have cost.
+func writePair(w io.Writer, p *schedule.Pairing) {
+	why := planReasons[p.Why]
+	if why == "" {
+		why = p.Why
+	}
+	fmt.Fprintf(w, "\nPlan of attempt %d, at %.1f ms: %s, %s\n", p.Attempt, p.AtMS, p.Plan, why)
+	mark := map[bool]string{true: "→", false: " "}
+	r := &p.Remote
+	fmt.Fprintf(w, "  %s remote: prefill on %s, decode on %s: %.2f ms%s", mark[p.Plan == "remote"], r.Prefill, r.Decode, r.Cost, termList(&r.Terms, r.Handover))
+	if r.PairRate > 0 {
+		fmt.Fprintf(w, ", at %.4f ms a token between these two", r.PairRate)
+	}
+	fmt.Fprintf(w, "; decode has %d of %d tokens left\n", r.Uncached, p.PromptTokens)
+	if l := p.Local; l != nil {
+		fmt.Fprintf(w, "  %s local: all on %s: %.2f ms%s; %d of %d tokens left\n", mark[p.Plan == "local"], l.Rank, l.Cost, termList(&l.Terms, 0), l.Uncached, p.PromptTokens)
+	}
+}
+
+// termList is " = prefill 1.00 + queue 2.00", of the terms that are not 0.
+func termList(t *schedule.Terms, handover float64) string {
+	var parts []string
+	for _, c := range costTerms {
+		if v := c.of(t); v != 0 {
+			parts = append(parts, fmt.Sprintf("%s %.2f", c.name, v))
+		}
+	}
+	if handover != 0 {
+		parts = append(parts, fmt.Sprintf("hand-over %.2f", handover))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " = " + strings.Join(parts, " + ")
 }
 
 func writeDecision(w io.Writer, d *schedule.Decision) {

@@ -14,6 +14,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/router/admin"
+	"sluice/router/fleet"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -134,10 +135,16 @@ func member(t *testing.T, object []byte, name string) string {
 	return string(m[name])
 }
 
+// A worker's own state changes a moment before the View that requests see: one
+// that has left Ready is Ready here until that View is out.
 func (r *testRouter) state(id string) worker.State {
-	for _, w := range r.fleet.View().Workers {
+	v := r.fleet.View()
+	for _, w := range v.Workers {
 		if w.Spec.ID == id {
 			s, _ := w.State()
+			if s != worker.Ready && inPools(v, w) {
+				return worker.Ready
+			}
 			return s
 		}
 	}
@@ -160,3 +167,16 @@ func wantReason(t *testing.T, a *answer, status int, reason string) {
 
 // dropIdle closes the test client's own kept-alive connections.
 func dropIdle() { http.DefaultTransport.(*http.Transport).CloseIdleConnections() }
+
+// inPools says whether requests may be sent to a worker, by what they see.
+func inPools(v *fleet.View, w *worker.Worker) bool {
+	for _, model := range v.Models {
+		p, _ := v.Pool(model)
+		for _, role := range [...]worker.Role{worker.Prefill, worker.Decode, worker.Aggregated} {
+			if p != nil && slices.ContainsFunc(p.Ranks(role), func(r *worker.Rank) bool { return r.Worker == w }) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -180,6 +180,15 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if pd.LeaseMargin >= pd.Lease && !inherited {
 		bad(path+".lease_margin", "%q is not under the lease, %q, so no decode could ever be sent", pd.LeaseMargin, pd.Lease)
 	}
+	if f := familyOf(pd.Family); slices.Contains(families, pd.Family) && !f.plain {
+		const why = "a decode worker of family %s cannot prefill; want %s, or another family"
+		if pd.LocalPrefillTokens > 0 && (path == "pd" || pd.LocalPrefillTokens != c.PD.LocalPrefillTokens) {
+			bad(path+".local_prefill_tokens", why, quoted(pd.Family), "0")
+		}
+		if pd.LocalWhenFaster && (path == "pd" || !c.PD.LocalWhenFaster) {
+			bad(path+".local_when_faster", why, quoted(pd.Family), "false")
+		}
+	}
 	if path == "pd" && pd.Family == "off" {
 		for i, w := range c.Workers {
 			if w.Role == worker.Prefill {

@@ -97,12 +97,18 @@ type PD struct {
 	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // decode is sent no later than lease minus this after prefill answered [3s]
 	// CutAfter is when a non-streamed decode may be cut for a client that left
 	// (it is admitted by then) [2s].
-	CutAfter     time.Duration `yaml:"cut_after" min:"0s"`
-	MaxAttempts  int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
-	DecodeTries  int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
-	PlainDecode  bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]
-	PrefillLabel []string      `yaml:"prefill_labels"`                // only prefill workers with one of these labels are chosen [all]
-	DecodeLabel  []string      `yaml:"decode_labels"`                 // only decode workers with one of these labels are chosen [all]
+	CutAfter    time.Duration `yaml:"cut_after" min:"0s"`
+	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
+	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
+	PlainDecode bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]
+	// LocalPrefillTokens: no remote prefill where a decode worker would have fewer
+	// tokens of the prompt left to compute [0: always remote].
+	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
+	// LocalWhenFaster: no remote prefill where a decode worker is estimated to come
+	// to the first token sooner alone: queues and rates of both sides, the transfer [false].
+	LocalWhenFaster bool     `yaml:"local_when_faster"`
+	PrefillLabel    []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
+	DecodeLabel     []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
 	// CacheHitThreshold is the share of a prompt, 0 to 1, that a decode worker
 	// must hold to do a request alone (family storage); 0: prefill always [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
@@ -307,4 +313,8 @@ type Schedule struct {
 // Steering is what clients may ask of the choice by headers.
 type Steering struct {
 	Pins []string `yaml:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), any, or off [127.0.0.0/8, ::1/128]
+	// PrefillOnly is what asks for a prompt to be computed and kept, with nothing
+	// generated: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
+	// that; a max_tokens of 0 goes to the engine), or off [any].
+	PrefillOnly string `yaml:"prefill_only" oneof:"any header off"`
 }

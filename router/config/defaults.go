@@ -30,7 +30,7 @@ func Default() *Config {
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
 		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Explain: 10_000, Policy: "kv"},
-		Steering:  Steering{Pins: []string{"127.0.0.0/8", "::1/128"}},
+		Steering:  Steering{Pins: []string{"127.0.0.0/8", "::1/128"}, PrefillOnly: "any"},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},
 
 		Fleet:     Fleet{StartWait: 60 * time.Second, RetryShare: 0.2, RetryPerSecond: 3},

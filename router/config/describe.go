@@ -126,6 +126,12 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	default:
 		line("    without prefill, or without a handle that decode can use: refused")
 	}
+	if pd.LocalPrefillTokens > 0 {
+		line("    without prefill where a decode worker has fewer than %d tokens left to compute", pd.LocalPrefillTokens)
+	}
+	if pd.LocalWhenFaster {
+		line("    without prefill where a decode worker is estimated to be faster alone")
+	}
 	for _, l := range []struct {
 		leg   string
 		words []string

@@ -57,6 +57,11 @@ func (q *request) runDisaggregated() {
 		switch end {
 		case prefillAnswered:
 			return
+		case prefillLocal:
+			if !q.again(q.decode(schedule.Whole, q.plan.Decode)) {
+				return
+			}
+			continue
 		case prefillAgain:
 			if q.attempt < q.pd.MaxAttempts {
 				q.r.opt.Observer.Retried(schedule.PrefillLeg)
@@ -75,19 +80,28 @@ func (q *request) runDisaggregated() {
 }
 
 // begin makes a new pair of legs: chooses the prefill rank, by cost, before
-// anything is sent, and learns what the family must know of it.
+// anything is sent (and decode's with it, see joint), and learns what the family
+// must know of it.
 func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 	q.hold(false)
 	q.startPair()
 	if q.attempt > q.pd.MaxAttempts {
 		return prefill, prefillNone
 	}
-	prefill, ok := q.choose(schedule.PrefillLeg, q.nextNamed(q.plan.Prefill))
-	if !ok {
-		if q.refuseFull(schedule.PrefillLeg, q.plan.Prefill) {
-			return prefill, prefillAnswered
+	chosen := false
+	candidates := q.nextNamed(q.plan.Prefill)
+	if q.joint() {
+		if prefill, end, chosen = q.beginPair(candidates); end == prefillLocal {
+			return prefill, end
 		}
-		return prefill, prefillNone
+	}
+	if !chosen {
+		if prefill, chosen = q.choose(schedule.PrefillLeg, candidates); !chosen {
+			if q.refuseFull(schedule.PrefillLeg, q.plan.Prefill) {
+				return prefill, prefillAnswered
+			}
+			return prefill, prefillNone
+		}
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
 	if end = q.findFact(); end != prefillDone {
@@ -101,7 +115,7 @@ func (q *request) startPair() {
 	q.prefilled = false
 	q.unwatch()
 	q.booked.Reservation.Release()
-	q.booked = schedule.Choice{}
+	q.booked, q.planned = schedule.Choice{}, ""
 	q.pair = Pair{
 		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
 		RequestID: q.legID(), Token: rand.Uint64() >> 1, PrefillCached: -1,

@@ -192,13 +192,13 @@ func (q *request) endBeside() {
 // both runs a Concurrent pair: prefill beside, decode here.
 func (q *request) both(prefill schedule.Choice) legEnd {
 	opt := &q.r.opt
-	choice, ok := q.choose(schedule.DecodeLeg, q.plan.Decode)
+	choice, ok := q.takeDecode(schedule.DecodeLeg, q.plan.Decode)
 	if !ok {
 		prefill.Reservation.Release()
 		q.refuse(front.UpstreamFailed, "every decode worker tried has failed this request", time.Second)
 		return legAnswered
 	}
-	choice.Reservation.BesidePrefill()
+	choice.Reservation.PullsNothing()
 	q.pair.Decode = choice.Rank
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
@@ -249,13 +249,15 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 func (q *request) prefillBroke(b *beside) legEnd {
 	if errors.Is(b.err, errStale) { // the true one is known by now
 		q.fellBack("stale_fact", b.rank.ID.String()+": "+b.err.Error())
-		return legAgain
+		q.unsent = false
+		return q.pairAgain(b.rank, front.UpstreamFailed, b.err)
 	}
 	q.r.facts.forget(b.rank)
 	if errors.Is(b.err, ErrIncompleteHandle) {
 		q.excluded = append(q.excluded, b.rank)
 		q.fellBack("incomplete_handle", b.rank.ID.String()+": "+b.err.Error())
-		return legAgain
+		q.unsent = false
+		return q.pairAgain(b.rank, front.UpstreamFailed, b.err)
 	}
 	if b.err == nil && !worthRetry(b.status) {
 		// What prefill refuses decode would refuse too: the client's to see.
@@ -279,5 +281,19 @@ func (q *request) prefillBroke(b *beside) legEnd {
 		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
 		return legAnswered
 	}
-	return legAgain // another prefill worker, or what there is without one
+	return q.pairAgain(b.rank, reason, err) // another prefill worker, or what there is without one
+}
+
+// pairAgain lets a Concurrent pair whose prefill went wrong run again, if the
+// pool's budget has it; else decode does it all, or the request is refused.
+func (q *request) pairAgain(rank *worker.Rank, reason front.Reason, err error) legEnd {
+	switch {
+	case q.retryGranted():
+	case q.plan.Traits.NoPlain, !q.pd.PlainDecode:
+		q.refuse(reason, fmt.Sprintf("prefill on %s failed: %v", rank.ID, err), time.Second)
+		return legAnswered
+	default:
+		q.attempt = q.pd.MaxAttempts // no more pairs
+	}
+	return legAgain
 }

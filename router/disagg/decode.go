@@ -62,6 +62,9 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		}
 		rank := choice.Rank
 		q.pair.Decode = rank
+		if leg == schedule.DecodeLeg && q.pair.Handle == nil {
+			choice.Reservation.PullsNothing()
+		}
 		opt.Observer.LegStarted(leg, rank.ID)
 		call := new(upstream.Call)
 		began := time.Now()
@@ -107,17 +110,25 @@ func (q *request) leaseOver() bool {
 
 // bookDecode chooses the decode rank before the prefill leg, which names it.
 func (q *request) bookDecode() bool {
+	if q.booked.Rank != nil {
+		return true
+	}
 	var ok bool
 	q.booked, ok = q.choose(schedule.DecodeLeg, q.plan.Decode)
 	q.pair.Decode = q.booked.Rank
 	return ok
 }
 
-// takeDecode is the choice booked before, once, or a new one.
+// takeDecode is the choice booked before, once, or a new one: where there was
+// none, and where its rank has left or failed meanwhile and no handle names it.
 func (q *request) takeDecode(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
 	if c := q.booked; c.Rank != nil {
 		q.booked = schedule.Choice{}
-		return c, true
+		if named := q.plan.Traits.NamesDecode && q.pair.Handle != nil; named || !q.leave(c.Rank, candidates) {
+			c.Reservation.Start()
+			return c, true
+		}
+		c.Reservation.Release()
 	}
 	return q.choose(leg, candidates)
 }
@@ -413,6 +424,9 @@ func (q *request) nameWorkers(choice *schedule.Choice) {
 	if q.prefilled = q.beside != nil || q.pair.Handle != nil; q.prefilled {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
 		cached = max(cached, q.prefillCached)
+	}
+	if q.planned != "" {
+		q.x.SetHeader(headerPlan, q.planned)
 	}
 	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
 	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))

@@ -76,6 +76,9 @@ type Traits struct {
 	// NamesDecode: the prefill leg names the decode rank, which is then chosen
 	// before prefill is sent.
 	NamesDecode bool
+	// BoundPrefill: a prefill worker takes no prompt without being told of the
+	// decode worker that will fetch it, so there are no prefill-only requests.
+	BoundPrefill bool
 	// Unleased: a handle pins nothing on the prefill worker. Otherwise decode
 	// is sent within PD.Lease of prefill's answer or prefill runs again, a
 	// handle is given to one engine only, and a decode of a client that left is

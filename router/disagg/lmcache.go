@@ -35,7 +35,7 @@ func (lmcache) configure(pd *config.PD) Family { return lmcache{reasoning: pd.Re
 
 // Traits implements Family. KV is pushed: nothing stays pinned on prefill.
 func (lmcache) Traits() Traits {
-	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NamesDecode: true, Unleased: true}
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NamesDecode: true, BoundPrefill: true, Unleased: true}
 }
 
 // Order implements Family.

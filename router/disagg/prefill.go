@@ -24,6 +24,7 @@ const (
 	prefillAgain                      // failed; another rank may be tried
 	prefillNone                       // no handle to be had: decode plainly
 	prefillAnswered                   // the request has been answered
+	prefillLocal                      // the decode rank booked does it all
 )
 
 // prefill runs the prefill leg of one attempt on the rank chosen.

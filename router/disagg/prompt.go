@@ -153,7 +153,32 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 
 // choose picks the rank of one leg.
 func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
-	q.query = schedule.Query{
+	q.query = q.queryOf(leg, candidates)
+	if leg == schedule.DecodeLeg {
+		q.query.Pulls = q.r.opt.Transfers.From(q.pair.Prefill)
+	}
+	c, ok := q.chooseWithin(&q.query)
+	q.tell(c, ok)
+	return c, ok
+}
+
+// chose takes in a choice that was made beside choose.
+func (q *request) chose(leg schedule.Leg, candidates []*worker.Rank, c schedule.Choice) {
+	q.query = q.queryOf(leg, candidates)
+	q.tell(c, true)
+}
+
+// tell tells the approximate index and the recorder of a choice.
+func (q *request) tell(c schedule.Choice, ok bool) {
+	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
+		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
+	}
+	q.record(c)
+}
+
+// queryOf is what a leg's rank is chosen from.
+func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.Query {
+	return schedule.Query{
 		Leg:               leg,
 		Candidates:        candidates,
 		Overlaps:          q.sized,
@@ -168,15 +193,6 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		RequestID:         q.id,
 		Attempt:           q.attempt,
 	}
-	if leg == schedule.DecodeLeg {
-		q.query.Pulls = q.r.opt.Transfers.From(q.pair.Prefill)
-	}
-	c, ok := q.chooseWithin(&q.query)
-	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
-		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
-	}
-	q.record(c)
-	return c, ok
 }
 
 // record tells the recorder of a choice, with the prompt's blocks of the last

@@ -36,6 +36,10 @@ type Observer interface {
 	// "done" (another goes on with it), "failed" (none took it), "limit", or why it
 	// could not.
 	Migrated(outcome string)
+	// Planned: prefill on another rank ("remote") was weighed against prefill on
+	// the decode rank ("local"), reason being one of schedule's Why constants; or
+	// the request is "prefill_only", by its "header" or its "max_tokens".
+	Planned(plan, reason string)
 	// Retried: a leg was run again elsewhere.
 	Retried(leg schedule.Leg)
 	// FirstToken: time from the request's head to its first token.
@@ -134,6 +138,9 @@ func NewRunner(opt Options) (*Runner, error) {
 	}
 	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models))}
 	r.requests.New = func() any { return new(request) }
+	if w := opt.Transfers; w != nil {
+		opt.Scheduler.UsePairRate(func(from, to *worker.Rank) float64 { return w.From(from).NSPerToken(int(to.Slot)) / 1e6 })
+	}
 	var err error
 	if r.pins, err = newPins(opt.Steering.Pins); err != nil {
 		return nil, err
@@ -232,6 +239,7 @@ type request struct {
 	ticket []byte          // scratch of pair.Ticket
 
 	booked        schedule.Choice // of decode, made before prefill was sent
+	planned       string          // X-Sluice-Plan, "" for none
 	prefillCached int             // predicted, tokens
 	prefilled     bool            // pair.Prefill's work is in the answer
 	handed        bool            // the Family wrote the decode leg
@@ -255,6 +263,12 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	q.findPrompt()
 	if x.Gone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
+		return
+	}
+	if by, answered := q.warms(); answered {
+		return
+	} else if by != "" {
+		q.warm(by)
 		return
 	}
 	if !q.fit() {

@@ -25,7 +25,7 @@ func (sglang) Name() string { return "sglang" }
 func (sglang) Traits() Traits {
 	return Traits{
 		Kinds:   kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front.NativeGenerate),
-		Several: true, NoPlain: true, Unleased: true,
+		Several: true, NoPlain: true, BoundPrefill: true, Unleased: true,
 	}
 }
 

@@ -41,6 +41,7 @@ type Metrics struct {
 	retries   vec[schedule.Leg, metrics.Counter]
 	fallbacks vec[string, metrics.Counter]
 	migrated  vec[string, metrics.Counter]
+	plans     vec[[2]string, metrics.Counter] // by plan, reason
 	streams   vec[relay.Cause, metrics.Counter]
 	endpoints map[string]*endpoint // fixed after NewMetrics
 
@@ -101,6 +102,7 @@ func NewMetrics() *Metrics {
 	m.migrated.make = func(outcome string) *metrics.Counter {
 		return counter("sluice_migrations_total", "outcome", outcome)
 	}
+	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
 	for _, e := range front.Endpoints {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
@@ -229,6 +231,9 @@ func (m *Metrics) FellBack(kind string) { m.fallbacks.get(kind).Inc() }
 
 // Migrated implements disagg.Observer.
 func (m *Metrics) Migrated(outcome string) { m.migrated.get(outcome).Inc() }
+
+// Planned implements disagg.Observer.
+func (m *Metrics) Planned(plan, reason string) { m.plans.get([2]string{plan, reason}).Inc() }
 
 // Retried implements disagg.Observer.
 func (m *Metrics) Retried(leg schedule.Leg) { m.retries.get(leg).Inc() }

@@ -61,6 +61,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	m.LegStarted(schedule.DecodeLeg, r.ID)
 	m.FellBack("incomplete_handle")
 	m.Migrated("done")
+	m.Planned("local", "few_uncached")
 	m.FirstToken("/v1/completions", 7*time.Millisecond)
 	m.Streamed("/v1/completions", &relay.Result{Cause: relay.Completed, Events: 5, Bytes: 100, EngineErr: true, Unscanned: 1, Usage: relay.Usage{Completion: 9}})
 	m.Cached(r.ID, 100, 64, 80)

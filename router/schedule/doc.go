@@ -27,6 +27,9 @@
 //	  or that much for a guess of the router's own choices,
 //	  or AwaitedWeight × tokens just sent there
 //
+// ChoosePair takes both legs at once, with the transfer between the two, and holds
+// them against the whole request on a decode rank (pair.go).
+//
 // The rates are learned, worker by worker (worker.Speed), from legs that ended
 // well: the time from choice to first token against the tokens that had to be
 // computed before it, those queued ahead included; of decode legs against the

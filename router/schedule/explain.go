@@ -14,6 +14,7 @@ type Record struct {
 	Policy    string          `json:"policy"`
 	Decisions []Decision      `json:"decisions"`
 	Dropped   int             `json:"decisions_not_kept,omitempty"`
+	Pairs     []Pairing       `json:"pairs,omitempty"` // where both legs were chosen together
 	Notes     []Note          `json:"notes,omitempty"`
 	LostNotes int             `json:"notes_not_kept,omitempty"`
 	Outcome   *OutcomeAccount `json:"outcome"` // null while the request runs
@@ -157,6 +158,9 @@ func (r *record) account(s *Scheduler) Record {
 		Decisions: make([]Decision, 0, len(r.decisions))}
 	for i := range r.decisions {
 		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
+	}
+	for i := range r.pairs {
+		rec.Pairs = append(rec.Pairs, r.pairs[i].account(&s.weights))
 	}
 	for _, n := range r.notes {
 		rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})

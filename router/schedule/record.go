@@ -69,7 +69,8 @@ type record struct {
 	begun     int64 // ns since the scheduler's start
 	decisions []decision
 	terms     []term // of all decisions, one after the other
-	lost      int    // decisions beyond the bound
+	pairs     []paired
+	lost      int // decisions beyond the bound
 	notes     []note
 	lostNotes int
 	outcome   Outcome
@@ -177,6 +178,8 @@ func (b *book) take(id string, h uint64, now int64) *record {
 	r.decisions = r.decisions[:0]
 	clear(r.terms) // lets go of ranks that have left
 	r.terms = r.terms[:0]
+	clear(r.pairs)
+	r.pairs = r.pairs[:0]
 	clear(r.notes)
 	r.notes = r.notes[:0]
 	r.lost, r.lostNotes = 0, 0

@@ -33,7 +33,7 @@ type Reservation struct {
 	depth     int32 // blocks predicted
 	size      int32 // tokens a block
 	generated int64
-	joint     bool         // see BesidePrefill
+	joint     bool         // see PullsNothing
 	begun     int64        // ns since the scheduler's start
 	first     atomic.Int64 // likewise; 0: not yet
 	state     atomic.Uint32
@@ -138,10 +138,10 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }
 
-// BesidePrefill tells that a decode leg runs at the same time as its prefill: its
-// wait for the first token is prefill's work too, and says nothing of what it
-// costs to have blocks sent. Call it before the leg is sent.
-func (res *Reservation) BesidePrefill() { res.joint = true }
+// PullsNothing tells that a decode leg's wait for its first token is not, or not
+// only, for blocks to be pulled: its prefill runs at the same time, or it computes
+// the prompt itself. Call it before the leg is sent.
+func (res *Reservation) PullsNothing() { res.joint = true }
 
 // Release takes everything off.
 func (res *Reservation) Release() {

@@ -54,3 +54,50 @@ func cpuTime() time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// BenchmarkChoosePair is both legs chosen together and booked, explain record
+// included: without rates by pair, with them, and with the local alternative
+// weighed too; two is the same by two single choices, to compare with.
+func BenchmarkChoosePair(b *testing.B) {
+	for _, n := range []int{8, 64, 1000} {
+		for _, kind := range []string{"two", "pair", "rates", "local"} {
+			b.Run(fmt.Sprintf("ranks=%d/%s", n, kind), func(b *testing.B) {
+				p, d := sides(n)
+				for i := range n {
+					p[i].PrefillTokens.Store(int64(i*7919) % 3000)
+					d[i].DecodeBlocks.Store(int64(i*104729) % 500)
+				}
+				opt := plain
+				opt.Explain = 64 // the ring has its room before the first measured choice
+				s := New(opt)
+				if kind == "rates" {
+					s.UsePairRate(func(from, to *worker.Rank) float64 { return 0.001 * float64(1+(from.Slot^to.Slot)&7) })
+				}
+				q := pairOf(p, d, 4096)
+				q.RequestID, q.LocalWhenFaster = "r", kind == "local"
+				q.Reservations = [2]*Reservation{new(Reservation), new(Reservation)}
+				one, other := q.Query, q.Query
+				one.Leg, one.Candidates, one.Reservation = PrefillLeg, p, q.Reservations[0]
+				other.Leg, other.Candidates, other.Reservation = DecodeLeg, d, q.Reservations[1]
+				for range 1000 {
+					c, _ := s.ChoosePair(q)
+					c.Prefill.Reservation.Release()
+					c.Decode.Reservation.Release()
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					if kind == "two" {
+						x, _ := s.Choose(&one)
+						y, _ := s.Choose(&other)
+						x.Reservation.Release()
+						y.Reservation.Release()
+						continue
+					}
+					c, _ := s.ChoosePair(q)
+					c.Prefill.Reservation.Release()
+					c.Decode.Reservation.Release()
+				}
+			})
+		}
+	}
+}

@@ -60,6 +60,8 @@ type Scheduler struct {
 	turn        [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
 	watch       atomic.Pointer[func(*Event)]
 	scratch     sync.Pool
+	pairs       sync.Pool // of *pairing
+	pairRate    atomic.Pointer[PairRate]
 }
 
 type policy uint8
@@ -119,6 +121,7 @@ func New(opt Options) *Scheduler {
 		s.book = newBook(opt.Explain)
 	}
 	s.scratch.New = func() any { return &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)} }
+	s.pairs.New = func() any { return new(pairing) }
 	return s
 }
 
