@@ -16,6 +16,7 @@ ROWS = [
     ("store, capacity known, ns/block", r"Store/load=(unique|shared)/workers=64/depth=256", "ns/block", 55),
     ("store, capacity known, ns/block", r"Store/.*(depth=2048|workers=1000.*)", "ns/block", 55),
     ("store, growing, ns/block", r"StoreGrowing/.*", "ns/block", 100),
+    ("growing to 2 M blocks, longest event, ns", r"GrowPause/.*", "max-event-ns", 1_000_000),
     ("remove, ns/block", r"Remove/.*depth=(256|2048)", "ns/block", 50),
     ("1 block an event: store, ns/block", r"Single/do=store/.*", "ns/block", 150),
     ("1 block an event: remove, ns/block", r"Single/do=remove/.*", "ns/block", 110),

@@ -12,7 +12,8 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 	rank := ix.rank(slot)
 	rank.mu.Lock()
 	tables := [][]sideCell{rank.side.cells, rank.side.old}
-	rank.side.empty()
+	memory := []*mapped{rank.side.mem, rank.side.oldMem}
+	rank.side.forget()
 	mark := ix.clears.Add(1)
 	for _, cells := range tables {
 		for i := range cells {
@@ -29,6 +30,9 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 			lost += sh.clearAt(p, slot, mark)
 			sh.unlock()
 		}
+	}
+	for _, m := range memory {
+		m.free()
 	}
 	rank.side.stale.Store(0)
 	ix.done(rank)

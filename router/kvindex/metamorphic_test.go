@@ -208,6 +208,7 @@ func TestMetamorphicSoak(t *testing.T) {
 	}
 	defer func(step int) { sideStep = step }(sideStep)
 	sideStep = 64
+	mapSmallTables(t)
 	const seeds, n = 64, 1_000_000
 	var next atomic.Int64
 	var players sync.WaitGroup

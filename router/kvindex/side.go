@@ -9,16 +9,20 @@ import (
 // open addressing with linear probing and back-shift, seen by the writer only.
 // The home of a key is its hash scaled to the size, so any size will do and cells
 // keep their order when the table is moved to another size: it is moved a few
-// clusters at a time, from the front, by the operations that use it.
+// clusters at a time, from the front, by the operations that use it. A large one is
+// mapped, so that nobody waits while it is zeroed.
 type sideTable struct {
 	cells []sideCell
 	n     int          // cells in use, in both arrays
 	stale atomic.Int64 // of those, how many name blocks that were evicted; about
 
-	old   []sideCell // what is being moved, from at on
+	old   []sideCell // what is being moved: clusters from begun to before at are
+	begun int
 	at    int
 	left  int // cells of old still in use
 	floor int // cells never to go below
+
+	mem, oldMem *mapped // of cells and old, nil where they are on the heap
 }
 
 // sideCell names a block: shard<<60 | run<<32 | position<<16 | tier<<14 | generation.
@@ -77,11 +81,21 @@ func (t *sideTable) get(hash uint64, tier Tier, factor uint64) (cells []sideCell
 		return t.cells, i
 	}
 	if t.old != nil {
-		if i, ok := probe(t.old, hash, tier, factor); ok {
+		if i, ok := t.probeOld(hash, tier, factor); ok {
 			return t.old, i
 		}
 	}
 	return nil, -1
+}
+
+// probeOld is probe in what is being moved. A key whose home has been passed is not
+// there any more: whole clusters are moved.
+func (t *sideTable) probeOld(hash uint64, tier Tier, factor uint64) (int, bool) {
+	home := homeIn(t.old, hash, tier, factor)
+	if home >= t.begun && (home < t.at || t.at < t.begun) || home < t.at && t.at < t.begun {
+		return -1, false
+	}
+	return probe(t.old, hash, tier, factor)
 }
 
 // touch looks at the cells of keys before they are needed one after another: loads
@@ -106,7 +120,7 @@ func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, at 
 		return c, int32(i)
 	}
 	if t.old != nil {
-		if j, ok := probe(t.old, hash, tier, factor); ok {
+		if j, ok := t.probeOld(hash, tier, factor); ok {
 			return &t.old[j], ^int32(j)
 		}
 	}
@@ -168,6 +182,7 @@ func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 	t.floor = max(t.floor, sizeFor(n))
 	if len(t.cells) < t.floor {
 		t.move(t.floor, factor, valid)
+		t.mem.populate()
 	}
 }
 
@@ -251,7 +266,15 @@ func (t *sideTable) shrink(factor uint64, valid func(uint64) bool) {
 
 // empty forgets all keys, and gives all memory back but what was reserved.
 func (t *sideTable) empty() {
-	t.cells, t.n, t.old, t.at, t.left = nil, 0, nil, 0, 0
+	t.mem.free()
+	t.oldMem.free()
+	t.forget()
+}
+
+// forget is empty for whoever has taken the tables and their memory.
+func (t *sideTable) forget() {
+	t.cells, t.n, t.old, t.begun, t.at, t.left = nil, 0, nil, 0, 0, 0
+	t.mem, t.oldMem = nil, nil
 	t.stale.Store(0)
 }
 
@@ -261,14 +284,15 @@ func (t *sideTable) move(size int, factor uint64, valid func(uint64) bool) {
 		t.step(len(t.old), factor, valid)
 	}
 	t.stale.Store(0)
-	t.old, t.left, t.at = t.cells, t.n, 0
-	t.cells = make([]sideCell, size)
+	t.old, t.oldMem, t.left, t.at = t.cells, t.mem, t.n, 0
+	t.cells, t.mem = newCells(size)
 	// Begin behind an empty cell, so that whole clusters are moved.
 	for t.at < len(t.old) && t.old[t.at].place != 0 {
 		t.at++
 	}
+	t.begun = t.at
 	if t.left == 0 {
-		t.old = nil
+		t.moved()
 	} else if len(t.old) <= sideStep {
 		t.step(len(t.old), factor, valid)
 	}
@@ -293,7 +317,15 @@ func (t *sideTable) step(cells int, factor uint64, valid func(uint64) bool) {
 		}
 		if t.at++; t.at == len(t.old) {
 			t.at = 0
+		} else if t.at&(giveBack-1) == 0 && t.at > t.begun {
+			t.oldMem.leave(t.begun, t.at)
 		}
 	}
-	t.old = nil
+	t.moved()
+}
+
+// moved ends a move.
+func (t *sideTable) moved() {
+	t.oldMem.free()
+	t.old, t.oldMem = nil, nil
 }

@@ -100,6 +100,7 @@ func traffic(rng *rand.Rand, n, ranks int) []op {
 func TestTraffic(t *testing.T) {
 	defer func(step int) { sideStep = step }(sideStep)
 	sideStep = 64
+	mapSmallTables(t)
 	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 6), envInt("KVINDEX_OPS", 1500)
 	for seed := first; seed < first+seeds; seed++ {
 		rng := rand.New(rand.NewPCG(uint64(seed), 7))

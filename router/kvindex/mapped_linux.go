@@ -1,0 +1,74 @@
+package kvindex
+
+import (
+	"runtime"
+	"syscall"
+	"unsafe"
+)
+
+// mapped is memory for the cells of a large side table, from the kernel instead of
+// the heap: it comes as zero pages when they are first written, so a table of any
+// size is there at once, and what a move has left behind goes back piece by piece.
+// From the heap, a table of a million cells stops its writer for milliseconds while
+// it is zeroed.
+//
+// It is freed by whoever has the rank's lock; the collector frees that of an index
+// that was dropped, which is why each access to cells comes before the unlocking of
+// the rank that they belong to.
+type mapped struct {
+	bytes   []byte
+	cleanup runtime.Cleanup
+	given   int // what lies before this cell and after the first given back is given back
+}
+
+// mapFrom is how many cells are mapped instead of allocated, giveBack how many are
+// given back at a time, a power of two; tests make them less.
+var mapFrom, giveBack = 1 << 14, 1 << 14
+
+const cellSize = int(unsafe.Sizeof(sideCell{}))
+
+// newCells makes an empty table.
+func newCells(size int) ([]sideCell, *mapped) {
+	if size < mapFrom {
+		return make([]sideCell, size), nil
+	}
+	b, err := syscall.Mmap(-1, 0, size*cellSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil { // too many mappings
+		return make([]sideCell, size), nil
+	}
+	m := &mapped{bytes: b}
+	m.cleanup = runtime.AddCleanup(m, unmap, b)
+	return unsafe.Slice((*sideCell)(unsafe.Pointer(&b[0])), size), m
+}
+
+func unmap(b []byte) { _ = syscall.Munmap(b) }
+
+// free gives all of it back. There may be none.
+func (m *mapped) free() {
+	if m != nil {
+		m.cleanup.Stop()
+		unmap(m.bytes)
+	}
+}
+
+// populate has the kernel give the pages now.
+func (m *mapped) populate() {
+	if m != nil {
+		for i := 0; i < len(m.bytes); i += 1 << 12 {
+			m.bytes[i] = 0
+		}
+	}
+}
+
+// leave gives back what lies before a cell that a move has come to, which began at
+// another. It reads as zero from then on.
+func (m *mapped) leave(begun, at int) {
+	if m == nil {
+		return
+	}
+	from := max(m.given, (begun+giveBack-1)&^(giveBack-1))
+	if at >= from+giveBack {
+		_ = syscall.Madvise(m.bytes[from*cellSize:at*cellSize], syscall.MADV_DONTNEED)
+		m.given = at
+	}
+}

@@ -1,0 +1,112 @@
+package kvindex
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"testing"
+)
+
+// mapSmallTables has tables of a page and more mapped, and given back by the page.
+func mapSmallTables(t *testing.T) {
+	from, back := mapFrom, giveBack
+	t.Cleanup(func() { mapFrom, giveBack = from, back })
+	mapFrom, giveBack = 256, 256
+}
+
+// A table that grows and shrinks through many moves, each of which is long under way,
+// is compared with a map at each step.
+func TestTablesThatMove(t *testing.T) {
+	mapSmallTables(t)
+	defer func(step int) { sideStep = step }(sideStep)
+	sideStep = 64
+	const factor = 0x9E3779B97F4A7C15
+	valid := func(uint64) bool { return true }
+	_, m := newCells(mapFrom) // nil where nothing can be mapped
+	defer m.free()
+	for seed := range uint64(6) {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		var side sideTable
+		want := make(map[uint64]uint64)
+		var keys []uint64
+		moves, passed := 0, 0
+		for step := range 60_000 {
+			// Up to some thousands of keys and down to few, again and again.
+			if grows := step%15_000 < 9_000; rng.IntN(10) < 7 == grows || len(keys) == 0 {
+				side.room(1, factor, valid)
+				hash := rng.Uint64()
+				if len(keys) > 0 && rng.IntN(8) == 0 {
+					hash = keys[rng.IntN(len(keys))]
+				}
+				at := rng.Uint64() | 1
+				at = placeOf(uint32(at>>40), int(at>>8&1023), Device, 1)
+				c, _ := side.put(hash, Device, factor)
+				if had, ok := want[hash]; c.place != had {
+					t.Fatalf("seed %d, step %d: %x is at %x, want %x (%v)", seed, step, hash, c.place, had, ok)
+				} else if !ok {
+					keys = append(keys, hash)
+				}
+				c.place, want[hash] = at, at
+			} else {
+				i := rng.IntN(len(keys))
+				cells, at := side.get(keys[i], Device, factor)
+				if at < 0 || cells[at].place != want[keys[i]] {
+					t.Fatalf("seed %d, step %d: %x is not found", seed, step, keys[i])
+				}
+				side.remove(cells, at, factor)
+				side.shrink(factor, valid)
+				delete(want, keys[i])
+				keys[i] = keys[len(keys)-1]
+				keys = keys[:len(keys)-1]
+			}
+			if _, at := side.get(rng.Uint64(), Device, factor); at >= 0 {
+				t.Fatalf("seed %d, step %d: what is not there is found", seed, step)
+			}
+			if side.old != nil {
+				moves++
+			}
+			if side.oldMem != nil && side.oldMem.given > 0 {
+				passed++
+			}
+			if side.n != len(want) {
+				t.Fatalf("seed %d, step %d: %d keys, want %d", seed, step, side.n, len(want))
+			}
+		}
+		for hash, place := range want {
+			if cells, at := side.get(hash, Device, factor); at < 0 || cells[at].place != place {
+				t.Fatalf("seed %d: %x is lost", seed, hash)
+			}
+		}
+		if moves < 400 || m != nil && passed < 100 {
+			t.Errorf("seed %d: %d steps within moves, %d after pages were given back: this test shows little", seed, moves, passed)
+		}
+		side.empty()
+	}
+}
+
+// What an index that was dropped had mapped goes with it.
+func TestMappedTablesAreCollected(t *testing.T) {
+	mapSmallTables(t)
+	freed := make(chan struct{})
+	func() {
+		cells, m := newCells(mapFrom)
+		if m == nil {
+			t.Skip("nothing can be mapped here")
+		}
+		cells[mapFrom-1].place = 1
+		runtime.AddCleanup(m, func(c chan struct{}) { close(c) }, freed)
+		if cells[mapFrom-1].place != 1 {
+			t.Error("a cell was lost")
+		}
+		runtime.KeepAlive(m)
+	}()
+	for range 100 {
+		runtime.GC()
+		select {
+		case <-freed:
+			return
+		default:
+			runtime.Gosched()
+		}
+	}
+	t.Error("the mapping is kept")
+}
