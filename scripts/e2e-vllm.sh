@@ -6,7 +6,7 @@
 #
 #   --only LIST     sections: pd (prefill and decode apart with NixlConnector, then
 #                   a second prefill engine), dp (two data-parallel ranks behind
-#                   one URL); default both
+#                   one URL); default both. transfers: see scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
 #   --no-clients    leave the official OpenAI clients out
 #   --router FILE   the binary to test, instead of building bin/sluice
@@ -42,7 +42,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp) ;; *) die "unknown section $section: pd and dp are known" ;; esac
+  case $section in pd|dp|transfers) ;; *) die "unknown section $section: pd, dp and transfers are known" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

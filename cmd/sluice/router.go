@@ -22,6 +22,7 @@ import (
 	"sluice/router/obs"
 	"sluice/router/record"
 	"sluice/router/schedule"
+	"sluice/router/sidechannel"
 	"sluice/router/snapshot"
 	"sluice/router/tokenize"
 	"sluice/router/transfers"
@@ -50,8 +51,9 @@ type router struct {
 	admin     *admin.Server // nil when off
 	listener  net.Listener
 
-	notifications *notifications   // nil: no family needs them
-	transfers     *transfers.Watch // nil: no tier is wanted
+	notifications *notifications      // nil: no family needs them
+	transfers     *transfers.Watch    // nil: no tier is wanted
+	sideChannel   *sidechannel.Keeper // nil: off
 	pages         *pages
 	sidecar       *sidecar // beside one engine; nil: a router
 	twin          *router  // shown beside this one on the console; the demo's
@@ -121,6 +123,9 @@ func assemble(r *router) (_ *router, err error) {
 	if r.transfers, err = newTransfers(cfg, log); err != nil {
 		return nil, err
 	}
+	if r.sideChannel, err = newSideChannel(cfg, r.transfers, log); err != nil {
+		return nil, err
+	}
 	if r.notifications, err = newNotifications(cfg, r.transfers, log); err != nil {
 		return nil, err
 	}
@@ -128,7 +133,8 @@ func assemble(r *router) (_ *router, err error) {
 	r.runner, err = disagg.NewRunner(disagg.Options{
 		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration, PoolWaiters: cfg.Limits.PoolWaiters,
-		Completions: r.notifications.completions(), Namer: r.sidecar.namer(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout, Log: log,
+		Completions: r.notifications.completions(), Namer: r.sidecar.namer(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout,
+		SideChannel: r.sideChannel, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -284,6 +290,7 @@ func (r *router) Close() {
 			r.recorder.Close()
 		}
 		r.notifications.close()
+		r.sideChannel.Close()
 		r.transfers.Close()
 	})
 }

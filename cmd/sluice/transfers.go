@@ -10,6 +10,7 @@ import (
 	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/obs"
+	"sluice/router/sidechannel"
 	"sluice/router/transfers"
 	"sluice/router/worker"
 )
@@ -25,6 +26,15 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 		opt.Networks = cfg.Register.Prefixes()
 	}
 	return transfers.Start(opt)
+}
+
+// newSideChannel speaks to prefill engines of plain vLLM; nil when it is off.
+func newSideChannel(cfg *config.Config, w *transfers.Watch, log *slog.Logger) (*sidechannel.Keeper, error) {
+	mode := cfg.Transfers.SideChannel
+	if mode != "renew" && mode != "release" || w == nil {
+		return nil, nil
+	}
+	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log})
 }
 
 // connectorDocument answers GET /v1/connector.
@@ -56,6 +66,12 @@ func (r *router) watchTransfers() {
 	}
 	for name := range w.Outcomes() {
 		m.Func(func() float64 { return float64(w.Outcomes()[name]) }, "sluice_kv_transfers_total", "outcome", name)
+	}
+	for i, what := range [...]string{"renewed", "released", "failed"} {
+		m.Func(func() float64 {
+			renewed, released, failed := r.sideChannel.Counts()
+			return float64([...]int64{renewed, released, failed}[i])
+		}, "sluice_kv_side_channel_total", "what", what)
 	}
 	m.WatchPairs(func() []obs.Pair {
 		pairs := r.transferPairs()

@@ -8,6 +8,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,16 +131,38 @@ func (b *Board) bind() (err error) {
 	if err = errors.Join(b.pull.SetMaxmsgsize(maxFrame), b.pull.SetHeartbeatIvl(10*time.Second), b.pull.SetHeartbeatTimeout(30*time.Second)); err != nil {
 		return err
 	}
-	for _, p := range b.opt.Networks {
-		if err = b.pull.SetTcpAcceptFilter(p.String()); err != nil {
-			return fmt.Errorf("network %s: %w", p, err)
-		}
+	if err = b.filter(); err != nil {
+		return err
 	}
 	if err = b.pull.Bind(b.opt.Endpoint); err != nil {
 		return err
 	}
 	b.endpoint, err = b.pull.GetLastEndpoint()
 	return err
+}
+
+// filter lets connect only who is in the networks. An IPv4 socket has no use for
+// networks of IPv6, and ZMQ refuses them; when none are left nobody could connect.
+func (b *Board) filter() error {
+	six, taken := strings.Contains(b.opt.Endpoint, "["), 0
+	if six {
+		if err := b.pull.SetIpv6(true); err != nil {
+			return err
+		}
+	}
+	for _, p := range b.opt.Networks {
+		if p.Addr().Is4() == six {
+			continue
+		}
+		if err := b.pull.SetTcpAcceptFilter(p.String()); err != nil {
+			return fmt.Errorf("network %s: %w", p, err)
+		}
+		taken++
+	}
+	if taken == 0 && len(b.opt.Networks) > 0 {
+		return fmt.Errorf("none of the networks %v can reach it", b.opt.Networks)
+	}
+	return nil
 }
 
 // Endpoint is where the board is bound, with the port it was given.

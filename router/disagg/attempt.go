@@ -114,6 +114,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 func (q *request) startPair() {
 	q.prefilled = false
 	q.unwatch()
+	q.abandon()
 	q.booked.Reservation.Release()
 	q.booked, q.planned = schedule.Choice{}, ""
 	q.pair = Pair{

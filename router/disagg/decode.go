@@ -69,6 +69,9 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		call := new(upstream.Call)
 		began := time.Now()
 		resp, err := q.callDecode(rank, call, began)
+		if q.kept != nil && (err == nil || !sort(err).unsent) {
+			q.passOn()
+		}
 		if err == nil {
 			return q.answered(leg, &choice, call, resp, began, candidates)
 		}

@@ -80,7 +80,9 @@ func (q *request) handOverLost(why string) legEnd {
 	q.fellBack("transfer_"+why, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
 	q.hold(false)
 	q.unwatch()
-	if why != "expired" {
+	if why == "expired" {
+		q.passOn() // there is nothing left to release
+	} else {
 		q.excluded = append(q.excluded, prefill)
 		if decode != nil && !q.isExcluded(decode) && q.others(q.plan.Decode, decode) {
 			q.excluded = append(q.excluded, decode)
@@ -90,6 +92,22 @@ func (q *request) handOverLost(why string) legEnd {
 		return legAgain
 	}
 	return legPlain
+}
+
+// passOn says that the handle's blocks are decode's now, or may be.
+func (q *request) passOn() {
+	if q.kept != nil {
+		q.kept.Passed()
+		q.kept = nil
+	}
+}
+
+// abandon lets go of a handle that no decode engine has seen, nor will.
+func (q *request) abandon() {
+	if q.kept != nil {
+		q.kept.Abandoned()
+		q.kept = nil
+	}
 }
 
 // others says whether a candidate but one is left that has not failed this request.

@@ -109,6 +109,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.prefilled = true
 	q.hold(!q.plan.Traits.Unleased)
 	q.watch()
+	if _, pulls := q.plan.Family.(nixlPull); pulls {
+		q.kept = q.r.opt.SideChannel.Hold(rank, q.pair.Handle)
+	}
 	if awaited != nil {
 		if end := q.await(awaited, began); end != prefillDone {
 			return end

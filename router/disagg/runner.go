@@ -15,6 +15,7 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
 	"sluice/router/schedule"
+	"sluice/router/sidechannel"
 	"sluice/router/tokenize"
 	"sluice/router/transfers"
 	"sluice/router/worker"
@@ -58,7 +59,7 @@ type Recorder interface {
 	Chose(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
 }
 
-// Options of a Runner. All but Recorder, Completions, Transfers and Log are required.
+// Options of a Runner. All but Recorder, Completions, Transfers, SideChannel and Log are required.
 type Options struct {
 	Fleet     *fleet.Fleet
 	Scheduler *schedule.Scheduler
@@ -82,6 +83,9 @@ type Options struct {
 	TransferStall time.Duration
 	// Namer reads the headers by which requests name workers; nil: none do.
 	Namer Namer
+	// SideChannel renews leases of handles between the legs and releases abandoned
+	// ones; nil: engines' own time-outs do.
+	SideChannel *sidechannel.Keeper
 	// PoolWaiters bounds how many requests wait for a healthy worker at once;
 	// 0: no bound.
 	PoolWaiters int
@@ -234,9 +238,10 @@ type request struct {
 	holding  bool    // the handle is counted in Runner.pinned
 	beside   *beside // the prefill leg that runs beside decode; nil: none
 
-	wait   *transfers.Wait // for what is told of the hand-over; nil: nobody would tell
-	told   bool            // the decode engine chosen runs the connector
-	ticket []byte          // scratch of pair.Ticket
+	wait   *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
+	kept   *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
+	told   bool              // the decode engine chosen runs the connector
+	ticket []byte            // scratch of pair.Ticket
 
 	booked        schedule.Choice // of decode, made before prefill was sent
 	planned       string          // X-Sluice-Plan, "" for none
@@ -293,6 +298,7 @@ func (q *request) recycle() {
 	r := q.r
 	q.hold(false)
 	q.unwatch()
+	q.abandon()
 	q.booked.Reservation.Release()
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed

@@ -196,3 +196,11 @@ func (w *Watch) Left(r *worker.Rank) {
 		w.pairs.Forget(int(r.Slot))
 	}
 }
+
+// Agent is the router's NIXL agent while its tier is up, else nil.
+func (w *Watch) Agent() *nixl.Agent {
+	if w == nil || w.agent == nil || w.agent.offer.Load() == nil {
+		return nil
+	}
+	return w.agent.Agent()
+}

@@ -262,10 +262,19 @@ func TestNetworks(t *testing.T) {
 	if n := w.Reports()["malformed"]; n != 0 {
 		t.Error("a frame from outside of the networks came through")
 	}
-	in := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Slots: 64})
+	in := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, Slots: 64})
 	eventually(t, "ZMQ is up", func() bool { return in.Up(nixl.TierZMQ) })
 	send(t, push(t, in.zmq.at()), []byte("nonsense"))
 	eventually(t, "a frame from inside comes through", func() bool { return in.Reports()["malformed"] == 1 })
+}
+
+// A socket that nobody in the networks could reach is not bound open to all.
+func TestNoNetworkFits(t *testing.T) {
+	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}, Slots: 64})
+	eventually(t, "the tier says why it is down", func() bool {
+		s, why := w.zmq.Status()
+		return s == nixl.TierDown && strings.Contains(why, "fd00::/8")
+	})
 }
 
 func TestReachable(t *testing.T) {

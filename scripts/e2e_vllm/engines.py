@@ -28,9 +28,10 @@ ENVIRONMENT = {
 
 
 class Engine:
-    """One `vllm serve`: kv_role is kv_producer, kv_consumer or None."""
+    """One `vllm serve`: kv_role is kv_producer, kv_consumer or None; connector is
+    the configuration of ours, which then stands in for vLLM's own."""
 
-    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1):
+    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None):
         self.name = name
         self.ranks = ranks
         port = free_port()
@@ -52,13 +53,17 @@ class Engine:
                 "replay_endpoint": "tcp://*:0",
             }),
         ]  # fmt: skip
-        env = dict(ENVIRONMENT)
+        env = {**ENVIRONMENT, **(env or {})}
         if kv_role:
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(ranks))
             argv += ["--kv-transfer-config", json.dumps({
                 "kv_connector": "NixlConnector",
                 "kv_role": kv_role,
                 "kv_buffer_device": "cpu",
+                **({
+                    "kv_connector_module_path": "sluice_connector",
+                    "kv_connector_extra_config": {"sluice": connector},
+                } if connector else {}),
             })]  # fmt: skip
         if ranks > 1:
             argv += ["--data-parallel-size", str(ranks), "--data-parallel-address", "127.0.0.1"]

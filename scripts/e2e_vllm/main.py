@@ -9,10 +9,11 @@ import time
 
 import section_dp
 import section_pd
+import section_transfers
 from processes import say
 from report import Report
 
-SECTIONS = {"pd": section_pd.Section, "dp": section_dp.Section}
+SECTIONS = {"pd": section_pd.Section, "dp": section_dp.Section, "transfers": section_transfers.Section}
 
 
 class Context:
@@ -40,7 +41,7 @@ def main():
     parser.add_argument("--cache", required=True)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--router", required=True)
-    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--only", default="pd,dp")
     parser.add_argument("--clients", default="")
     parser.add_argument("--report", default="")
     parser.add_argument("--command", default="scripts/e2e-vllm.sh")

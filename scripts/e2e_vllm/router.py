@@ -11,7 +11,7 @@ from processes import Process, say
 class Router:
     """`sluice serve` with flags only; keeps every body it gave to a client."""
 
-    def __init__(self, binary, run_dir, name, flags):
+    def __init__(self, binary, run_dir, name, flags, more=None):
         self.binary = binary
         self.bodies = []
         self.runtime_file = os.path.join(run_dir, name + ".json")
@@ -21,6 +21,7 @@ class Router:
             # middle of a step answers late without being dead.
             "SLUICE_HEALTH_TIMEOUT": "10s",
             "SLUICE_TOKENS_TIMEOUT": "10s",
+            **(more or {}),
         }
         argv = [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "debug", *flags]
         say(" ".join(argv[1:]))

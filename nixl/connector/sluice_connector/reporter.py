@@ -115,7 +115,9 @@ class Reporter:
         """Whether there is a channel; makes one when it is time to."""
         now = time.monotonic()
         s = self._settings
-        if self._channel is not None and (s.zmq or now - self._asked < ASK_AGAIN):
+        # What waits to be sent goes first: asking takes an HTTP call.
+        again = 4 * ASK_AGAIN if self._queue else ASK_AGAIN
+        if self._channel is not None and (s.zmq or now - self._asked < again):
             return True
         if now < self._not_before:
             return False

@@ -1,0 +1,291 @@
+package sidechannel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+	"github.com/tinylib/msgp/msgp"
+
+	"sluice/nixl"
+	"sluice/router/worker"
+)
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 15 s: %s", what)
+		}
+	}
+}
+
+// realNIXL is the cached wheel, by scripts/nixl-wheel.sh.
+func realNIXL(t *testing.T) nixl.Search {
+	t.Helper()
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		home, _ := os.UserHomeDir()
+		cache = filepath.Join(home, ".cache", "sluice")
+	}
+	dir := filepath.Join(cache, "nixl-1.5.1")
+	if _, err := os.Stat(filepath.Join(dir, ".complete")); err != nil {
+		if os.Getenv("SLUICE_REQUIRE_NIXL") == "1" {
+			t.Fatal("no NIXL 1.5.1 in the cache: run scripts/nixl-wheel.sh")
+		}
+		t.Skip("no NIXL 1.5.1 in the cache: run scripts/nixl-wheel.sh")
+	}
+	return nixl.Search{Path: dir}
+}
+
+// engine plays a vLLM prefill engine: a real NIXL agent that keeps what it is told,
+// and a real side channel that dies of any other question, as vLLM's does.
+type engine struct {
+	t     *testing.T
+	id    string
+	agent *nixl.Agent
+	sock  *zmq.Socket
+	port  string
+	end   func()
+
+	mu    sync.Mutex
+	told  []string
+	asked int
+	junk  string
+}
+
+func (e *engine) heard() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]string(nil), e.told...)
+}
+
+func startEngine(t *testing.T, id, port string) *engine {
+	t.Helper()
+	e := &engine{t: t, id: id}
+	e.begin(port)
+	return e
+}
+
+func (e *engine) begin(port string) {
+	t := e.t
+	t.Helper()
+	agent, err := nixl.Open(t.Context(), nixl.Config{Name: "engine-" + e.id, Search: realNIXL(t), OnNotification: func(n nixl.Notification) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.told = append(e.told, string(n.Message))
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	metadata, err := agent.Metadata(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ctx.NewSocket(zmq.ROUTER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.SetLinger(0), s.SetRcvtimeo(20*time.Millisecond), s.Bind("tcp://127.0.0.1:"+port)); err != nil {
+		t.Fatal(err)
+	}
+	at, _ := s.GetLastEndpoint()
+	e.agent, e.port = agent, at[strings.LastIndexByte(at, ':')+1:]
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				s.Close()
+				return
+			default:
+			}
+			m, err := s.RecvMessageBytes(0)
+			if err != nil {
+				continue
+			}
+			e.mu.Lock()
+			e.asked++
+			if len(m) != 3 || !bytes.Equal(m[2], []byte("\x93\xc4\x0cget_meta_msg\x00\x00")) {
+				e.junk = fmt.Sprintf("%q", m)
+				e.mu.Unlock()
+				return
+			}
+			e.mu.Unlock()
+			s.SendMessage(m[0], "", payload(e.id, metadata), msgp.AppendFloat64(nil, 12.5))
+		}
+	}()
+	var once sync.Once
+	end := func() { once.Do(func() { close(stop); <-done; ctx.Term(); agent.Close() }) }
+	t.Cleanup(end)
+	e.end = end
+}
+
+func payload(id string, metadata []byte) []byte {
+	inner := msgp.AppendMapHeader(nil, 3)
+	inner = msgp.AppendString(msgp.AppendString(inner, "engine_id"), id)
+	inner = msgp.AppendBytes(msgp.AppendString(inner, "agent_metadata"), metadata)
+	inner = msgp.AppendArrayHeader(msgp.AppendString(inner, "kv_caches_base_addr"), 0)
+	b := msgp.AppendMapHeader(nil, 2)
+	b = msgp.AppendString(msgp.AppendString(b, "compatibility_hash"), strings.Repeat("ab", 32))
+	return msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), inner)
+}
+
+func prefillRank(version string, networks ...netip.Prefix) *worker.Rank {
+	w := worker.New(worker.Spec{ID: "p0", URL: "http://127.0.0.1:1", Networks: networks})
+	w.SetInfo(&worker.Info{Engine: "vllm", Version: version})
+	return &worker.Rank{ID: worker.ID{Worker: "p0"}, Worker: w}
+}
+
+func handleOf(engine, request, port string) []byte {
+	return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":%q,"remote_request_id":%q,"remote_host":"127.0.0.1","remote_port":%s,"tp_size":1,"transfer_mode":"pull"}`, engine, request, port)
+}
+
+// Abandoned handles are released, held ones renewed, passed ones left alone; a
+// restarted engine is loaded anew, and never told of its old life's requests.
+func TestRealSideChannel(t *testing.T) {
+	ours, err := nixl.Open(t.Context(), nixl.Config{Name: "router", Search: realNIXL(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	k, err := New(Options{Agent: func() *nixl.Agent { return ours }, Release: true, renew: 30 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	e := startEngine(t, "e1", "*")
+	rank := prefillRank("0.32.0+cpu")
+
+	k.Hold(rank, handleOf("e1", "cmpl-passed-0-aa", e.port)).Passed()
+	began := time.Now()
+	k.Hold(rank, handleOf("e1", "cmpl-gone-0-aa", e.port)).Abandoned()
+	eventually(t, "the abandoned one is released", func() bool { h := e.heard(); return len(h) == 1 && h[0] == "cmpl-gone-0-aa:1" })
+	t.Logf("first release after %s, side channel and metadata included", time.Since(began))
+	began = time.Now()
+	k.Hold(rank, handleOf("e1", "cmpl-gone-1-aa", e.port)).Abandoned()
+	eventually(t, "the second is released", func() bool { return len(e.heard()) == 2 })
+	t.Logf("second after %s", time.Since(began))
+
+	held, other := k.Hold(rank, handleOf("e1", "cmpl-held-0-aa", e.port)), k.Hold(rank, handleOf("e1", "cmpl-held-1-aa", e.port))
+	eventually(t, "the held ones are renewed twice", func() bool {
+		n := 0
+		for _, m := range e.heard() {
+			if ids, ok := strings.CutPrefix(m, "HB:"); ok && strings.Contains(ids, "cmpl-held-0-aa") && strings.Contains(ids, "cmpl-held-1-aa") {
+				n++
+			}
+		}
+		return n >= 2
+	})
+	held.Passed()
+	held.Abandoned() // too late: decode has it
+	other.Passed()
+	for _, m := range e.heard() {
+		if strings.Contains(m, "held-0-aa:1") || strings.Contains(m, "passed") {
+			t.Errorf("told %q of a handle that decode has", m)
+		}
+	}
+	e.mu.Lock()
+	if e.asked != 1 || e.junk != "" {
+		t.Errorf("asked %d times, junk %s; want once", e.asked, e.junk)
+	}
+	e.mu.Unlock()
+
+	// The engine starts anew at the same port with another id.
+	port := e.port
+	e.end()
+	e2 := startEngine(t, "e2", port)
+	k.Hold(rank, handleOf("e2", "cmpl-new-0-aa", port)).Abandoned()
+	eventually(t, "the new life is told", func() bool { h := e2.heard(); return len(h) == 1 && h[0] == "cmpl-new-0-aa:1" })
+	_, _, before := k.Counts()
+	k.Hold(rank, handleOf("e0", "cmpl-old-0-aa", port)).Abandoned()
+	eventually(t, "an older life's release fails", func() bool { _, _, f := k.Counts(); return f > before })
+	if h := e2.heard(); len(h) != 1 {
+		t.Errorf("the new life heard %q", h)
+	}
+	if _, released, _ := k.Counts(); released != 3 {
+		t.Errorf("%d released, want 3", released)
+	}
+}
+
+func TestWhoIsSpokenTo(t *testing.T) {
+	in := netip.MustParsePrefix("127.0.0.0/8")
+	for _, c := range []struct {
+		name string
+		rank *worker.Rank
+		h    []byte
+		ok   bool
+	}{
+		{"0.32", prefillRank("0.32.0"), handleOf("e", "r", "5600"), true},
+		{"0.22", prefillRank("0.22.1rc2"), handleOf("e", "r", "5600"), true},
+		{"0.21 has no leases", prefillRank("0.21.0"), handleOf("e", "r", "5600"), false},
+		{"0.34 is not known", prefillRank("0.34.0"), handleOf("e", "r", "5600"), false},
+		{"1.0 is not known", prefillRank("1.22.0"), handleOf("e", "r", "5600"), false},
+		{"no version", prefillRank(""), handleOf("e", "r", "5600"), false},
+		{"inside the networks", prefillRank("0.32.0", in), handleOf("e", "r", "5600"), true},
+		{"outside", prefillRank("0.32.0", netip.MustParsePrefix("10.0.0.0/8")), handleOf("e", "r", "5600"), false},
+		{"push", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`"pull"`), []byte(`"push"`), 1), false},
+		{"no request", prefillRank("0.32.0"), handleOf("e", "", "5600"), false},
+		{"a request that would name two", prefillRank("0.32.0"), handleOf("e", "a,b", "5600"), false},
+		{"an escape", prefillRank("0.32.0"), handleOf("e", `a\u002cb`, "5600"), false},
+		{"a port too many", prefillRank("0.32.0"), handleOf("e", "r", "70000"), false},
+		{"ranks too many", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`"tp_size":1`), []byte(`"tp_size":1000`), 1), false},
+		{"another host's way", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`127.0.0.1`), []byte(`a;b`), 1), false},
+		{"nothing", prefillRank("0.32.0"), []byte(`{}`), false},
+	} {
+		if _, ok := readHandle(c.rank, c.h); ok != c.ok {
+			t.Errorf("%s: %v, want %v", c.name, ok, c.ok)
+		}
+	}
+	var k *Keeper
+	k.Hold(prefillRank("0.32.0"), handleOf("e", "r", "1")).Abandoned()
+	k.Close()
+}
+
+// The bytes are those of a real engine's serializer (vLLM 0.33.0's msgspec classes).
+func TestWire(t *testing.T) {
+	if got, want := ask(0, 1, true), "\x93\xc4\x0cget_meta_msg\x00\x01"; string(got) != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := ask(0, 1, false), "\x92\xc4\x0cget_meta_msg\x01"; string(got) != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	frame, err := os.ReadFile("testdata/nixl_handshake_payload_0.33.0.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, metadata, err := readAnswer(frame)
+	if err != nil || engine == "" || len(metadata) == 0 {
+		t.Errorf("engine %q, %d bytes: %v", engine, len(metadata), err)
+	}
+	for i := range frame {
+		readAnswer(frame[:i]) // must not panic
+	}
+	if _, _, err := readAnswer([]byte("\x80")); !errors.Is(err, errAnswer) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A side channel that does not answer costs its time-out, not the router.
+func TestSilentSideChannel(t *testing.T) {
+	k, err := New(Options{Agent: func() *nixl.Agent { return nil }, Release: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Hold(prefillRank("0.32.0"), handleOf("e", "r", "1")).Abandoned()
+	eventually(t, "the failure is counted", func() bool { _, _, f := k.Counts(); return f == 1 })
+	k.Close()
+}
