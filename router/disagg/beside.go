@@ -227,7 +227,7 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	case b.failed:
 		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
 		return q.prefillBroke(b)
-	case !q.wait.Settle():
+	case !q.settle():
 		q.r.facts.forget(b.rank)
 		return q.lostOn(rank, took)
 	case call.WasCut():

@@ -77,7 +77,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		}
 		choice.Reservation.Release()
 		took := time.Since(began)
-		if !q.wait.Settle() {
+		if !q.settle() {
 			return q.lostOn(rank, took)
 		}
 		if call.WasCut() {
@@ -199,12 +199,12 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt.Fleet.Answered(rank, resp.Status)
 	retry := worthRetry(resp.Status)
 	if !retry && q.relays(resp) {
-		if q.beside != nil || q.pair.Trial || q.told {
+		if q.beside != nil || q.pair.Trial || q.told || q.vigil != nil {
 			if end, on := q.firstBytes(choice, call, resp, began); !on {
 				return end
 			}
 		}
-		if !q.wait.Settle() {
+		if !q.settle() {
 			defer resp.Release()
 			defer choice.Reservation.Release()
 			return q.lostOn(rank, time.Since(began))
@@ -224,7 +224,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		if q.beside != nil {
 			return q.pairBroke(choice, call, err, took)
 		}
-		if !q.wait.Settle() {
+		if !q.settle() {
 			return q.lostOn(rank, took)
 		}
 		if call.WasCut() {
@@ -244,7 +244,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		// It is not the engine that failed but what it was to be given.
 		return q.lostOn(rank, took)
 	}
-	if !q.wait.Settle() && q.beside == nil {
+	if !q.settle() && q.beside == nil {
 		return q.lostOn(rank, took) // a 200 too: it may have been made from freed memory
 	}
 	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
@@ -320,6 +320,7 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
 	q.x.OnGone(q.cutBoth(call))
 	defer q.x.OnGone(nil)
+	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt.Timeouts.StreamIdle))
 	seen, err := resp.Peek()
 	declined := false
 	if q.pair.Trial {
@@ -340,7 +341,7 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 		defer resp.Release()
 		return q.lostOn(choice.Rank, time.Since(began)), false
 	}
-	if err == nil && !declined && q.wait.Settle() {
+	if err == nil && !declined && q.settle() {
 		return legAnswered, true
 	}
 	defer choice.Reservation.Release()
@@ -352,7 +353,7 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 		return q.declined(choice.Rank), false
 	case q.beside != nil:
 		return q.pairBroke(choice, call, err, took), false
-	case !q.wait.Settle():
+	case !q.settle():
 		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
 		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(front.ClientGone), took)

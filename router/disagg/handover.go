@@ -45,8 +45,13 @@ func (q *request) lend(rank *worker.Rank) {
 	}
 }
 
-// guard has the decode call cut when its hand-over is told lost.
+// guard has the decode call cut when its hand-over is told lost, or the engine that
+// holds the KV goes down.
 func (q *request) guard(call *upstream.Call) {
+	q.vigil.settle()
+	if q.vigil = nil; q.pair.Handle != nil && !q.plan.Traits.Unleased {
+		q.vigil = newVigil(q.r.opt.Fleet, q.pair.Prefill, call)
+	}
 	if q.wait == nil || q.pair.Handle == nil && q.beside == nil {
 		return
 	}
@@ -61,7 +66,11 @@ func (q *request) guard(call *upstream.Call) {
 // anything of it; the next attempt has another pair, or is plain.
 func (q *request) lostOn(rank *worker.Rank, took time.Duration) legEnd {
 	q.r.opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
-	if q.handOverLost(q.wait.Lost()) == legPlain {
+	why := q.wait.Lost()
+	if why == "" {
+		why = "prefill_down"
+	}
+	if q.handOverLost(why) == legPlain {
 		q.attempt = q.pd.MaxAttempts
 	}
 	return legAgain
@@ -80,6 +89,7 @@ func (q *request) handOverLost(why string) legEnd {
 	q.fellBack("transfer_"+why, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
 	q.hold(false)
 	q.unwatch()
+	q.vigil.settle()
 	if why == "expired" {
 		q.passOn() // there is nothing left to release
 	} else {

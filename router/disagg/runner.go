@@ -240,6 +240,7 @@ type request struct {
 
 	wait   *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
 	kept   *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
+	vigil  *vigil            // over prefill's engine while decode waits for its KV
 	told   bool              // the decode engine chosen runs the connector
 	ticket []byte            // scratch of pair.Ticket
 
@@ -299,6 +300,7 @@ func (q *request) recycle() {
 	q.hold(false)
 	q.unwatch()
 	q.abandon()
+	q.vigil.settle()
 	q.booked.Reservation.Release()
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed

@@ -69,6 +69,13 @@ func (f *Fleet) Answered(r *worker.Rank, status int) {
 	}
 }
 
+// Refuses says whether the rank's server has refused a connection since it fell:
+// nothing listens there, so the process is gone.
+func (f *Fleet) Refuses(r *worker.Rank) bool {
+	t := f.seat(r)
+	return t != nil && t.s.refused.Load() && !t.s.up.Load()
+}
+
 // failed counts a failure of the rank. why is called only when its text is
 // wanted.
 func (t *seat) failed(why func() string) {
