@@ -371,6 +371,55 @@ func TestMigrationsLeaveNothing(t *testing.T) {
 	}
 }
 
+// TestFirstByteTimeOut: a stream whose head does not come is asked for elsewhere, a
+// whole answer has all of timeouts.decode.
+func TestFirstByteTimeOut(t *testing.T) {
+	m := startMigrants(t, true, 2, func(c *config.Config) { c.Timeouts.FirstByte = 150 * time.Millisecond })
+	chat := `{"model":"sim","stream":%v,"messages":[{"role":"user","content":"go on"}],"max_tokens":8,"ignore_eos":true}`
+	m.fail("late", sim.Fault{Kind: sim.Stall})
+	body := fmt.Sprintf(chat, true)
+	sameTelling(t, post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "late"), post(t, m.plain.URL()+"/v1/chat/completions", body))
+	m.clear()
+	m.fail("late", sim.Fault{Kind: sim.Stall, Delay: 400 * time.Millisecond})
+	a := post(t, m.URL+"/v1/chat/completions", fmt.Sprintf(chat, false), "X-Request-Id", "late")
+	if n := len(generating(m.engines[0])) + len(generating(m.engines[1])); a.Status != 200 || n != 1 {
+		t.Errorf("status %d, %d decodes", a.Status, n)
+	}
+}
+
+// TestBreakerSeesStreamsThatBreak: an engine whose streams break is left out, one
+// whose client leaves or that refuses with a 4xx is not.
+func TestBreakerSeesStreamsThatBreak(t *testing.T) {
+	for name, k := range map[string]struct {
+		fault sim.Fault
+		open  bool
+	}{
+		"reset":  {sim.Fault{Kind: sim.Reset, After: 4}, true},
+		"failed": {sim.Fault{Kind: sim.StreamFail, After: 4}, true},
+		"400":    {sim.Fault{Kind: sim.Status, Status: 400}, false},
+		"429":    {sim.Fault{Kind: sim.Status, Status: 429}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := startMigrants(t, false, 1, func(c *config.Config) { c.Health.BreakAfter, c.Health.BreakFor = 3, 20*time.Second })
+			m.engines[0].Fault(k.fault)
+			for range 3 {
+				a := post(t, m.URL+"/v1/chat/completions", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"max_tokens":20,"ignore_eos":true}`)
+				if a.Status == 429 && a.Header.Get("Retry-After") == "" {
+					t.Error("429 without Retry-After")
+				}
+			}
+			rank := m.fleet.View().Workers[0].Ranks[0]
+			open := func() bool { return worker.BreakerState(rank.Breaker.Load()) == worker.BreakerOpen }
+			if k.open {
+				eventually(t, 5*time.Second, "the breaker is open", open)
+			} else if open() {
+				t.Error("the breaker is open")
+			}
+		})
+	}
+}
+
 // TestKilledEngineInProcesses: a router and two engines as processes, and the one
 // that has the stream is killed in the middle of it.
 func TestKilledEngineInProcesses(t *testing.T) {

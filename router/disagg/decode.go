@@ -196,9 +196,14 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt := &q.r.opt
 	rank := choice.Rank
 	q.hold(false)
-	opt.Fleet.Answered(rank, resp.Status)
 	retry := worthRetry(resp.Status)
-	if !retry && q.relays(resp) {
+	relays := !retry && q.relays(resp)
+	if relays && resp.Status == 200 {
+		opt.Fleet.Began(rank) // streamEnd tells the rest
+	} else {
+		opt.Fleet.Answered(rank, resp.Status)
+	}
+	if relays {
 		if q.beside != nil || q.pair.Trial || q.told || q.vigil != nil {
 			if end, on := q.firstBytes(choice, call, resp, began); !on {
 				return end
@@ -269,6 +274,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		}
 		if q.mayRunAgain(candidates) {
 			return legAgain
+		}
+		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
+			q.x.SetHeader("Retry-After", "1")
 		}
 	}
 	q.nameWorkers(choice)

@@ -198,15 +198,15 @@ func (c *carried) take(watch func(*upstream.Call)) (*upstream.Response, *upstrea
 		}
 		call := new(upstream.Call)
 		watch(call)
-		began := time.Now()
+		began, refused := time.Now(), false
 		opt.Observer.LegStarted(schedule.Whole, rank.ID)
 		resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 			Method: "POST", Path: completionsPath, Fields: c.headers(rank), Body: segments,
 			HeadTimeout: opt.Timeouts.FirstByte, Deadline: c.deadline,
 		}, call)
 		if err == nil {
-			opt.Fleet.Answered(rank, resp.Status)
 			if resp.Status == 200 && resp.ContentLength == upstream.LengthChunked {
+				opt.Fleet.Began(rank)
 				_ = resp.SetReadDeadline(time.Now().Add(opt.Timeouts.StreamIdle))
 				if _, err = resp.Peek(); err == nil {
 					choice.Reservation.PrefillDone()
@@ -214,7 +214,8 @@ func (c *carried) take(watch func(*upstream.Call)) (*upstream.Response, *upstrea
 					return resp, call
 				}
 			} else {
-				err = fmt.Errorf("it answered %d", resp.Status)
+				opt.Fleet.Answered(rank, resp.Status)
+				err, refused = fmt.Errorf("it answered %d", resp.Status), true
 			}
 			status := resp.Status
 			resp.Release()
@@ -227,6 +228,8 @@ func (c *carried) take(watch func(*upstream.Call)) (*upstream.Response, *upstrea
 		switch {
 		case call.WasCut():
 			outcome = string(front.ClientGone)
+		case refused: // Answered has told
+			outcome = "refused"
 		case sort(err).ofEngine:
 			opt.Fleet.Failed(rank, err)
 		}

@@ -80,9 +80,7 @@ func (s *streamEnd) end(res relay.Result) {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
-	if !s.closed && res.Cause == relay.EngineClosed {
-		s.blame(relay.Break{Cause: res.Cause, Err: res.Err})
-	}
+	s.judge(&res)
 	if s.immovable != "" && (res.EngineErr || res.Cause == relay.EngineClosed || res.Cause == relay.EngineStalled) {
 		s.note("not migrated: " + s.immovable)
 		opt.Observer.Migrated(s.immovable)
@@ -132,5 +130,21 @@ func (s *streamEnd) end(res relay.Result) {
 			level = slog.LevelInfo // clients leave all day; engines should not
 		}
 		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
+	}
+}
+
+// judge tells the fleet how the engine did. An error event before any token may
+// speak of the request.
+func (s *streamEnd) judge(res *relay.Result) {
+	fleet := s.r.opt.Fleet
+	switch {
+	case s.closed || s.status != 200: // told already
+	case res.Cause == relay.EngineClosed:
+		fleet.Failed(s.rank, res.Err)
+	case res.EngineErr && !res.FirstToken.IsZero():
+		fleet.Answered(s.rank, 500)
+	case res.EngineErr:
+	case res.Cause == relay.Completed, !res.FirstToken.IsZero() && (res.Cause == relay.ClientGone || res.Cause == relay.ClientStalled):
+		fleet.Answered(s.rank, 200)
 	}
 }

@@ -47,14 +47,7 @@ func (f *Fleet) Answered(r *worker.Rank, status int) {
 	if t == nil {
 		return
 	}
-	s := t.s
-	// Loads first: on a healthy rank no shared line is written.
-	if s.trafficFails.Load() != 0 {
-		s.trafficFails.Store(0)
-	}
-	if !s.answered.Load() {
-		s.answered.Store(true)
-	}
+	t.s.lives()
 	switch status {
 	case 500, 502, 504:
 		t.failed(func() string { return fmt.Sprintf("it answered %d", status) })
@@ -66,6 +59,25 @@ func (f *Fleet) Answered(r *worker.Rank, status int) {
 		if worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen {
 			t.close()
 		}
+	}
+}
+
+// Began reports that the engine began to answer with a stream, which may still
+// break: a sign of the server's life, and nothing yet for the breaker. Report the
+// end by Answered or Failed.
+func (f *Fleet) Began(r *worker.Rank) {
+	if t := f.seat(r); t != nil {
+		t.s.lives()
+	}
+}
+
+// lives notes an answer. Loads first: on a healthy rank no shared line is written.
+func (s *server) lives() {
+	if s.trafficFails.Load() != 0 {
+		s.trafficFails.Store(0)
+	}
+	if !s.answered.Load() {
+		s.answered.Store(true)
 	}
 }
 
