@@ -54,7 +54,7 @@ func (q *request) movability() {
 		q.unmovable = "plain_decode"
 	case q.pd.ReasoningParser && q.x.Endpoint.Kind == front.Chat:
 		q.unmovable = "reasoning"
-	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2:
+	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
 		q.unmovable = "alone"
 	default:
 		q.movable, q.unmovable = movable(&q.x.Doc, q.x.Endpoint.Kind, m.Allow)

@@ -8,12 +8,18 @@ import sys
 import time
 
 import section_dp
+import section_migrate
 import section_pd
 import section_transfers
 from processes import say
 from report import Report
 
-SECTIONS = {"pd": section_pd.Section, "dp": section_dp.Section, "transfers": section_transfers.Section}
+SECTIONS = {
+    "pd": section_pd.Section,
+    "dp": section_dp.Section,
+    "migrate": section_migrate.Section,
+    "transfers": section_transfers.Section,
+}
 
 
 class Context:
