@@ -118,6 +118,9 @@ func (w *Wait) Close() Result {
 	return w.res
 }
 
+// Opened is when the wait was opened.
+func (w *Wait) Opened() time.Time { return w.opened }
+
 // Number names an open wait for a ticket of a completion board, whose records
 // carry it (Landed). It ends with Close and is not used again.
 func (b *Book) Number(w *Wait) uint64 {

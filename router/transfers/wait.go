@@ -44,13 +44,13 @@ func (w *Watch) Open(id string) *Wait {
 }
 
 // Lend lends the hand-over a slot of the completion board for at most the given
-// time, for AppendTicket. One is enough for all tries.
+// time from Open, for AppendTicket. One is enough for all tries.
 func (t *Wait) Lend(most time.Duration) {
 	if t == nil || t.board != nil {
 		return
 	}
 	b := t.watch.board.Load()
-	if ticket, ok := b.HandOut(t.watch.book.Number(&t.told), time.Now().Add(most+slack)); ok {
+	if ticket, ok := b.HandOut(t.watch.book.Number(&t.told), t.told.Opened().Add(most+slack)); ok {
 		t.board, t.ticket = b, ticket
 	}
 }

@@ -139,7 +139,7 @@ class Section:
         report = self.report
         active = until(lambda: self.health(router)["active"] == tier and self.health(router), 60)
         report.row(f"`/health` names the tier {tier}", tier, self.health(router)["active"], bool(active))
-        report.note(self.health(router)["reason"][:300])
+        report.note(self.health(router)["reason"][:300].replace(os.path.expanduser("~"), "~"))
         # The connectors look for a router that was restarted every 15 s, and then
         # set up their channel: a request tells when they are there.
         warm = 0
