@@ -50,8 +50,8 @@ class ZmqChannel:
     def record(self, ticket: Ticket, record: bytes) -> bool:
         return self.send(message(ticket, record))
 
-    def busy(self) -> bool:
-        return False  # ZMQ has a thread for that
+    def idle(self) -> float:
+        return 60.0  # ZMQ has a thread for what is left to do
 
     def close(self) -> None:
         self._socket.close()
@@ -60,15 +60,18 @@ class ZmqChannel:
 
 class NixlChannel:
     """An agent of our own, so that the engine's is never touched from here. It
-    has no progress thread, which would burn a core while idle: busy makes the
+    has no progress thread, which would burn a core while idle: idle makes the
     progress that sent notifications need, for a while after each."""
 
     name = "nixl"
-    SETTLE = 0.5  # seconds: the first notification makes the connection
+    # Seconds in which progress is made every millisecond after a message: the
+    # first makes the connection, which takes a starved machine long. After that
+    # it is made now and then, for what was still under way.
+    CONNECT, SETTLE, SLOW = 5.0, 0.5, 0.1
     WRITE = 2.0  # seconds that a write may take
 
     def __init__(self, router: Nixl):
-        self._until = 0.0
+        self._until, self._settle = 0.0, self.CONNECT
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError as e:
@@ -91,7 +94,7 @@ class NixlChannel:
             self._agent.send_notif(self._peer, notif_msg=line)
         except Exception as e:
             raise Dead(f"notification refused: {e}") from e
-        self._until = time.monotonic() + self.SETTLE
+        self._until, self._settle = time.monotonic() + self._settle, self.SETTLE
         return True
 
     def record(self, ticket: Ticket, record: bytes) -> bool:
@@ -116,12 +119,13 @@ class NixlChannel:
             raise Dead(f"a write of {RECORD_BYTES} bytes ended as {state}")
         return True
 
-    def busy(self) -> bool:
+    def idle(self) -> float:
+        """Makes progress; the seconds after which it is to be called again."""
         try:
             self._agent.get_new_notifs()
         except Exception as e:
             raise Dead(f"no progress: {e}") from e
-        return time.monotonic() < self._until
+        return 0.001 if time.monotonic() < self._until else self.SLOW
 
     def close(self) -> None:
         try:

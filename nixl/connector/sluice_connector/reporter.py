@@ -70,10 +70,8 @@ class Reporter:
                     continue
                 if self._queue:
                     self._send_one()
-                elif not self._channel.busy():
-                    self._wait(ASK_AGAIN)
                 else:
-                    self._wait(0.001)
+                    self._wait(min(self._channel.idle(), ASK_AGAIN))
             except Exception as e:  # nothing may end this thread but close
                 self._lost(f"unexpected: {e!r}")
         if self._channel is not None:
