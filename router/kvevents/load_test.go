@@ -152,6 +152,12 @@ func TestLoadsGoToTheirRanks(t *testing.T) {
 	if _, garbage, foreign := l.Counts(); garbage != 1 || foreign != 1 {
 		t.Errorf("%d garbage, %d of other ranks; want 1 and 1", garbage, foreign)
 	}
+	w.Ranks[1].QueuedTokens.Store(7)
+	until("what cannot be read is no sign of life", func() bool {
+		send("garbage")
+		return w.Ranks[1].QueuedTokens.Load() == -1
+	})
+	w.Ranks[1].QueuedTokens.Store(7)
 	l.Stop(w)
 	until("the queue is forgotten", func() bool { return w.Ranks[1].QueuedTokens.Load() == -1 })
 }

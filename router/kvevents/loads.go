@@ -152,18 +152,19 @@ func (l *Loads) run(s *zmq.Socket, sub *loadSub) {
 			forgetQueues(sub.src.Worker)
 			return
 		}
+		// Only what could be read is a sign of life: what an engine said before it
+		// began to send something else ages like that of a silent one.
+		if !quiet && time.Since(heard) > loadSilence {
+			quiet = true
+			forgetQueues(sub.src.Worker)
+		}
 		if len(got) == 0 {
-			if !quiet && time.Since(heard) > loadSilence {
-				quiet = true
-				forgetQueues(sub.src.Worker)
-			}
 			continue
 		}
 		frames, err := s.RecvMessageBytes(zmq.DONTWAIT)
 		if err != nil {
 			continue
 		}
-		heard, quiet = time.Now(), false
 		if n := len(frames); n == 0 || n > 4 {
 			l.garbage.Add(1)
 			continue
@@ -174,6 +175,7 @@ func (l *Loads) run(s *zmq.Socket, sub *loadSub) {
 			}
 			continue
 		}
+		heard, quiet = time.Now(), false
 		l.store(sub.src.Worker, loads)
 	}
 }
