@@ -29,7 +29,7 @@ func churnTime() time.Duration {
 	case testing.Short():
 		return 5 * time.Second
 	}
-	return time.Minute
+	return 2 * time.Minute
 }
 
 // TestChurn lets ranks join, leave and restart while their feeds lose, damage,
