@@ -15,7 +15,9 @@ import (
 
 	"sluice/router/admin"
 	"sluice/router/config"
+	"sluice/router/kvindex"
 	"sluice/router/record"
+	"sluice/router/worker"
 )
 
 // newRecorder makes the recorder, which costs next to nothing while nobody
@@ -24,12 +26,29 @@ func (r *router) newRecorder() *record.Recorder {
 	s := r.cfg.Schedule
 	rec := record.New(record.Options{
 		Policy: s.Policy, Weights: weightsOf(&s), Log: r.log,
-		Ranks: r.allRanks,
+		Ranks: r.allRanks, Contents: r.contents,
 	})
 	r.metrics.Func(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
 	r.metrics.Func(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
 	r.metrics.Func(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
 	return rec
+}
+
+// contents tells what the indexes hold of a rank.
+func (r *router) contents(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool) {
+	more := true
+	give := func(exact bool) func(x *kvindex.Exported) bool {
+		return func(x *kvindex.Exported) bool {
+			more = yield(exact, x)
+			return more
+		}
+	}
+	if index, ok := r.index.(kvindex.Exporter); ok {
+		index.Export(rank.Slot, give(true))
+	}
+	if more {
+		r.approx.Export(rank.Slot, give(false))
+	}
 }
 
 // weightsOf is every number of the scheduler's configuration by its name there.

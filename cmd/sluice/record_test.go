@@ -134,6 +134,11 @@ func TestRecordAndReplay(t *testing.T) {
 func TestRecordFromARunningRouter(t *testing.T) {
 	e := startSim(t, nil)
 	r := startRouter(t, nil, at(e, worker.Aggregated, "w"))
+	eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.allRanks()[0].Feed.Load()) == worker.FeedLive })
+	// What the engine has cached before anybody records: the recording tells of it.
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
+	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.index.Held(r.allRanks()[0].Slot) > 2 })
+	held := r.index.Held(r.allRanks()[0].Slot)
 	out := t.TempDir()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -157,4 +162,19 @@ func TestRecordFromARunningRouter(t *testing.T) {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
 	}
 	eventually(t, 10*time.Second, "the router records no more", func() bool { return !r.recorder.On() })
+	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
+	trace, err := whatif.Load(files, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reported := trace.Requests[0].Cached
+	if trace.Held < held || reported < 2*trace.Requests[0].BlockSize || trace.Compared != 1 || trace.Agreed != 1 {
+		t.Errorf("%d blocks held before, the router had %d; %d tokens cached; the overlap is the recorded one in %d of %d", trace.Held, held, reported, trace.Agreed, trace.Compared)
+	}
+	for _, v := range []whatif.Variant{{Recorded: true}, {Policy: "kv", Weights: trace.Weights}} {
+		got := trace.Run(v, whatif.DefaultRates)
+		if f := got.Fidelity; f.Requests != 1 || f.WithinABlock != 1 || f.Reported != reported {
+			t.Errorf("the model finds %d tokens cached, the engine reported %d: %+v", f.Modelled, reported, f)
+		}
+	}
 }

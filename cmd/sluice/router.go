@@ -321,7 +321,9 @@ func (r *router) joined(w *worker.Worker) {
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
 		}
-		source.Resume = r.restored(source)
+		if source.Resume = r.restored(source); source.Resume != nil {
+			r.recorder.Joined(rank) // again, with what it has got back
+		}
 		err := r.feeds.Start(source)
 		if err != nil {
 			r.index.Clear(rank.Slot)

@@ -1,8 +1,11 @@
 package admin
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"syscall"
 	"time"
 
 	"sluice/router/record"
@@ -12,6 +15,7 @@ import (
 // for each: one that does not keep up is cut, never waited for. The recorder's own
 // queue is bounded, so the router does not feel it.
 type recordSink struct {
+	ctx context.Context // of the request
 	w   http.ResponseWriter
 	ctl *http.ResponseController
 }
@@ -20,10 +24,14 @@ func (k *recordSink) Frame(_ bool, frame []byte) error {
 	if err := k.ctl.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
-	if _, err := k.w.Write(frame); err != nil {
-		return err
+	_, err := k.w.Write(frame)
+	if err == nil {
+		err = k.ctl.Flush()
 	}
-	return k.ctl.Flush()
+	if err != nil && (k.ctx.Err() != nil || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)) {
+		return fmt.Errorf("%w: %w", record.ErrReaderLeft, err)
+	}
+	return err
 }
 
 func (k *recordSink) Close() error { return nil }
@@ -34,7 +42,7 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	sink := &recordSink{w, http.NewResponseController(w)}
+	sink := &recordSink{r.Context(), w, http.NewResponseController(w)}
 	recording, err := s.opt.Recorder.Start(sink)
 	if errors.Is(err, record.ErrBusy) {
 		w.Header().Del("Content-Type")

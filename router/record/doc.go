@@ -1,6 +1,7 @@
 // Package record writes down what a router sees and does, for sluice replay to
 // ask afterwards what other weights would have done: every change that KV events
-// make to the index, every choice with its prompt's block hashes, every outcome.
+// make to the index, every choice with its prompt's block hashes, every outcome;
+// and before these, what each rank held when the recording began.
 //
 // Recorder is its main type. It is the kvevents.Tap, disagg's recorder and the
 // scheduler's; while nobody records, each of these costs one atomic load. cmd

@@ -29,6 +29,8 @@ const (
 	Chosen                   // a choice, or that none could be made
 	Ended                    // a request's outcome
 	Dropped                  // entries that did not fit the queue
+	Held                     // a rank held blocks before the entries that follow
+	LeftOut                  // blocks held that were too many to be written
 )
 
 // Entry is one line of a recording; which fields are set goes by Kind. Slices
@@ -36,7 +38,7 @@ const (
 type Entry struct {
 	Kind Kind
 	At   time.Time
-	Slot worker.Slot // of Joined, Left, Stored, Removed, Cleared, Chosen
+	Slot worker.Slot // of Joined, Left, Stored, Removed, Cleared, Chosen, Held
 
 	// Settings
 	Policy  string
@@ -48,19 +50,21 @@ type Entry struct {
 	Model                          string
 	BlockSize, TotalBlocks, Ranked int // Ranked: ranks of the worker
 
-	// Stored, Removed
+	// Stored, Removed, Held
 	Tier      kvindex.Tier
 	Salt      blockhash.Salt
 	HasParent bool
 	Parent    kvindex.EngineHash
 	Engine    []kvindex.EngineHash
-	Local     []blockhash.Local
+	Local     []blockhash.Local // of Stored
+	ParentSeq blockhash.Seq     // of Held
 
 	// Pool, Chosen
 	Pool  uint64
 	Slots []worker.Slot // of Pool
 
-	// Chosen; BlockSize is of Seqs, in tokens
+	// Chosen; BlockSize is of Seqs, in tokens. Held has Exact and Seqs too, as long
+	// as Engine, and its chain follows ParentSeq where HasParent is set.
 	Request                         uint64 // hash of the request's id, also of Ended
 	Leg                             schedule.Leg
 	Attempt, Prompt, Output         int
@@ -71,7 +75,7 @@ type Entry struct {
 	Cost                            float64
 	Status, Cached, PromptT, OutToT int // Ended; Cached -1: the engine did not say
 	TTFT, Total                     time.Duration
-	Count                           uint64 // Dropped
+	Count                           uint64 // Dropped, LeftOut
 }
 
 func words[T ~uint64](dst []byte, v []T) []byte {
@@ -136,8 +140,14 @@ func (e *Entry) Append(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint64(b, e.Request)
 		b = number(number(number(number(b, e.Status), e.Cached), e.PromptT), e.OutToT)
 		b = number(number(b, int(e.TTFT/time.Microsecond)), int(e.Total/time.Microsecond))
-	case Dropped:
+	case Dropped, LeftOut:
 		b = binary.AppendUvarint(b, e.Count)
+	case Held:
+		b = flag(append(number(b, int(e.Slot)), byte(e.Tier)), e.Exact)
+		b = flag(b, e.HasParent)
+		b = binary.LittleEndian.AppendUint64(b, uint64(e.Parent))
+		b = binary.LittleEndian.AppendUint64(b, uint64(e.ParentSeq))
+		b = words(words(b, e.Engine), e.Seqs)
 	}
 	return b
 }
@@ -295,8 +305,16 @@ func (c *cursor) read(e *Entry) error {
 		e.Request = c.u64()
 		e.Status, e.Cached, e.PromptT, e.OutToT = c.number(), c.number(), c.number(), c.number()
 		e.TTFT, e.Total = time.Duration(c.number())*time.Microsecond, time.Duration(c.number())*time.Microsecond
-	case Dropped:
+	case Dropped, LeftOut:
 		e.Count = c.uvarint()
+	case Held:
+		e.Slot, e.Tier, e.Exact = c.slot(), kvindex.Tier(c.byte()), c.byte() != 0
+		e.HasParent, e.Parent, e.ParentSeq = c.byte() != 0, kvindex.EngineHash(c.u64()), blockhash.Seq(c.u64())
+		e.Engine = readWords(c, e.Engine)
+		e.Seqs = readWords(c, e.Seqs)
+		if len(e.Engine) != len(e.Seqs) {
+			c.fail("chain")
+		}
 	default:
 		if c.err == nil {
 			c.err = fmt.Errorf("%w: an entry of unknown kind %d", ErrCorrupted, e.Kind)

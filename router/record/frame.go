@@ -24,7 +24,7 @@ import (
 // frame has an empty body: a file without it was cut short.
 const (
 	magic       = "SLUICREC"
-	version     = 1
+	version     = 2 // since 2: Held, LeftOut
 	headerSize  = 16
 	frameHead   = 16
 	maxFrame    = 64 << 20 // compressed
@@ -63,8 +63,8 @@ func checkHeader(h []byte) error {
 	if len(h) < headerSize {
 		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)
 	}
-	if v := binary.LittleEndian.Uint16(h[len(magic):]); v != version {
-		return fmt.Errorf("%w: version %d, want %d", ErrVersion, v, version)
+	if v := binary.LittleEndian.Uint16(h[len(magic):]); v < 1 || v > version {
+		return fmt.Errorf("%w: version %d, want 1 to %d", ErrVersion, v, version)
 	}
 	return nil
 }

@@ -18,10 +18,16 @@ import (
 
 // Options of a Recorder; zero values mean the default.
 type Options struct {
-	Ranks      func() []*worker.Rank // those there are when a recording begins
-	Policy     string
-	Weights    map[string]float64 // of the scheduler, by their names in the configuration
-	Log        *slog.Logger
+	Ranks   func() []*worker.Rank // those there are when a recording begins
+	Policy  string
+	Weights map[string]float64 // of the scheduler, by their names in the configuration
+	Log     *slog.Logger
+	// Contents calls yield for what the indexes hold of a rank, as kvindex.Exporter
+	// does; exact is false for what the approximate one holds. It is called on the
+	// recording's goroutine, when the recording begins and when a rank joins. Nil:
+	// a recording begins as if ranks held nothing.
+	Contents   func(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool)
+	MaxHeld    int   // blocks written of all ranks at the beginning, each having its share [4 Mi]
 	QueueBytes int64 // of entries not yet written; what does not fit is dropped [64 MiB]
 }
 
@@ -32,6 +38,10 @@ type Sink interface {
 	// Close is called once, after the last frame.
 	Close() error
 }
+
+// ErrReaderLeft is what a Sink says when whoever read the recording has gone, which
+// is how most recordings of a running router end.
+var ErrReaderLeft = errors.New("its reader has left")
 
 // ErrBusy: somebody records already; there is one recording at a time.
 var ErrBusy = errors.New("record: this router is being recorded already")
@@ -54,6 +64,9 @@ func New(opt Options) *Recorder {
 	}
 	if opt.QueueBytes <= 0 {
 		opt.QueueBytes = 64 << 20
+	}
+	if opt.MaxHeld <= 0 {
+		opt.MaxHeld = 4 << 20
 	}
 	if opt.Ranks == nil {
 		opt.Ranks = func() []*worker.Rank { return nil }
@@ -107,7 +120,7 @@ func (r *Recorder) Counts() (entries, dropped, bytes uint64) {
 // Joined notes a rank, by whose slot all else will name it.
 func (r *Recorder) Joined(rank *worker.Rank) {
 	if s := r.session.Load(); s != nil {
-		s.offer(joined(s.room(), rank), nil)
+		s.offer(item{b: joined(s.room(), rank), joined: rank})
 	}
 }
 
@@ -121,7 +134,7 @@ func (r *Recorder) slot(k Kind, rank *worker.Rank) {
 	if s := r.session.Load(); s != nil {
 		b := s.room()
 		b.b = number(begin(b.b, k, time.Now()), int(rank.Slot))
-		s.offer(b, nil)
+		s.offer(item{b: b})
 	}
 }
 
@@ -130,7 +143,7 @@ func (r *Recorder) Stored(rank *worker.Rank, ev *kvindex.Stored) {
 	if s := r.session.Load(); s != nil {
 		b := s.room()
 		b.b = appendStored(begin(b.b, Stored, time.Now()), rank.Slot, ev.Tier, ev.Salt, ev.HasParent, ev.Parent, ev.Engine, ev.Local)
-		s.offer(b, nil)
+		s.offer(item{b: b})
 	}
 }
 
@@ -139,7 +152,7 @@ func (r *Recorder) Removed(rank *worker.Rank, tier kvindex.Tier, engine []kvinde
 	if s := r.session.Load(); s != nil {
 		b := s.room()
 		b.b = words(append(number(begin(b.b, Removed, time.Now()), int(rank.Slot)), byte(tier)), engine)
-		s.offer(b, nil)
+		s.offer(item{b: b})
 	}
 }
 
@@ -161,7 +174,7 @@ func (r *Recorder) Chose(q *schedule.Query, c schedule.Choice, seqs []blockhash.
 	b.b = begin(b.b, Chosen, time.Now())
 	b.head = len(b.b)
 	b.b = appendChosen(b.b, &e)
-	s.offer(b, q.Candidates)
+	s.offer(item{b: b, pool: q.Candidates})
 }
 
 // Ended notes how a request ended.
@@ -171,7 +184,7 @@ func (r *Recorder) Ended(requestID string, o schedule.Outcome) {
 			PromptT: o.PromptTokens, OutToT: o.OutputTokens, TTFT: o.TTFT, Total: o.Total}
 		b := s.room()
 		b.b = e.Append(b.b)
-		s.offer(b, nil)
+		s.offer(item{b: b})
 	}
 }
 

@@ -2,6 +2,7 @@ package record
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -41,14 +42,17 @@ type session struct {
 	entries []byte
 	frame   []byte
 	frames  int
+	later   []item // taken from the queue while contents are written, in order
 	pools   map[poolKey]uint64
 	poolRef [][]*worker.Rank // by number: keeps the slices' addresses theirs
 }
 
-// item is one entry; pool are the candidates of a choice.
+// item is one entry; pool are the candidates of a choice, joined is the rank of an
+// entry of that kind.
 type item struct {
-	b    *buffer
-	pool []*worker.Rank
+	b      *buffer
+	pool   []*worker.Rank
+	joined *worker.Rank
 }
 
 type buffer struct {
@@ -76,11 +80,11 @@ func (s *session) room() *buffer {
 }
 
 // offer queues an entry or drops it.
-func (s *session) offer(b *buffer, pool []*worker.Rank) {
-	n := int64(len(b.b))
+func (s *session) offer(it item) {
+	n := int64(len(it.b.b))
 	if s.held.Add(n) <= s.r.opt.QueueBytes {
 		select {
-		case s.queue <- item{b, pool}:
+		case s.queue <- it:
 			return
 		default:
 		}
@@ -88,7 +92,7 @@ func (s *session) offer(b *buffer, pool []*worker.Rank) {
 	s.held.Add(-n)
 	s.lost.Add(1)
 	s.r.dropped.Add(1)
-	s.recycle(b)
+	s.recycle(it.b)
 }
 
 func (s *session) recycle(b *buffer) {
@@ -104,7 +108,9 @@ func (s *session) run() {
 	if closed := s.sink.Close(); err == nil {
 		err = closed
 	}
-	if err != nil {
+	if errors.Is(err, ErrReaderLeft) {
+		s.r.opt.Log.Info("the recording ends: its reader has left")
+	} else if err != nil {
 		s.r.opt.Log.Error("the recording ends", "err", err)
 	}
 	s.err = err
@@ -117,26 +123,31 @@ func (s *session) write() (err error) {
 	}
 	defer s.enc.Close()
 	s.restate()
+	if err := s.contents(s.r.opt.Ranks()); err != nil {
+		return err
+	}
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
 	for {
+		for len(s.later) > 0 && err == nil {
+			it := s.later[0]
+			s.later = s.later[1:]
+			err = s.take(it)
+		}
+		if err != nil {
+			return err
+		}
+		s.later = nil
 		select {
 		case it := <-s.queue:
-			s.add(it)
-			if len(s.entries) >= frameBytes {
-				err = s.flush()
-			}
+			err = s.take(it)
 		case <-tick.C:
 			err = s.flush()
 		case <-s.stop:
 			for {
 				select {
 				case it := <-s.queue:
-					s.add(it)
-					if len(s.entries) < frameBytes {
-						continue
-					}
-					if err := s.flush(); err != nil {
+					if err := s.take(it); err != nil {
 						return err
 					}
 				default:
@@ -144,10 +155,21 @@ func (s *session) write() (err error) {
 				}
 			}
 		}
-		if err != nil {
+	}
+}
+
+// take writes one item, and with a rank that joins what it holds already.
+func (s *session) take(it item) error {
+	s.add(it)
+	if it.joined != nil {
+		if err := s.contents([]*worker.Rank{it.joined}); err != nil {
 			return err
 		}
 	}
+	if len(s.entries) >= frameBytes {
+		return s.flush()
+	}
+	return nil
 }
 
 // restate writes what entries refer to, so that a file may begin here.

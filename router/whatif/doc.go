@@ -6,7 +6,8 @@
 // Result; cmd's sluice replay prints them. Recorded events are the consequences of
 // the recorded choices, so a variant cannot use them: every rank of the model has
 // a cache of its own (blocks as announced, the least recently used go first) that
-// only the variant's own choices fill. A rank computes one prompt after another,
+// begins with what the rank held when it was recorded and that only the variant's
+// own choices fill from there on. A rank computes one prompt after another,
 // uncached tokens at one rate, which Calibrate sets such that the recorded choices
 // give the recorded median time to first token; how far the model can be trusted
 // is what Result.Fidelity says of it under the recorded choices.

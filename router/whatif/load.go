@@ -31,7 +31,10 @@ type Trace struct {
 	Agreed   int           // of those, the same to the block
 	Dropped  uint64        // entries the recorder had no room for
 	LeftOut  int           // requests over MaxBlocks
-	Retries  int           // choices after the first attempt, left out
+	Held     int           // blocks that ranks held when the recording began, or when they joined
+	HeldLost uint64        // of those, too many to be recorded
+	held     []heldChain
+	Retries  int // choices after the first attempt, left out
 	Span     time.Duration
 }
 
@@ -41,6 +44,15 @@ type Rank struct {
 	Role     worker.Role
 	Capacity int // blocks
 	Guessed  bool
+	left     bool // once
+}
+
+// heldChain is what a rank's cache has from the beginning.
+type heldChain struct {
+	rank      int
+	hasParent bool
+	parent    blockhash.Seq
+	seqs      []blockhash.Seq
 }
 
 // Request is one request: its first choice of each leg and its outcome.
@@ -139,6 +151,7 @@ func (l *loader) entry(e *record.Entry) {
 		l.index.Clear(e.Slot)
 		if i := l.current[e.Slot]; i >= 0 {
 			l.held[i] = 0
+			t.Ranks[i].left = t.Ranks[i].left || e.Kind == record.Left
 		}
 		if e.Kind == record.Left {
 			l.current[e.Slot] = -1
@@ -158,6 +171,10 @@ func (l *loader) entry(e *record.Entry) {
 		l.chosen(e)
 	case record.Ended:
 		l.ended(e)
+	case record.Held:
+		l.heldChain(e)
+	case record.LeftOut:
+		t.HeldLost += e.Count
 	case record.Dropped:
 		t.Dropped += e.Count
 	}
@@ -192,6 +209,33 @@ func (l *loader) event(e *record.Entry) {
 		}
 	}
 	l.t.Took += time.Since(began)
+}
+
+// heldChain puts a chain into the index, and keeps it for the model's caches. Those
+// begin with it: what a rank brings that comes back is passed over there, as its
+// going was.
+func (l *loader) heldChain(e *record.Entry) {
+	t, i := l.t, l.current[e.Slot]
+	added := len(e.Seqs)
+	if e.Exact {
+		added = l.index.(kvindex.Importer).Import(e.Slot, &kvindex.Exported{Tier: e.Tier, HasParent: e.HasParent, Parent: e.Parent, ParentSeq: e.ParentSeq,
+			Engine: e.Engine, Seqs: e.Seqs}).Added
+	}
+	if i < 0 {
+		return
+	}
+	l.held[i] += added
+	l.most[i] = max(l.most[i], l.held[i])
+	if e.Tier != kvindex.Device || t.Ranks[i].left {
+		return
+	}
+	if l.blocks+len(e.Seqs) > MaxBlocks {
+		t.HeldLost += uint64(len(e.Seqs))
+		return
+	}
+	l.blocks += len(e.Seqs)
+	t.Held += len(e.Seqs)
+	t.held = append(t.held, heldChain{rank: i, hasParent: e.HasParent, parent: e.ParentSeq, seqs: slices.Clone(e.Seqs)})
 }
 
 func (l *loader) chosen(e *record.Entry) {
@@ -259,5 +303,12 @@ const assumedStep = 20 * time.Millisecond
 
 // String says what was read.
 func (t *Trace) String() string {
-	return fmt.Sprintf("%d requests on %d ranks in %v, %d changes of the index", len(t.Requests), len(t.Ranks), t.Span.Round(time.Second), t.Events)
+	s := fmt.Sprintf("%d requests on %d ranks in %v, %d changes of the index", len(t.Requests), len(t.Ranks), t.Span.Round(time.Second), t.Events)
+	if t.Held > 0 {
+		s += fmt.Sprintf(", %d blocks held before", t.Held)
+	}
+	if t.HeldLost > 0 {
+		s += fmt.Sprintf(" (%d more could not be kept)", t.HeldLost)
+	}
+	return s
 }

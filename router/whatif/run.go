@@ -117,6 +117,7 @@ func (t *Trace) Run(v Variant, rates Rates) Result {
 		r.pools = append(r.pools, ranks)
 	}
 	r.busy, r.computed = make([]time.Duration, len(t.Ranks)), make([]int, len(t.Ranks))
+	r.begin()
 	for i := range t.Requests {
 		q := &t.Requests[i]
 		r.until(q.At)
@@ -124,6 +125,34 @@ func (t *Trace) Run(v Variant, rates Rates) Result {
 	}
 	r.until(math.MaxInt64)
 	return r.result()
+}
+
+// begin fills the caches with what ranks held. The recording does not say what they
+// had used last: beginnings are taken to be newer than what follows them, so that a
+// cache that holds less than was held lacks ends of prompts.
+func (r *run) begin() {
+	for i := len(r.t.held) - 1; i >= 0; i-- {
+		h := &r.t.held[i]
+		r.caches[h.rank].use(h.seqs)
+	}
+	if r.v.Recorded {
+		return
+	}
+	for i := range r.t.held {
+		h := &r.t.held[i]
+		if depth := r.caches[h.rank].depth(h.seqs); depth > 0 {
+			r.put(r.ranks[h.rank].Slot, h.hasParent, h.parent, h.seqs[:depth])
+		}
+	}
+}
+
+// put has the index hold blocks of a rank.
+func (r *run) put(slot worker.Slot, hasParent bool, parent blockhash.Seq, seqs []blockhash.Seq) {
+	x := kvindex.Exported{Seqs: seqs, HasParent: hasParent, Parent: kvindex.EngineHash(parent), ParentSeq: parent}
+	for _, s := range seqs {
+		x.Engine = append(x.Engine, kvindex.EngineHash(s))
+	}
+	r.index.(kvindex.Importer).Import(slot, &x)
 }
 
 func or(v, otherwise float64) float64 {
@@ -207,14 +236,11 @@ func (r *run) hold(i int, seqs []blockhash.Seq) int {
 		r.index.Remove(slot, kvindex.Device, gone)
 	}
 	if depth < len(seqs) {
-		x := kvindex.Exported{Seqs: seqs[depth:]}
-		for _, s := range x.Seqs {
-			x.Engine = append(x.Engine, kvindex.EngineHash(s))
-		}
+		parent := blockhash.Seq(0)
 		if depth > 0 {
-			x.HasParent, x.Parent, x.ParentSeq = true, kvindex.EngineHash(seqs[depth-1]), seqs[depth-1]
+			parent = seqs[depth-1]
 		}
-		r.index.(kvindex.Importer).Import(slot, &x)
+		r.put(slot, depth > 0, parent, seqs[depth:])
 	}
 	return depth
 }
