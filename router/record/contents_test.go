@@ -182,7 +182,7 @@ func TestWhatIsHeldIsBounded(t *testing.T) {
 
 type left struct{ failing }
 
-func (left) Frame(bool, []byte) error { return ErrReaderLeft }
+func (*left) Frame(bool, []byte) error { return ErrReaderLeft }
 
 // That the reader of a recording leaves is no error of the router's.
 func TestAReaderThatLeavesIsNoError(t *testing.T) {
