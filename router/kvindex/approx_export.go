@@ -8,31 +8,32 @@ import (
 )
 
 // Export implements Exporter; an engine hash is the block's own. It copies a rank's
-// entries in one step, for Approx holds little.
+// entries of a shard in one step, for Approx holds little.
 func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	type held struct {
 		seq, before blockhash.Seq
 		root        bool
 	}
-	a.mu.RLock()
-	g := &a.graph
-	if int(slot) >= len(g.ranks) {
-		a.mu.RUnlock()
-		return
-	}
-	all := make([]held, 0, g.ranks[slot].held)
-	for _, c := range g.ranks[slot].byHash[Device].cells {
-		if c.ref == 0 {
-			continue
+	var all []held
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.mu.RLock()
+		g := &s.graph
+		if int(slot) < len(g.ranks) {
+			for _, c := range g.ranks[slot].byHash[Device].cells {
+				if c.ref == 0 {
+					continue
+				}
+				n := g.nodes.at(g.entries.at(c.ref).node)
+				h := held{seq: n.seq, root: n.parent == 0}
+				if !h.root {
+					h.before = g.nodes.at(n.parent).seq
+				}
+				all = append(all, h)
+			}
 		}
-		n := g.nodes.at(g.entries.at(c.ref).node)
-		h := held{seq: n.seq, root: n.parent == 0}
-		if !h.root {
-			h.before = g.nodes.at(n.parent).seq
-		}
-		all = append(all, h)
+		s.mu.RUnlock()
 	}
-	a.mu.RUnlock()
 
 	after := make(map[blockhash.Seq][]blockhash.Seq)
 	var first []blockhash.Seq
@@ -81,22 +82,39 @@ func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 
 // Import implements Importer: the blocks are believed as if they had been seen now.
 func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
-	if slot >= worker.MaxSlots {
+	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
 		return res
 	}
 	now := time.Since(a.start)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.expire(now)
-	var parent uint32
 	if x.HasParent {
-		if parent = a.graph.bySeq.get(uint64(x.ParentSeq)); parent == 0 {
-			return StoreResult{Orphan: true}
+		// Which shard has the parent its hash does not say.
+		for i := range a.shards {
+			s := &a.shards[i]
+			s.mu.Lock()
+			s.expire(now)
+			if parent := s.graph.bySeq.get(uint64(x.ParentSeq)); parent != 0 {
+				res = s.take(parent, slot, x, now)
+				a.trim(now)
+				return res
+			}
+			s.unlock()
 		}
+		return StoreResult{Orphan: true}
 	}
-	before := a.graph.len
-	a.observeAfter(parent, slot, x.Seqs, now, false)
-	res.Added = max(0, a.graph.len-before)
+	s := a.shard(x.Seqs[0])
+	s.mu.Lock()
+	s.expire(now)
+	res = s.take(0, slot, x, now)
+	a.trim(now)
+	return res
+}
+
+// take is Import's end; it unlocks the shard.
+func (s *approxShard) take(parent uint32, slot worker.Slot, x *Exported, now time.Duration) (res StoreResult) {
+	defer s.unlock()
+	before := s.graph.len
+	s.observeAfter(parent, slot, x.Seqs, now, false)
+	res.Added = max(0, s.graph.len-before)
 	res.Repeated = len(x.Seqs) - res.Added
 	return res
 }

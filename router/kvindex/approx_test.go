@@ -1,7 +1,9 @@
 package kvindex
 
 import (
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,8 +56,8 @@ func TestApproxConfirm(t *testing.T) {
 	if got := depthOf(a, 1, other); got != 2 {
 		t.Errorf("depth %d, want 2", got)
 	}
-	if a.Clear(1) == 0 || a.Len() != 0 || a.first != 0 || a.last != 0 {
-		t.Errorf("Clear left %d entries, list %d…%d", a.Len(), a.first, a.last)
+	if a.Clear(1) == 0 || a.Len() != 0 || a.check() != nil {
+		t.Errorf("Clear left %d entries, %v", a.Len(), a.check())
 	}
 	if a.Clear(1) != 0 || a.Clear(4000) != 0 {
 		t.Error("Clear of an empty rank found something")
@@ -79,7 +81,7 @@ func TestZeroIsAHashLikeAnother(t *testing.T) {
 	if got := depthOf(a, 1, seqs); got != 3 {
 		t.Errorf("depth %d, want 3", got)
 	}
-	if err := a.graph.check(); err != nil {
+	if err := a.check(); err != nil {
 		t.Error(err)
 	}
 }
@@ -101,7 +103,7 @@ func TestApproxBound(t *testing.T) {
 	if a.Evicted() == 0 || int(a.Evicted())+a.Len() != 300*20 {
 		t.Errorf("%d evicted, %d held of %d", a.Evicted(), a.Len(), 300*20)
 	}
-	if err := a.graph.check(); err != nil {
+	if err := a.check(); err != nil {
 		t.Error(err)
 	}
 }
@@ -124,7 +126,104 @@ func TestApproxConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := a.graph.check(); err != nil {
+	if err := a.check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// check checks every shard, its list and what it has told of itself.
+func (a *Approx) check() error {
+	total := int64(0)
+	for i := range a.shards {
+		s := &a.shards[i]
+		if err := s.graph.check(); err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
+		}
+		n := 0
+		for e := s.first; e != 0; e, n = s.seen[e].newer, n+1 {
+			if newer := s.seen[e].newer; newer == 0 && s.last != e || newer != 0 && s.seen[newer].older != e {
+				return fmt.Errorf("shard %d: its list is broken at entry %d", i, e)
+			}
+		}
+		if n != s.graph.len || s.told != s.bytes() {
+			return fmt.Errorf("shard %d: %d in its list of %d, %d bytes told of %d", i, n, s.graph.len, s.told, s.bytes())
+		}
+		total += s.told
+	}
+	if got := a.Bytes(); got != total {
+		return fmt.Errorf("%d bytes told, %d held", got, total)
+	}
+	return nil
+}
+
+// What nobody asks for again goes too, by others' calls.
+func TestApproxForgetsInIdleShards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewApprox(ApproxOptions{TTL: time.Minute})
+		for sid := range 500 {
+			_, seqs := chain(0, sid, 5)
+			a.Observe(1, seqs)
+		}
+		time.Sleep(time.Hour)
+		_, seqs := chain(0, 1, 5)
+		for range approxShards {
+			a.Observe(1, seqs)
+		}
+		if a.Len() != 5 {
+			t.Errorf("%d entries, want the latest 5", a.Len())
+		}
+	})
+}
+
+// oneLock is an Approx under one lock, as a baseline.
+type oneLock struct {
+	sync.RWMutex
+	*Approx
+}
+
+func (l *oneLock) Find(seqs []blockhash.Seq, o *Overlap) {
+	l.RLock()
+	defer l.RUnlock()
+	l.Approx.Find(seqs, o)
+}
+
+func (l *oneLock) Observe(slot worker.Slot, seqs []blockhash.Seq) {
+	l.Lock()
+	defer l.Unlock()
+	l.Approx.Observe(slot, seqs)
+}
+
+// BenchmarkApprox is a request's part of it, from all processors: prompts of 64
+// blocks that begin alike or not, found and observed.
+func BenchmarkApprox(b *testing.B) {
+	type approximate interface {
+		Find([]blockhash.Seq, *Overlap)
+		Observe(worker.Slot, []blockhash.Seq)
+	}
+	for _, lock := range []string{"one", "shards"} {
+		for _, beginnings := range []int{1, 512} {
+			b.Run(fmt.Sprintf("lock=%s/beginnings=%d", lock, beginnings), func(b *testing.B) {
+				var a approximate = NewApprox(ApproxOptions{})
+				if lock == "one" {
+					a = &oneLock{Approx: a.(*Approx)}
+				}
+				var prompts [][]blockhash.Seq
+				for i := range 512 {
+					_, head := chain(0, i%beginnings, 16)
+					_, tail := chain(0, 1000+i, 48)
+					prompts = append(prompts, append(head[:16:16], tail...))
+				}
+				var next atomic.Int64
+				b.ReportAllocs()
+				b.RunParallel(func(pb *testing.PB) {
+					var o Overlap
+					for i := int(next.Add(1)) * 97; pb.Next(); i++ {
+						seqs := prompts[i%len(prompts)]
+						a.Find(seqs, &o)
+						a.Observe(worker.Slot(i%8), seqs)
+					}
+				})
+			})
+		}
 	}
 }

@@ -258,7 +258,7 @@ func TestApproxExport(t *testing.T) {
 	if res := again.Import(1, &Exported{HasParent: true, ParentSeq: 4711, Engine: []EngineHash{1}, Seqs: []blockhash.Seq{1}}); !res.Orphan {
 		t.Errorf("a chain of an unknown parent: %+v", res)
 	}
-	if err := again.graph.check(); err != nil {
+	if err := again.check(); err != nil {
 		t.Error(err)
 	}
 }
