@@ -52,7 +52,6 @@ type engine struct {
 	t     *testing.T
 	id    string
 	agent *nixl.Agent
-	sock  *zmq.Socket
 	port  string
 	end   func()
 
