@@ -116,7 +116,8 @@ type Evictor interface {
 type Reserver interface {
 	// Reserve makes room for so many blocks of a rank, such as its engine's
 	// announced capacity, so that storing them moves no table. It is a hint:
-	// less may be made where Options.MaxBytes asks for it.
+	// less may be made where Options.MaxBytes asks for it, and where one rank
+	// would leave none for the others.
 	Reserve(slot worker.Slot, blocks int)
 }
 

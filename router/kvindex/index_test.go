@@ -273,6 +273,20 @@ func TestReserve(t *testing.T) {
 	if got := len(small.rank(1).side.cells); got > 100_000/16 {
 		t.Errorf("%d cells reserved against the bound", got)
 	}
+	// One that says too much leaves room for others, and says it twice for nothing.
+	fair := New(Options{MaxBytes: 32 << 20}).(*radix)
+	for range 5 {
+		fair.Reserve(1, 1<<40)
+	}
+	if got := len(fair.rank(1).side.cells) * 16; got == 0 || got > 6<<20 {
+		t.Errorf("%d bytes reserved for one rank, of 16 MiB for all", got)
+	}
+	for slot := worker.Slot(2); slot < 8; slot++ {
+		fair.Reserve(slot, 40_000)
+		if got := len(fair.rank(slot).side.cells); got < 40_000 {
+			t.Errorf("rank %d: %d cells after one that said too much, want room for 40,000", slot, got)
+		}
+	}
 	if err := ix.check(); err != nil {
 		t.Error(err)
 	}

@@ -135,8 +135,13 @@ func (ix *radix) valid(p uint64) bool {
 	return uint16(life>>16) == placeGen(p) && placePos(p) < int(life&lenMask)
 }
 
+// reserveShare is into how many parts what is left for all is cut for one rank.
+const reserveShare = 4
+
 // Reserve implements Reserver. What is reserved for all ranks together is bounded
-// by half of Options.MaxBytes.
+// by half of Options.MaxBytes, and for one by a quarter of what others have left of
+// that: an engine's announcement is its word alone, and one that says too much must
+// leave room for those after it.
 func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	if slot >= worker.MaxSlots || blocks <= 0 {
 		return
@@ -145,7 +150,7 @@ func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	rank.mu.Lock()
 	defer rank.mu.Unlock()
 	floor := rank.side.floor
-	if room := (ix.max/2 - (ix.reserved.Load()-int64(floor))*16) / 20; int64(blocks) > room {
+	if room := (ix.max/2 - (ix.reserved.Load()-int64(floor))*16) / 20 / reserveShare; int64(blocks) > room {
 		blocks = int(max(0, room))
 	}
 	rank.side.reserve(blocks, ix.factor, ix.validPlace)
