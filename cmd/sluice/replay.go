@@ -189,7 +189,7 @@ func explainModel(w io.Writer, t *whatif.Trace, recorded *whatif.Result, rates w
 		if t.Took > 0 {
 			fmt.Fprintf(w, " (%s events a second)", humanize.Comma(int64(float64(t.Events)/t.Took.Seconds())))
 		}
-		fmt.Fprintln(w, "; less than all where the recording began after the engines had, feeds were catching up, or blocks counted that were still on their way.")
+		fmt.Fprintln(w, "; less than all where more was held at its beginning than is recorded, feeds were catching up, or blocks counted that were still on their way.")
 	}
 	for i := range t.Ranks {
 		if t.Ranks[i].Guessed {
