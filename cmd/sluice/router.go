@@ -317,6 +317,9 @@ func (r *router) joined(w *worker.Worker) {
 				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
 			continue
 		}
+		if index, ok := r.index.(kvindex.Reserver); ok {
+			index.Reserve(rank.Slot, w.Info().TotalBlocks) // so that storing them moves no table
+		}
 		source := kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
