@@ -118,6 +118,12 @@ func runRouter(t testing.TB, cfg *config.Config) *testRouter {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return runTest(t, "router", r, logs)
+}
+
+// runTest runs an assembled router until the test ends, and shows its log if that failed.
+func runTest(t testing.TB, what string, r *router, logs *syncBuffer) *testRouter {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1), logs: logs}
 	go func() { tr.done <- r.Run(ctx) }()
@@ -126,13 +132,13 @@ func runRouter(t testing.TB, cfg *config.Config) *testRouter {
 		select {
 		case err := <-tr.done:
 			if err != nil {
-				t.Errorf("router ended with %v", err)
+				t.Errorf("the %s ended with %v", what, err)
 			}
 		case <-time.After(20 * time.Second):
-			t.Error("router did not end within 20 s")
+			t.Errorf("the %s did not end within 20 s", what)
 		}
 		if t.Failed() {
-			t.Logf("router log:\n%s", logs.tail(8000))
+			t.Logf("the %s's log:\n%s", what, logs.tail(8000))
 		}
 	})
 	return tr

@@ -54,24 +54,7 @@ func launchSidecar(t *testing.T, args ...string) (*testRouter, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1), logs: logs}
-	go func() { tr.done <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		select {
-		case err := <-tr.done:
-			if err != nil {
-				t.Errorf("the sidecar ended with %v", err)
-			}
-		case <-time.After(20 * time.Second):
-			t.Error("the sidecar did not end within 20 s")
-		}
-		if t.Failed() {
-			t.Logf("its log:\n%s", logs.tail(8000))
-		}
-	})
-	return tr, nil
+	return runTest(t, "sidecar", r, logs), nil
 }
 
 func hostPort(e interface{ URL() string }) string { return strings.TrimPrefix(e.URL(), "http://") }

@@ -60,7 +60,7 @@ const noChoice = 1 << 12
 
 // Event implements Rewriter.
 func (c *Conversion) Event(dst, event []byte) []byte {
-	data := eventData(event)
+	data := DataOf(event)
 	if bytes.Equal(data, done) {
 		if c.ended {
 			return dst
@@ -74,28 +74,6 @@ func (c *Conversion) Event(dst, event []byte) []byte {
 		return append(dst[:mark], event...)
 	}
 	return dst
-}
-
-// eventData gives the data of an event that has one line of it, nil for others.
-func eventData(event []byte) []byte {
-	var data []byte
-	for len(event) > 0 {
-		line := event
-		if i := bytes.IndexByte(event, '\n'); i >= 0 {
-			line, event = event[:i], event[i+1:]
-		} else {
-			event = nil
-		}
-		line = bytes.TrimSuffix(line, []byte{'\r'})
-		if !bytes.HasPrefix(line, dataPrefix) {
-			continue
-		}
-		if data != nil {
-			return nil
-		}
-		data = fieldValue(line[len(dataPrefix):])
-	}
-	return data
 }
 
 // chunk converts the data of one event; ok is false when it is to pass as it is.

@@ -169,7 +169,7 @@ func FuzzConversion(f *testing.F) {
 		c := &Conversion{Chat: chat, First: &FirstToken{ID: 1, Text: []byte("T"), IDs: true}, TopLogprobs: 2}
 		for _, event := range strings.SplitAfter(in, "\n\n") {
 			out := c.Event(nil, []byte(event))
-			data := eventData([]byte(event))
+			data := DataOf([]byte(event))
 			if len(data) > 0 && !json.Valid(data) {
 				break // what an engine breaks stays broken
 			}
@@ -177,7 +177,7 @@ func FuzzConversion(f *testing.F) {
 				continue
 			}
 			for _, made := range strings.Split(string(out), "\n\n") {
-				if made != "" && string(out) != event && !json.Valid(eventData([]byte(made))) {
+				if made != "" && string(out) != event && !json.Valid(DataOf([]byte(made))) {
 					t.Fatalf("%q became %q", event, made)
 				}
 			}

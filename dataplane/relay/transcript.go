@@ -79,7 +79,7 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 			return append(dst, event[to:]...)
 		}
 	}
-	data := eventData(event)
+	data := DataOf(event)
 	if bytes.Equal(data, done) {
 		t.ended = true
 		return append(dst, event...)
