@@ -35,7 +35,7 @@ func cache() string {
 	return filepath.Join(home, ".cache", "sluice")
 }
 
-// python finds one that can import what is named; the test is skipped without, or
+// python finds one that can import what is named; without it the test is skipped, or
 // fails where SLUICE_REQUIRE_NIXL asks for NIXL.
 func python(t *testing.T, modules string) string {
 	t.Helper()
@@ -45,7 +45,11 @@ func python(t *testing.T, modules string) string {
 		}
 		return p
 	}
-	t.Skipf("no Python with %s: scripts/connector-test.sh and scripts/e2e-vllm.sh install them", modules)
+	const want = "no Python with %s: scripts/connector-test.sh --setup installs them"
+	if os.Getenv("SLUICE_REQUIRE_NIXL") == "1" {
+		t.Fatalf(want, modules)
+	}
+	t.Skipf(want, modules)
 	return ""
 }
 
@@ -54,7 +58,7 @@ func wheel(t *testing.T, python string) string {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(python)), "lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
 	if len(found) == 0 {
-		t.Skipf("%s has no NIXL wheel", python)
+		t.Fatalf("%s imports NIXL, but no wheel of it lies beside it", python)
 	}
 	return found[0]
 }
