@@ -74,6 +74,11 @@ bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy
 	@scripts/bootstrap.sh --bench
 	@scripts/bench.sh
 
+.PHONY: bench-relay
+bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw relay in C and net/http: docs/relay.md
+	@scripts/bootstrap.sh --bench
+	@scripts/bench_relay.py
+
 .PHONY: bench-index
 bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py

@@ -157,6 +157,31 @@ STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200
 TTFT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "20"]
 
 
+# Each starts a proxy on a core and gives its name, process, address, and a path that
+# answers 200 once it serves.
+
+
+def nginx(start, cpu, tmp, engine):
+    port = free_port()
+    d = tempfile.mkdtemp(dir=tmp)
+    with open(d + "/nginx.conf", "w") as f:
+        f.write(NGINX.format(dir=d, engine=engine, port=port))
+    return "nginx", start(cpu, ["nginx", "-p", d, "-c", d + "/nginx.conf"]), "127.0.0.1:%d" % port, "/health"
+
+
+def haproxy(start, cpu, tmp, engine):
+    port = free_port()
+    d = tempfile.mkdtemp(dir=tmp)
+    with open(d + "/haproxy.cfg", "w") as f:
+        f.write(HAPROXY.format(engine=engine, port=port))
+    return "haproxy", start(cpu, ["haproxy", "-f", d + "/haproxy.cfg"]), "127.0.0.1:%d" % port, "/health"
+
+
+def sluice(start, cpu, name, engine, *flags, binary=SLUICE):
+    p = start(cpu, [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine, *flags], first_line=True)
+    return name, p, p.addr, "/readyz"
+
+
 def med(values, digits=1):
     return "%.*f [%.*f–%.*f]" % (digits, statistics.median(values), digits, min(values), digits, max(values))
 
@@ -198,17 +223,9 @@ def main():
         seconds = "%.1fs" % a.seconds
 
         def proxies(engine):
-            port = free_port()
-            d = tempfile.mkdtemp(dir=tmp)
-            with open(d + "/nginx.conf", "w") as f:
-                f.write(NGINX.format(dir=d, engine=engine, port=port))
-            yield "nginx", start(1, ["nginx", "-p", d, "-c", d + "/nginx.conf"]), "127.0.0.1:%d" % port, "/health"
-            port = free_port()
-            with open(d + "/haproxy.cfg", "w") as f:
-                f.write(HAPROXY.format(engine=engine, port=port))
-            yield "haproxy", start(1, ["haproxy", "-f", d + "/haproxy.cfg"]), "127.0.0.1:%d" % port, "/health"
-            p = start(1, [SLUICE, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine], first_line=True)
-            yield "sluice", p, p.addr, "/readyz"
+            yield nginx(start, 1, tmp, engine)
+            yield haproxy(start, 1, tmp, engine)
+            yield sluice(start, 1, "sluice", engine)
 
         def pd(decode):
             p = start(1, [SLUICE, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--prefill", "http://%s,kv_events=off" % prefill.addr, "--decode", "http://%s,kv_events=off" % decode], first_line=True)

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""What a relayed stream costs: the router beside nginx, haproxy, a relay in C that
+knows nothing of HTTP (bench/relay/raw) and the least proxy of Go's standard
+library (bench/relay/nethttp), one after the other in each round, on one simulated
+engine. Engine and load share one core, the proxy under test has the other.
+
+Figures are medians of the rounds with their range. CPU is what the kernel charged
+the proxy's processes. The ratio is taken in each round and is the only figure that
+means something on another machine, or another day.
+
+  event    µs of CPU for one event of 200 streams that get one each 10 ms
+  request  µs of CPU for one short non-streamed completion, 64 connections
+  added    time to first token of 200 streams a second less that of the engine alone
+  KiB      resident memory that each of 200 streams adds
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import bench_proxies as b
+
+# An open loop: a burst of 200 requests would measure its own queue.
+FIRST_LOAD = ["--endpoint", "completions", "--token-ids", "--rate", "200", "--poisson", "--prompt-tokens", "64", "--output-tokens", "50"]
+EVENT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "200"]
+
+
+def raw(start, cpu, tmp, engine):
+    binary = os.path.join(tmp, "raw")
+    if not os.path.exists(binary):
+        subprocess.run(["cc", "-O2", "-o", binary, os.path.join(b.ROOT, "bench/relay/raw/raw.c")], check=True)
+    port = b.free_port()
+    return "raw relay in C", start(cpu, [binary, str(port), engine.rsplit(":", 1)[1]]), "127.0.0.1:%d" % port, "/health"
+
+
+def nethttp(start, cpu, tmp, engine):
+    binary = os.path.join(tmp, "nethttp")
+    if not os.path.exists(binary):
+        subprocess.run(["go", "build", "-o", binary, "./bench/relay/nethttp"], check=True, cwd=b.ROOT)
+    port = b.free_port()
+    return "net/http ReverseProxy", start(cpu, [binary, "127.0.0.1:%d" % port, "http://" + engine]), "127.0.0.1:%d" % port, "/health"
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
+    ap.add_argument("--sluice", action="append", default=[], metavar="NAME=FLAGS", help="one more router, with these flags of serve; may be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
+    ap.add_argument("--skip-json", action="store_true")
+    a = ap.parse_args()
+    if not os.path.exists(b.SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    if os.cpu_count() < 2:
+        sys.exit("two cores are needed: one for the proxy, one for engine and load")
+    for tool in ("nginx", "haproxy", "taskset", "cc", "go"):
+        if not shutil.which(tool):
+            sys.exit("%s is not installed; run: scripts/bootstrap.sh --bench" % tool)
+
+    tmp = tempfile.mkdtemp(prefix="sluice-bench-")
+    procs = []
+
+    def start(*args, **kw):
+        p = b.Process(*args, **kw)
+        procs.append(p)
+        return p
+
+    def wanted(name):
+        return not a.only or any(name.startswith(o) for o in a.only.split(","))
+
+    def proxies(engine):
+        for name, make in (
+            ("raw relay in C", raw), ("nginx", b.nginx), ("haproxy", b.haproxy), ("net/http", nethttp),
+        ):
+            if wanted(name):
+                yield make(start, 1, tmp, engine)
+        if wanted("sluice"):
+            yield b.sluice(start, 1, "sluice", engine)
+        for one in a.sluice:
+            name, flags = one.split("=", 1)
+            yield b.sluice(start, 1, name, engine, *flags.split())
+        for one in a.binary:
+            name, path = one.split("=", 1)
+            yield b.sluice(start, 1, name, engine, binary=path)
+
+    try:
+        sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", "65536"]
+        paced = start(0, [b.SLUICE, *sim, "--cost-step", "10ms"], first_line=True)
+        fast = start(0, [b.SLUICE, *sim, "--speed", "inf"], first_line=True)
+        for s in (paced, fast):
+            b.wait_ready(s.addr, "/health")
+        streams, shorts = list(proxies(paced.addr)), []
+        if not a.skip_json:
+            shorts = list(proxies(fast.addr))
+        for _, _, addr, path in streams + shorts:
+            b.wait_ready(addr, path)
+
+        rows, seconds = {}, "%.1fs" % a.seconds
+        for name, p, _, _ in streams:
+            rows[name] = {"rss": p.rss_kib()}
+        for round_ in range(a.rounds):
+            print("round %d of %d" % (round_ + 1, a.rounds), file=sys.stderr)
+            direct = b.load(0, paced.addr, *FIRST_LOAD, "--duration", "2s")
+            for name, p, addr, _ in streams:
+                row = rows[name]
+                b.load(0, addr, *EVENT_LOAD, "--requests", "200")
+                row.setdefault("kib", []).append((p.rss_kib() - row["rss"]) / 200)
+                before = p.cpu()
+                rep = b.load(0, addr, *EVENT_LOAD, "--duration", seconds)
+                row.setdefault("event", []).append((p.cpu() - before) / (rep["chunks_per_second"] * rep["seconds"]) * 1e6)
+                row.setdefault("rate", []).append(rep["chunks_per_second"])
+                rep = b.load(0, addr, *FIRST_LOAD, "--duration", "2s")
+                for q in ("p50", "p99"):
+                    row.setdefault(q, []).append((rep["ttft"][q + "_ms"] - direct["ttft"][q + "_ms"]) * 1000)
+            for name, p, addr, _ in shorts:
+                b.load(0, addr, *b.JSON_LOAD, "--duration", "0.3s")
+                before = p.cpu()
+                rep = b.load(0, addr, *b.JSON_LOAD, "--duration", "%.1fs" % (a.seconds / 2))
+                rows[name].setdefault("json", []).append((p.cpu() - before) / rep["ok"] * 1e6)
+
+        base = rows.get("haproxy") or next(iter(rows.values()))
+
+        def ratio(row, key):
+            got = [x / y for x, y in zip(row[key], base[key])]
+            return "%.2f [%.2f–%.2f]" % (statistics.median(got), min(got), max(got))
+
+        print("\n| proxy | event µs | ratio to haproxy | events/s | request µs | ratio to haproxy | added first token p50 µs | p99 µs | KiB a stream |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        for name, r in rows.items():
+            short = [b.med(r["json"]), ratio(r, "json")] if "json" in r else ["–", "–"]
+            print("| %s | %s | %s | %s | %s | %s | %s | %.0f |" % (
+                name, b.med(r["event"]), ratio(r, "event"), b.med(r["rate"], 0), " | ".join(short), b.med(r["p50"], 0), b.med(r["p99"], 0), statistics.median(r["kib"])))
+    finally:
+        for p in procs:
+            p.stop()
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
