@@ -34,6 +34,7 @@ var directDependencies = []string{
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/goccy/go-yaml",                // strict config with line and column
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
+	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
 	"github.com/pebbe/zmq4",                   // KV events, LMCache's notifications
 	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front

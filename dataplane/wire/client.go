@@ -1,0 +1,472 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// DialOptions of a Client; zero values mean the default in brackets.
+type DialOptions struct {
+	Token  string
+	Agent  string      // ["go"]
+	TLS    *tls.Config // for tcp:// addresses; nil: none
+	Window int         // bytes of items that a stream may hold before it is read [256 KiB]
+	// WriteTimeout is how long the server may take nothing [30s].
+	WriteTimeout time.Duration
+}
+
+// Client is one connection to a Server, safe for concurrent use. Its streams
+// share nothing but the connection: one that is not read stops itself only.
+type Client struct {
+	nc     net.Conn
+	opt    DialOptions
+	window int
+	server greeting
+	beat   time.Duration
+
+	wmu  sync.Mutex // writes
+	wbuf []byte
+
+	mu      sync.Mutex
+	streams map[uint32]*ClientStream
+	last    uint32
+	err     error // why it is closed
+	goaway  *Error
+
+	heard atomic.Int64
+	done  chan struct{} // closed at the end of the reader
+}
+
+// Dial connects and shakes hands. addr is unix:///PATH or tcp://HOST:PORT.
+func Dial(ctx context.Context, addr string, opt DialOptions) (*Client, error) {
+	network, host, ok := strings.Cut(addr, "://")
+	if !ok || network != "unix" && network != "tcp" {
+		return nil, fmt.Errorf("wire: cannot dial %q: want unix:///PATH or tcp://HOST:PORT", addr)
+	}
+	if opt.Window <= 0 {
+		opt.Window = 256 << 10
+	}
+	if opt.Agent == "" {
+		opt.Agent = "go"
+	}
+	if opt.WriteTimeout <= 0 {
+		opt.WriteTimeout = 30 * time.Second
+	}
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, network, host)
+	if err != nil {
+		return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
+	}
+	if opt.TLS != nil {
+		t := tls.Client(nc, opt.TLS)
+		if err := t.HandshakeContext(ctx); err != nil {
+			nc.Close()
+			return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
+		}
+		nc = t
+	}
+	c := &Client{nc: nc, opt: opt, window: min(opt.Window, maxWindow), streams: make(map[uint32]*ClientStream), done: make(chan struct{})}
+	if err := c.greet(ctx); err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
+	}
+	go c.read()
+	go c.beats()
+	return c, nil
+}
+
+// greet sends HELLO and waits for WELCOME.
+func (c *Client) greet(ctx context.Context) error {
+	by, ok := ctx.Deadline()
+	if !ok {
+		by = time.Now().Add(10 * time.Second)
+	}
+	if err := c.nc.SetDeadline(by); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	hello := greeting{protocol: protocolName, version: Version, oldest: Version, token: c.opt.Token, agent: c.opt.Agent, window: uint64(c.window)}
+	_, unsent := c.nc.Write(appendFrame(nil, Hello, 0, hello.append(nil)))
+	var head [headerSize]byte
+	h, payload, err := readFrame(c.nc, head[:], nil, maxHello) // why it was not taken, perhaps
+	switch {
+	case err != nil && unsent != nil:
+		return unsent
+	case err != nil:
+		return err
+	case h.kind == Fail:
+		if e := readError(payload); e != nil {
+			return e
+		}
+		return errClosed
+	case h.kind != Welcome:
+		return &Error{CodeProtocol, "the server answers with " + h.kind.String() + "; want WELCOME"}
+	}
+	if err := c.server.read(payload); err != nil {
+		return &Error{CodeProtocol, "WELCOME: " + err.Error()}
+	}
+	if c.server.protocol != protocolName || c.server.version != Version {
+		return &Error{CodeVersion, fmt.Sprintf("WELCOME: version %d of %q; want %d of %q", c.server.version, c.server.protocol, Version, protocolName)}
+	}
+	c.beat = 15 * time.Second
+	if ms := c.server.heartbeatMS; ms > 0 && ms < 1<<31 {
+		c.beat = time.Duration(ms) * time.Millisecond
+	}
+	return c.nc.SetDeadline(time.Time{})
+}
+
+// readFrame reads one frame, its payload into buf where that is large enough.
+func readFrame(r net.Conn, head, buf []byte, most int) (h header, payload []byte, err error) {
+	if err := readFull(r, head); err != nil {
+		return h, nil, err
+	}
+	h, _ = readHeader(head)
+	if h.size > most {
+		return h, nil, &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, most)}
+	}
+	if cap(buf) < h.size {
+		buf = make([]byte, h.size)
+	}
+	payload = buf[:h.size]
+	return h, payload, readFull(r, payload)
+}
+
+func readFull(r net.Conn, p []byte) error {
+	for len(p) > 0 {
+		n, err := r.Read(p)
+		p = p[n:]
+		if err != nil && len(p) > 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// Err says why the connection is closed, nil while it is open.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Done is closed when the connection is.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// MaxFrame is the largest request that the server takes, in bytes.
+func (c *Client) MaxFrame() int { return int(c.server.maxFrame) }
+
+// Server is what the other end calls itself.
+func (c *Client) Server() string { return c.server.agent }
+
+// Close ends the connection and all of its streams; the server kills them.
+func (c *Client) Close() error {
+	_ = c.send(Fail, 0, nil)
+	c.fail(errClosed)
+	<-c.done
+	return nil
+}
+
+func (c *Client) fail(err error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.mu.Unlock()
+	c.nc.Close()
+}
+
+// send writes one frame.
+func (c *Client) send(k Kind, stream uint32, payload []byte) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	return c.sendLocked(k, stream, payload)
+}
+
+func (c *Client) sendLocked(k Kind, stream uint32, payload []byte) error {
+	c.wbuf = appendFrame(c.wbuf[:0], k, stream, payload)
+	_ = c.nc.SetWriteDeadline(time.Now().Add(c.opt.WriteTimeout))
+	if _, err := c.nc.Write(c.wbuf); err != nil {
+		c.fail(err) // half a frame may be out: nothing can follow
+		return err
+	}
+	if cap(c.wbuf) > 1<<20 {
+		c.wbuf = nil
+	}
+	return nil
+}
+
+// Open sends a request and gives its stream.
+func (c *Client) Open(payload []byte) (*ClientStream, error) {
+	if most := c.MaxFrame(); most > 0 && len(payload) > most {
+		return nil, &Error{CodeTooLarge, fmt.Sprintf("a request of %d bytes; the server takes %d", len(payload), most)}
+	}
+	// Ids must rise in the order of the frames, so both locks are held.
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.mu.Lock()
+	switch {
+	case c.err != nil:
+		err := c.err
+		c.mu.Unlock()
+		return nil, err
+	case c.goaway != nil:
+		err := c.goaway
+		c.mu.Unlock()
+		return nil, err
+	case c.last == 1<<32-1:
+		c.mu.Unlock()
+		return nil, errors.New("wire: the connection has no stream ids left; dial another")
+	}
+	c.last++
+	s := &ClientStream{c: c, id: c.last, wake: make(chan struct{}, 1)}
+	c.streams[s.id] = s
+	c.mu.Unlock()
+	if err := c.sendLocked(Request, s.id, payload); err != nil {
+		c.forget(s.id)
+		return nil, err
+	}
+	return s, nil
+}
+
+func (c *Client) forget(id uint32) {
+	c.mu.Lock()
+	delete(c.streams, id)
+	c.mu.Unlock()
+}
+
+// read takes in frames until the connection ends.
+func (c *Client) read() {
+	err := c.frames()
+	c.fail(err)
+	c.mu.Lock()
+	all := make([]*ClientStream, 0, len(c.streams))
+	for _, s := range c.streams {
+		all = append(all, s)
+	}
+	clear(c.streams)
+	err = c.err
+	c.mu.Unlock()
+	for _, s := range all {
+		s.finish(err)
+	}
+	close(c.done)
+}
+
+// maxItem bounds an item that a client takes.
+const maxItem = 64 << 20
+
+func (c *Client) frames() error {
+	buf := make([]byte, 64<<10)
+	from, to := 0, 0
+	for {
+		// A whole frame into buf, which grows for a large one.
+		for {
+			h, ok := readHeader(buf[from:to])
+			if ok && h.size > maxItem {
+				return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxItem)}
+			}
+			if ok && to-from >= headerSize+h.size {
+				break
+			}
+			need := headerSize
+			if ok {
+				need += h.size
+			}
+			if from > 0 && from+need > len(buf) || from == to {
+				to = copy(buf, buf[from:to])
+				from = 0
+			}
+			if need > len(buf) {
+				buf = append(buf[:to:to], make([]byte, need-to)...)
+			}
+			n, err := c.nc.Read(buf[to:])
+			to += n
+			if n > 0 {
+				c.heard.Store(time.Now().UnixNano())
+			} else if err != nil {
+				return err
+			}
+		}
+		h, _ := readHeader(buf[from:to])
+		payload := buf[from+headerSize : from+headerSize+h.size]
+		from += headerSize + h.size
+		if err := c.frame(h, payload); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Client) frame(h header, payload []byte) error {
+	switch h.kind {
+	case Item, End:
+		c.mu.Lock()
+		s := c.streams[h.stream]
+		if h.kind == End {
+			delete(c.streams, h.stream)
+		}
+		c.mu.Unlock()
+		switch {
+		case s == nil: // we killed it
+		case h.kind == Item:
+			s.put(payload)
+		default:
+			s.finish(asError(readError(payload)))
+		}
+	case Ping:
+		return c.send(Pong, 0, payload)
+	case Pong:
+	case Goaway:
+		c.mu.Lock()
+		c.goaway = readError(payload)
+		if c.goaway == nil {
+			c.goaway = &Error{CodeDraining, "the server takes no more requests"}
+		}
+		c.mu.Unlock()
+	case Fail:
+		if e := readError(payload); e != nil {
+			return e
+		}
+		return errClosed
+	default:
+		return &Error{CodeProtocol, h.kind.String() + " is not the server's to send"}
+	}
+	return nil
+}
+
+// asError keeps a nil *Error a nil error.
+func asError(e *Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+// beats keeps the connection alive.
+func (c *Client) beats() {
+	t := time.NewTicker(max(c.beat/2, 10*time.Millisecond))
+	defer t.Stop()
+	c.heard.CompareAndSwap(0, time.Now().UnixNano())
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-t.C:
+		}
+		quiet := time.Duration(time.Now().UnixNano() - c.heard.Load())
+		if quiet > 3*c.beat {
+			c.fail(&Error{CodeHeartbeat, "nothing was heard of the server for " + quiet.Round(time.Millisecond).String()})
+			return
+		}
+		if quiet > c.beat/2 && c.send(Ping, 0, nil) != nil {
+			return
+		}
+	}
+}
+
+// ClientStream is one request under way, at the client. Recv belongs to one
+// goroutine at a time, the rest may be called from anywhere.
+type ClientStream struct {
+	c  *Client
+	id uint32
+
+	mu    sync.Mutex
+	in    []byte // items that came: 4 bytes of length, then the payload
+	ended bool
+	err   error
+	wake  chan struct{}
+
+	out  []byte // Recv's, before it was in
+	read int
+	owed int // bytes taken and not given back as credit
+}
+
+// put keeps an item until Recv takes it.
+func (s *ClientStream) put(payload []byte) {
+	s.mu.Lock()
+	s.in = binary.BigEndian.AppendUint32(s.in, uint32(len(payload)))
+	s.in = append(s.in, payload...)
+	s.mu.Unlock()
+	s.signal()
+}
+
+func (s *ClientStream) finish(err error) {
+	s.mu.Lock()
+	if !s.ended {
+		s.ended, s.err = true, err
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+func (s *ClientStream) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// ID of the stream on its connection.
+func (s *ClientStream) ID() uint32 { return s.id }
+
+// Recv gives the next item's payload, valid until the next Recv; ok is false at
+// the stream's end, with the reason where it did not end well. When ctx ends the
+// stream is killed.
+func (s *ClientStream) Recv(ctx context.Context) (payload []byte, ok bool, err error) {
+	for s.read == len(s.out) {
+		s.mu.Lock()
+		switch {
+		case len(s.in) > 0:
+			s.in, s.out = s.out[:0], s.in
+			s.read = 0
+			s.mu.Unlock()
+			continue
+		case s.ended:
+			err := s.err
+			s.mu.Unlock()
+			return nil, false, err
+		}
+		s.mu.Unlock()
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			s.Kill()
+			return nil, false, ctx.Err()
+		}
+	}
+	n := int(binary.BigEndian.Uint32(s.out[s.read:]))
+	from := s.read + 4
+	s.read = from + n
+	s.owed += n
+	if s.owed >= s.c.window/2 {
+		var credit [4]byte
+		binary.BigEndian.PutUint32(credit[:], uint32(s.owed))
+		s.owed = 0
+		_ = s.c.send(Credit, s.id, credit[:])
+	}
+	return s.out[from:s.read], true, nil
+}
+
+// Stop asks the server to finish cleanly: items that are on their way come, and
+// the end.
+func (s *ClientStream) Stop() { _ = s.c.send(Stop, s.id, nil) }
+
+// Kill ends the stream now; Recv gives what has come and then ErrKilled.
+func (s *ClientStream) Kill() {
+	s.c.mu.Lock()
+	live := s.c.streams[s.id] == s
+	delete(s.c.streams, s.id)
+	s.c.mu.Unlock()
+	if live {
+		s.finish(ErrKilled)
+		_ = s.c.send(Kill, s.id, nil)
+	}
+}

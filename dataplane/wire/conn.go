@@ -1,0 +1,348 @@
+package wire
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+// smallFrame bounds every frame but REQUEST that a client sends.
+const smallFrame = 4 << 10
+
+// maxWindow bounds the credit that a client may have given a stream.
+const maxWindow = 1 << 30
+
+// Conn is one connection at the server. Its frames are read by one goroutine,
+// an event loop's or the connection's own; the fields without a comment are
+// that reader's.
+type Conn struct {
+	srv    *Server
+	out    outbox
+	peer   netip.Addr
+	agent  string      // set by HELLO, before the first stream
+	open   atomic.Bool // HELLO has come
+	window int64
+	newest uint32 // highest stream id opened
+
+	filling  header // a REQUEST whose payload is coming
+	filled   int
+	lease    membudget.Lease
+	skipping int // bytes of a payload that nobody wants
+
+	streams map[uint32]*Stream // guarded by out.mu
+	serving atomic.Int64       // handlers that have not returned; more than streams after kills
+
+	opened time.Time
+	heard  atomic.Int64 // when bytes last came, ns of the server's clock
+	pinged atomic.Int64 // when a PING was last sent
+}
+
+func newConn(srv *Server, l link, peer netip.Addr) *Conn {
+	c := &Conn{srv: srv, peer: peer, streams: make(map[uint32]*Stream), opened: time.Now()}
+	c.out.link, c.out.most = l, srv.opt.QueueBytes
+	c.heard.Store(int64(srv.now()))
+	return c
+}
+
+// feed reads the frames in p and says how many of its bytes were taken; what is
+// left is the beginning of a small frame, to come again with more. An error is
+// what the peer must be told before the connection is closed.
+func (c *Conn) feed(p []byte) (taken int, bad *Error) {
+	c.heard.Store(int64(c.srv.now()))
+	for {
+		rest := p[taken:]
+		switch {
+		case c.skipping > 0:
+			n := min(c.skipping, len(rest))
+			c.skipping -= n
+			taken += n
+			if c.skipping > 0 {
+				return taken, nil
+			}
+			continue
+		case c.filling.kind != 0:
+			n := copy(c.lease.Bytes()[c.filled:c.filling.size], rest)
+			c.filled += n
+			taken += n
+			if c.filled < c.filling.size {
+				return taken, nil
+			}
+			c.start()
+			continue
+		}
+		h, ok := readHeader(rest)
+		if !ok {
+			return taken, nil
+		}
+		if bad := c.admit(h); bad != nil {
+			return taken, bad
+		}
+		if h.kind == Request {
+			taken += headerSize
+			if bad := c.begin(h); bad != nil {
+				return taken, bad
+			}
+			continue
+		}
+		if len(rest) < headerSize+h.size {
+			return taken, nil
+		}
+		taken += headerSize + h.size
+		if bad := c.frame(h, rest[headerSize:headerSize+h.size]); bad != nil {
+			return taken, bad
+		}
+	}
+}
+
+// admit looks at a frame's header.
+func (c *Conn) admit(h header) *Error {
+	if !c.open.Load() {
+		if h.kind != Hello {
+			return &Error{CodeProtocol, fmt.Sprintf("the first frame is %s; want HELLO", h.kind)}
+		}
+		if h.size > maxHello {
+			return &Error{CodeTooLarge, fmt.Sprintf("a HELLO of %d bytes; at most %d", h.size, maxHello)}
+		}
+	}
+	most := smallFrame
+	if h.kind == Request {
+		most = c.srv.opt.MaxFrame
+	}
+	if h.size > most {
+		return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, most)}
+	}
+	switch h.kind {
+	case Hello, Ping, Pong, Fail:
+		if h.stream != 0 {
+			return &Error{CodeProtocol, fmt.Sprintf("%s on stream %d; want 0", h.kind, h.stream)}
+		}
+	case Request, Credit, Stop, Kill:
+		if h.stream == 0 {
+			return &Error{CodeProtocol, h.kind.String() + " on stream 0; want a stream's id"}
+		}
+	default:
+		return &Error{CodeProtocol, h.kind.String() + " is not a client's to send"}
+	}
+	return nil
+}
+
+// frame takes in a frame that is no REQUEST.
+func (c *Conn) frame(h header, payload []byte) *Error {
+	switch h.kind {
+	case Hello:
+		return c.hello(payload)
+	case Ping:
+		if h.size > maxPing {
+			return &Error{CodeProtocol, fmt.Sprintf("a PING of %d bytes; at most %d", h.size, maxPing)}
+		}
+		c.out.post(Pong, 0, payload)
+	case Fail:
+		return &Error{Code: "", Message: "the client closes"}
+	case Credit:
+		if h.size != 4 {
+			return &Error{CodeProtocol, fmt.Sprintf("a CREDIT of %d bytes; want 4", h.size)}
+		}
+		return c.credit(h.stream, int64(binary.BigEndian.Uint32(payload)))
+	case Stop, Kill:
+		s := c.stream(h.stream)
+		switch {
+		case s == nil: // it has ended: the two met on the way
+		case h.kind == Stop:
+			s.stop()
+		default:
+			s.kill(ErrKilled)
+			s.finish(&Error{CodeKilled, "by the caller"}, ErrKilled)
+		}
+	}
+	return nil
+}
+
+func (c *Conn) stream(id uint32) *Stream {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	return c.streams[id]
+}
+
+// credit gives a stream more. Credit for one that has ended is no mistake, for
+// one that never was it is.
+func (c *Conn) credit(id uint32, n int64) *Error {
+	if id > c.newest {
+		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened", id)}
+	}
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	s := c.streams[id]
+	if s == nil {
+		return nil
+	}
+	if s.credit += n; s.credit > maxWindow {
+		return &Error{CodeProtocol, fmt.Sprintf("a credit of %d bytes on stream %d; at most %d", s.credit, id, maxWindow)}
+	}
+	s.signal()
+	return nil
+}
+
+func (c *Conn) hello(payload []byte) *Error {
+	if c.open.Load() {
+		return &Error{CodeProtocol, "a second HELLO"}
+	}
+	var g greeting
+	if err := g.read(payload); err != nil {
+		return &Error{CodeProtocol, "HELLO: " + err.Error()}
+	}
+	switch {
+	case g.protocol != protocolName:
+		return &Error{CodeProtocol, fmt.Sprintf("HELLO: protocol %.40q; want %q", g.protocol, protocolName)}
+	case g.version < Version || g.oldest > Version:
+		return &Error{CodeVersion, fmt.Sprintf("HELLO: versions %d to %d; this router speaks %d", max(g.oldest, 1), g.version, Version)}
+	case !sameToken(g.token, c.srv.opt.Token):
+		return &Error{CodeUnauthorize, "HELLO: the token is missing or wrong"}
+	case g.window == 0 || g.window > maxWindow:
+		return &Error{CodeProtocol, fmt.Sprintf("HELLO: window %d; want 1 to %d bytes", g.window, maxWindow)}
+	case len(g.agent) > 128:
+		return &Error{CodeProtocol, "HELLO: agent is longer than 128 bytes"}
+	}
+	c.window, c.agent = int64(g.window), g.agent
+	c.open.Store(true)
+	o := &c.srv.opt
+	welcome := greeting{protocol: protocolName, version: Version, agent: o.Agent, maxFrame: uint64(o.MaxFrame), maxStreams: uint64(o.MaxStreams), heartbeatMS: uint64(o.Heartbeat.Milliseconds())}
+	c.out.post(Welcome, 0, welcome.append(nil))
+	if c.srv.draining.Load() {
+		c.out.post(Goaway, 0, drainingError)
+	}
+	return nil
+}
+
+var drainingError = appendError(nil, &Error{CodeDraining, "the router is shutting down"})
+
+// sameToken compares in constant time; lengths too, by comparing digests.
+func sameToken(got, want string) bool {
+	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 || want == ""
+}
+
+// begin makes room for a request's payload. A request that cannot be taken is
+// refused by an END, and its payload skipped.
+func (c *Conn) begin(h header) *Error {
+	if h.stream <= c.newest {
+		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after %d; want ids that rise", h.stream, c.newest)}
+	}
+	c.newest = h.stream
+	var refused *Error
+	c.out.mu.Lock()
+	live := len(c.streams)
+	c.out.mu.Unlock()
+	switch {
+	case c.srv.draining.Load():
+		refused = &Error{CodeDraining, "the router is shutting down"}
+	case live >= c.srv.opt.MaxStreams || c.serving.Load() >= int64(2*c.srv.opt.MaxStreams):
+		// The second bound is for a client that opens and kills in turn.
+		refused = &Error{CodeStreams, fmt.Sprintf("%d streams are open on this connection", live)}
+	default:
+		var ok bool
+		if c.lease, ok = membudget.Default.Lease(c.srv.budget, max(h.size, 1)); !ok {
+			refused = &Error{CodeMemory, "the memory for requests is spent; try again"}
+		}
+	}
+	if refused != nil {
+		c.srv.refused.Add(1)
+		c.out.post(End, h.stream, appendError(nil, refused))
+		c.skipping = h.size
+		return nil
+	}
+	c.filling, c.filled = h, 0
+	if h.size == 0 {
+		c.start()
+	}
+	return nil
+}
+
+// start opens the stream whose payload is whole.
+func (c *Conn) start() {
+	s := &Stream{ID: c.filling.stream, conn: c, lease: c.lease, credit: c.window}
+	s.Payload = s.lease.Bytes()[:c.filling.size]
+	c.filling, c.lease = header{}, membudget.Lease{}
+	c.out.mu.Lock()
+	if c.out.closed {
+		c.out.mu.Unlock()
+		s.lease.Release()
+		return
+	}
+	c.streams[s.ID] = s
+	c.out.streams.Add(1)
+	c.out.mu.Unlock()
+	c.srv.live.Add(1)
+	c.serving.Add(1)
+	go c.serve(s)
+}
+
+// serve runs the handler.
+func (c *Conn) serve(s *Stream) {
+	defer func() {
+		if v := recover(); v != nil {
+			c.srv.opt.Log.Error("panic while serving a stream", "value", v, "stack", string(debug.Stack()))
+			s.End(&Error{CodeInternal, "the router failed on this request"})
+		}
+		s.End(nil)
+		s.Payload = nil
+		s.lease.Release()
+		c.serving.Add(-1)
+		c.srv.live.Add(-1)
+	}()
+	c.srv.opt.Handler.ServeStream(s)
+}
+
+// tick is called about every second: it keeps the connection alive, or says why
+// it must be closed.
+func (c *Conn) tick(now int64) *Error {
+	beat := int64(c.srv.opt.Heartbeat)
+	quiet := now - c.heard.Load()
+	switch {
+	case !c.open.Load() && time.Since(c.opened) > c.srv.opt.HelloTimeout:
+		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
+	case quiet > 3*beat:
+		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", time.Duration(quiet).Round(time.Millisecond))}
+	case quiet > beat && now-c.pinged.Load() > beat:
+		c.pinged.Store(now)
+		c.out.post(Ping, 0, nil)
+	}
+	return nil
+}
+
+// lost ends every stream of a connection that is no more. It is called once, by
+// the reader.
+func (c *Conn) lost(err error) {
+	if err == nil {
+		err = errClosed
+	}
+	c.out.shut(err)
+	c.out.mu.Lock()
+	all := make([]*Stream, 0, len(c.streams))
+	for _, s := range c.streams {
+		all = append(all, s)
+	}
+	clear(c.streams)
+	c.out.mu.Unlock()
+	for _, s := range all {
+		s.kill(ErrGone)
+	}
+	c.lease.Release()
+	c.filling = header{}
+	c.newest = math.MaxUint32
+}
+
+// farewell is the ERROR frame for bad; nil where there is nothing to say.
+func farewell(bad *Error) []byte {
+	if bad.Code == "" {
+		return nil
+	}
+	return appendFrame(nil, Fail, 0, appendError(nil, bad))
+}

@@ -1,0 +1,276 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/panjf2000/gnet/v2"
+	"golang.org/x/sys/unix"
+)
+
+// Listen serves an address on gnet event loops: "unix:///path/of.sock" or
+// "tcp://host:port", the port 0 for a free one. It gives the address bound. A
+// socket file that nobody listens on is replaced; any other file is not.
+//
+// The connections are accepted here and then enrolled in the loops, because
+// gnet's own listeners write a path's letters small and do not tell a port.
+func (s *Server) Listen(addr string) (net.Addr, error) {
+	network, host, ok := strings.Cut(addr, "://")
+	if !ok || network != "unix" && network != "tcp" || host == "" {
+		return nil, fmt.Errorf("wire: cannot listen on %q: want unix:///PATH or tcp://HOST:PORT", addr)
+	}
+	if network == "unix" {
+		if err := freeSocket(host); err != nil {
+			return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
+		}
+	}
+	if err := s.startLoops(); err != nil {
+		return nil, fmt.Errorf("wire: cannot start event loops: %w", err)
+	}
+	ln, err := net.Listen(network, host)
+	if err != nil {
+		return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
+	}
+	return s.serve(ln, s.enroll)
+}
+
+// startLoops starts the event loops, once.
+func (s *Server) startLoops() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	if s.loops != nil {
+		return nil
+	}
+	loops, err := gnet.NewClient(&events{srv: s},
+		gnet.WithNumEventLoop(max(1, runtime.GOMAXPROCS(0)/4)), gnet.WithLogger(quiet{}),
+		gnet.WithTCPKeepAlive(time.Minute), gnet.WithTCPNoDelay(gnet.TCPNoDelay), gnet.WithReadBufferCap(64<<10))
+	if err != nil {
+		return err
+	}
+	if err := loops.Start(); err != nil {
+		return err
+	}
+	s.loops = loops
+	return nil
+}
+
+// enroll gives a connection to the loops.
+func (s *Server) enroll(nc net.Conn) {
+	k := &loopLink{limit: s.opt.WriteTimeout}
+	k.conn = newConn(s, k, peerOf(nc.RemoteAddr()))
+	if !s.add(k.conn) {
+		turnAway(nc)
+		return
+	}
+	if _, err := s.loops.EnrollContext(nc, k); err != nil { // it closes nc, whatever becomes of it
+		s.opt.Log.Error("cannot take a wire connection", "err", err)
+		s.remove(k.conn)
+	}
+}
+
+// freeSocket removes a socket file that is left of a process that ended.
+func freeSocket(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode()&fs.ModeSocket == 0:
+		return errors.New("the file exists and is no socket")
+	}
+	nc, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		nc.Close()
+		return errors.New("another process listens on it")
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// events is gnet's event handler for all connections of a Server.
+type events struct {
+	gnet.BuiltinEventEngine
+	srv *Server
+}
+
+// OnOpen implements gnet.EventHandler.
+func (*events) OnOpen(g gnet.Conn) (out []byte, action gnet.Action) {
+	k, ok := g.Context().(*loopLink)
+	if !ok {
+		return nil, gnet.Close
+	}
+	k.open(g)
+	return nil, gnet.None
+}
+
+// OnTraffic implements gnet.EventHandler: bytes have come, or somebody woke the
+// connection.
+func (*events) OnTraffic(g gnet.Conn) gnet.Action {
+	k, ok := g.Context().(*loopLink)
+	if !ok {
+		return gnet.Close
+	}
+	if k.handing.Load() {
+		k.handOver()
+	}
+	if k.closing.Load() {
+		return gnet.Close
+	}
+	p, err := g.Peek(-1)
+	if err != nil || len(p) == 0 {
+		return gnet.None
+	}
+	taken, bad := k.conn.feed(p)
+	if taken > 0 {
+		_, _ = g.Discard(taken)
+	}
+	if bad != nil {
+		k.conn.bye(bad)
+		return gnet.Close
+	}
+	return gnet.None
+}
+
+// OnClose implements gnet.EventHandler. gnet closes the descriptor after it.
+func (e *events) OnClose(g gnet.Conn, err error) gnet.Action {
+	k, ok := g.Context().(*loopLink)
+	if !ok {
+		return gnet.None
+	}
+	k.mu.Lock() // a write under way ends first, a later one finds gone
+	k.gone = true
+	k.mu.Unlock()
+	k.conn.lost(err)
+	e.srv.remove(k.conn)
+	return gnet.None
+}
+
+// loopLink is a connection of an event loop. Items are written by whoever sends
+// them, straight into the socket: a detour over the loop would cost a wake-up
+// each. Only when the socket is full does the loop take over; gnet then sends
+// the rest as the socket takes it.
+type loopLink struct {
+	conn  *Conn
+	limit time.Duration
+
+	mu   sync.Mutex // held over a write, so that the descriptor is not closed under it
+	g    gnet.Conn  // nil before the loop has it, set once
+	fd   int
+	gone bool
+
+	closing atomic.Bool
+	handing atomic.Bool // rest is the loop's
+	rest    []byte      // not yet given to gnet
+	given   int         // given to it and not known to have left
+	since   time.Time   // when the socket became full
+	left    int         // bytes that gnet held when looked at last
+}
+
+func (k *loopLink) open(g gnet.Conn) {
+	k.mu.Lock()
+	k.g, k.fd = g, g.Fd()
+	k.mu.Unlock()
+}
+
+// wakeUp has the loop call OnTraffic.
+func (k *loopLink) wakeUp() {
+	k.mu.Lock()
+	g := k.g
+	k.mu.Unlock()
+	if g != nil {
+		_ = g.Wake(nil)
+	}
+}
+
+func (k *loopLink) write(p []byte) (n int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for n < len(p) {
+		if k.gone || k.g == nil {
+			return n, errClosed
+		}
+		m, err := unix.Write(k.fd, p[n:])
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return n, nil
+		case err != nil:
+			return n, err
+		default:
+			n += m
+		}
+	}
+	return n, nil
+}
+
+// kick delivers on the spot: the socket's buffer usually takes it.
+func (k *loopLink) kick(o *outbox) { o.deliver() }
+
+// full has the loop take what is left.
+func (k *loopLink) full(rest []byte) {
+	k.rest = rest
+	k.since = time.Now()
+	k.handing.Store(true)
+	k.wakeUp()
+}
+
+// refill is how soon the loop looks again whether gnet has sent what it was given.
+const refill = 5 * time.Millisecond
+
+// handOver runs on the loop while the socket is full.
+func (k *loopLink) handOver() {
+	o := &k.conn.out
+	if k.rest != nil {
+		k.given, k.left = len(k.rest), len(k.rest)
+		rest := k.rest
+		k.rest = nil
+		if _, err := k.g.Write(rest); err != nil {
+			return // closed by now
+		}
+	}
+	left := k.g.OutboundBuffered()
+	if left > 0 {
+		if left < k.left {
+			k.left, k.since = left, time.Now()
+		}
+		if time.Since(k.since) > k.limit {
+			k.closing.Store(true)
+			return
+		}
+		time.AfterFunc(refill, k.wakeUp)
+		return
+	}
+	given := k.given
+	k.given = 0
+	k.handing.Store(false)
+	o.resume(given)
+}
+
+func (k *loopLink) close() {
+	k.closing.Store(true)
+	k.wakeUp()
+}
+
+// quiet takes gnet's log lines, which concern single connections.
+type quiet struct{}
+
+func (quiet) Debugf(string, ...any) {}
+func (quiet) Infof(string, ...any)  {}
+func (quiet) Warnf(string, ...any)  {}
+func (quiet) Errorf(string, ...any) {}
+func (quiet) Fatalf(string, ...any) {}

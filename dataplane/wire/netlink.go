@@ -1,0 +1,94 @@
+package wire
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// netLink is a connection with goroutines of its own: TLS.
+type netLink struct {
+	nc     net.Conn
+	limit  time.Duration
+	kicked chan struct{}
+	end    chan struct{} // closed by close
+	once   sync.Once
+}
+
+func (l *netLink) write(p []byte) (int, error) {
+	if err := l.nc.SetWriteDeadline(time.Now().Add(l.limit)); err != nil {
+		return 0, err
+	}
+	return l.nc.Write(p)
+}
+
+func (l *netLink) kick(*outbox) {
+	select {
+	case l.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// full is never called: write takes all or fails.
+func (l *netLink) full([]byte) {}
+
+func (l *netLink) close() { l.once.Do(func() { close(l.end) }) }
+
+// deliver is the writer's goroutine. What was posted before the close goes out.
+func (l *netLink) deliver(o *outbox) {
+	defer l.nc.Close()
+	for {
+		select {
+		case <-l.kicked:
+			o.deliver()
+			continue
+		case <-l.end:
+		}
+		select {
+		case <-l.kicked:
+			l.limit = min(l.limit, time.Second)
+			o.deliver()
+		default:
+		}
+		return
+	}
+}
+
+// serveNet reads one connection to its end.
+func (s *Server) serveNet(nc net.Conn) {
+	l := &netLink{nc: nc, limit: s.opt.WriteTimeout, kicked: make(chan struct{}, 1), end: make(chan struct{})}
+	c := newConn(s, l, peerOf(nc.RemoteAddr()))
+	if !s.add(c) {
+		turnAway(nc)
+		return
+	}
+	defer s.remove(c)
+	go l.deliver(&c.out)
+	buf := make([]byte, 32<<10)
+	have := 0
+	var lost error
+	for {
+		// The ticker closes a silent connection; this is for one whose close hangs.
+		_ = nc.SetReadDeadline(time.Now().Add(s.opt.HelloTimeout + 4*s.opt.Heartbeat))
+		n, err := nc.Read(buf[have:])
+		if n > 0 {
+			have += n
+			taken, bad := c.feed(buf[:have])
+			have = copy(buf, buf[taken:have])
+			if bad != nil {
+				c.bye(bad)
+				lost = bad
+				break
+			}
+		}
+		if err != nil {
+			lost = err
+			break
+		}
+	}
+	if !errors.Is(lost, net.ErrClosed) {
+		l.close()
+	}
+	c.lost(lost)
+}

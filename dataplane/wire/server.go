@@ -1,0 +1,308 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/panjf2000/gnet/v2"
+
+	"sluice/dataplane/membudget"
+)
+
+// Handler serves the streams of all connections.
+type Handler interface {
+	// ServeStream runs one request to its end, on a goroutine of its own. A
+	// stream that it has not ended when it returns ends well.
+	ServeStream(s *Stream)
+}
+
+// Options of a Server; zero values mean the default in brackets.
+type Options struct {
+	Handler Handler
+	Log     *slog.Logger // [none]
+	Token   string       // that clients must show; "" for none
+	Agent   string       // what WELCOME calls this end ["sluice"]
+
+	MaxConns      int           // [256]
+	MaxStreams    int           // open on one connection [16384]
+	MaxFrame      int           // a REQUEST's payload, bytes [8 MiB]
+	RequestBudget int64         // the payloads of all requests under way, bytes [1 GiB]
+	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
+	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
+	Heartbeat     time.Duration // of silence before a PING; three times that close [15s]
+	StallTimeout  time.Duration // a stream's caller takes nothing: it is ended [30s]
+	WriteTimeout  time.Duration // a connection takes nothing of what is pending: it is closed [30s]
+}
+
+func (o *Options) defaults() {
+	set := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	wait := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Agent == "" {
+		o.Agent = "sluice"
+	}
+	if o.RequestBudget <= 0 {
+		o.RequestBudget = 1 << 30
+	}
+	set(&o.MaxConns, 256)
+	set(&o.MaxStreams, 16384)
+	set(&o.MaxFrame, 8<<20)
+	set(&o.QueueBytes, 4<<20)
+	wait(&o.HelloTimeout, 5*time.Second)
+	wait(&o.Heartbeat, 15*time.Second)
+	wait(&o.StallTimeout, 30*time.Second)
+	wait(&o.WriteTimeout, 30*time.Second)
+}
+
+// Server serves any number of listeners.
+type Server struct {
+	opt    Options
+	budget *membudget.Budget
+	epoch  time.Time
+
+	draining atomic.Bool
+	live     atomic.Int64 // handlers that have not returned
+	stalled  atomic.Uint64
+	refused  atomic.Uint64
+
+	mu     sync.Mutex
+	conns  map[*Conn]struct{}
+	ends   []func()     // close one listener and what it accepted
+	loops  *gnet.Client // nil before the first Listen
+	closed bool
+	done   chan struct{}
+	ticker sync.Once
+}
+
+// New makes a Server; it serves nothing before Listen or ListenTLS.
+func New(opt Options) (*Server, error) {
+	if opt.Handler == nil {
+		return nil, errors.New("wire: cannot make a server without a Handler")
+	}
+	opt.defaults()
+	return &Server{
+		opt: opt, budget: membudget.NewBudget(opt.RequestBudget), epoch: time.Now(),
+		conns: make(map[*Conn]struct{}), done: make(chan struct{}),
+	}, nil
+}
+
+// now is the time since the server was made, monotonic.
+func (s *Server) now() time.Duration { return time.Since(s.epoch) }
+
+// Stats of a Server.
+type Stats struct {
+	Conns    int
+	Streams  int64 // whose handlers have not returned
+	Stalled  uint64
+	Refused  uint64 // by an END before the handler saw them
+	Requests int64  // bytes of payloads held
+}
+
+// Stats says what goes on.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	n := len(s.conns)
+	s.mu.Unlock()
+	return Stats{Conns: n, Streams: s.live.Load(), Stalled: s.stalled.Load(), Refused: s.refused.Load(), Requests: s.budget.Used()}
+}
+
+// add takes a connection in; false when there are too many, or the server is
+// closed.
+func (s *Server) add(c *Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(s.conns) >= s.opt.MaxConns {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	s.ticker.Do(func() { go s.tick() })
+	return true
+}
+
+func (s *Server) remove(c *Conn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+}
+
+func (s *Server) all() []*Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*Conn, 0, len(s.conns))
+	for c := range s.conns {
+		list = append(list, c)
+	}
+	return list
+}
+
+// tick keeps all connections alive until the server is closed.
+func (s *Server) tick() {
+	t := time.NewTicker(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4))
+	defer t.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-t.C:
+		}
+		now := int64(s.now())
+		for _, c := range s.all() {
+			if bad := c.tick(now); bad != nil {
+				c.bye(bad)
+			}
+		}
+	}
+}
+
+// bye tells the peer why the connection is closed, and closes it.
+func (c *Conn) bye(bad *Error) {
+	if bad.Code != "" {
+		c.srv.opt.Log.Info("wire connection closed", "peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message)
+		c.out.post(Fail, 0, appendError(nil, bad))
+	}
+	c.out.link.close()
+}
+
+func (c *Conn) agentName() string {
+	if c.open.Load() {
+		return c.agent
+	}
+	return ""
+}
+
+// Drain tells all clients that no more requests are taken, and waits until those
+// under way have ended or ctx has.
+func (s *Server) Drain(ctx context.Context) error {
+	if s.draining.CompareAndSwap(false, true) {
+		for _, c := range s.all() {
+			if c.open.Load() {
+				c.out.post(Goaway, 0, drainingError)
+			}
+		}
+	}
+	t := time.NewTicker(5 * time.Millisecond)
+	defer t.Stop()
+	for s.live.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+	return nil
+}
+
+// Close ends listeners and connections; streams under way are killed. It returns
+// when their handlers have, or after grace.
+func (s *Server) Close() {
+	s.draining.Store(true)
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	ends := s.ends
+	s.mu.Unlock()
+	close(s.done)
+	for _, end := range ends {
+		end()
+	}
+	for _, c := range s.all() {
+		c.out.link.close()
+	}
+	if s.loops != nil {
+		_ = s.loops.Stop() // it closes what is open, and gives ErrEngineShutdown
+	}
+	const grace = 5 * time.Second
+	for by := time.Now().Add(grace); s.live.Load() > 0 && time.Now().Before(by); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// ends adds what Close must end; false when it has been called.
+func (s *Server) atEnd(end func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.ends = append(s.ends, end)
+	return true
+}
+
+// peerOf is the address of a connection's other end.
+func peerOf(a net.Addr) netip.Addr {
+	if t, ok := a.(*net.TCPAddr); ok {
+		ip, _ := netip.AddrFromSlice(t.IP)
+		return ip.Unmap()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// ListenTLS serves TLS on a TCP address and returns the address it is bound to.
+// gnet has no TLS, so these connections have two goroutines each, a reader's and
+// a writer's, over the same frames.
+func (s *Server) ListenTLS(addr string, conf *tls.Config) (net.Addr, error) {
+	ln, err := tls.Listen("tcp", addr, conf)
+	if err != nil {
+		return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
+	}
+	return s.serve(ln, func(nc net.Conn) { go s.serveNet(nc) })
+}
+
+// serve accepts until Close.
+func (s *Server) serve(ln net.Listener, take func(net.Conn)) (net.Addr, error) {
+	ended := make(chan struct{})
+	if !s.atEnd(func() { ln.Close(); <-ended }) {
+		ln.Close()
+		return nil, errClosed
+	}
+	go func() {
+		defer close(ended)
+		s.accept(ln, take)
+	}()
+	return ln.Addr(), nil
+}
+
+// turnAway closes a connection that is one too many.
+func turnAway(nc net.Conn) {
+	_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = nc.Write(farewell(&Error{CodeConnections, "too many connections are open"}))
+	nc.Close()
+}
+
+func (s *Server) accept(ln net.Listener, take func(net.Conn)) {
+	for pause := time.Millisecond; ; {
+		nc, err := ln.Accept()
+		switch {
+		case err == nil:
+			pause = time.Millisecond
+			take(nc)
+		case errors.Is(err, net.ErrClosed):
+			return
+		default: // no descriptors left, likely: they come back
+			s.opt.Log.Error("cannot accept a wire connection", "addr", ln.Addr().String(), "err", err)
+			time.Sleep(pause)
+			pause = min(2*pause, time.Second)
+		}
+	}
+}

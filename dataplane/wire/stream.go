@@ -1,0 +1,210 @@
+package wire
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+// The errors of Stream.Send.
+var (
+	ErrKilled  = errors.New("wire: the caller killed the stream")
+	ErrGone    = errors.New("wire: the caller's connection is closed")
+	ErrStalled = errors.New("wire: the caller takes nothing")
+	ErrEnded   = errors.New("wire: the stream has ended")
+)
+
+// Stream is one request and its answer, at the server. Send and End belong to
+// one goroutine at a time; the rest may be called from anywhere.
+type Stream struct {
+	ID uint32
+	// Payload of the REQUEST frame, borrowed until ServeStream returns.
+	Payload []byte
+
+	conn  *Conn
+	lease membudget.Lease
+
+	// Guarded by conn.out.mu.
+	credit  int64
+	over    error // why nothing may be sent any more; nil: it may
+	stopped bool
+	ended   bool // END has been sent, or cannot be
+	wake    chan struct{}
+	onStop  func()
+	onKill  func()
+}
+
+// Peer is the caller's address; loopback for a unix socket, whose file's
+// permissions say who may call.
+func (s *Stream) Peer() netip.Addr { return s.conn.peer }
+
+// Agent is what the caller called itself in its HELLO.
+func (s *Stream) Agent() string { return s.conn.agent }
+
+// Watch arranges that onStop is called once when the caller asks to stop, and
+// onKill once when it kills the stream or is lost; each on a goroutine of its own
+// choosing, at once where that has happened already. They must not block.
+func (s *Stream) Watch(onStop, onKill func()) {
+	o := &s.conn.out
+	o.mu.Lock()
+	stopped, killed := s.stopped, s.over == ErrKilled || s.over == ErrGone
+	s.onStop, s.onKill = onStop, onKill
+	o.mu.Unlock()
+	if killed {
+		onKill()
+	} else if stopped {
+		onStop()
+	}
+}
+
+// Stopped says whether the caller has asked to stop.
+func (s *Stream) Stopped() bool {
+	o := &s.conn.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return s.stopped
+}
+
+// Err says why nothing can be sent any more, nil while it can.
+func (s *Stream) Err() error {
+	o := &s.conn.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return s.over
+}
+
+// Send sends one item; it copies payload. It waits while the caller has given no
+// credit or the connection's queue is full, for the server's StallTimeout at
+// most, and then fails with ErrStalled: the stream is over. An item over the
+// client's credit goes out as long as some credit is left, so that none is too
+// large for a window.
+func (s *Stream) Send(payload []byte) error {
+	o := &s.conn.out
+	o.mu.Lock()
+	if s.over == nil && (s.credit <= 0 || o.pending > o.most) {
+		o.mu.Unlock()
+		if err := s.await(); err != nil {
+			return err
+		}
+		o.mu.Lock()
+	}
+	if s.over != nil {
+		err := s.over
+		o.mu.Unlock()
+		return err
+	}
+	s.credit -= int64(len(payload))
+	o.queue = appendFrame(o.queue, Item, s.ID, payload)
+	o.appended(headerSize + len(payload))
+	return nil
+}
+
+// await waits until an item may be sent.
+func (s *Stream) await() error {
+	o := &s.conn.out
+	timer := time.NewTimer(s.conn.srv.opt.StallTimeout)
+	defer timer.Stop()
+	for {
+		o.mu.Lock()
+		switch {
+		case s.over != nil:
+			err := s.over
+			o.mu.Unlock()
+			return err
+		case s.credit > 0 && o.pending <= o.most:
+			o.mu.Unlock()
+			return nil
+		}
+		if s.wake == nil {
+			s.wake = make(chan struct{}, 1)
+		}
+		if s.credit > 0 {
+			o.waiters = append(o.waiters, s)
+		}
+		o.mu.Unlock()
+		select {
+		case <-s.wake:
+		case <-timer.C:
+			s.conn.srv.stalled.Add(1)
+			s.finish(&Error{CodeStalled, "nothing was taken for " + s.conn.srv.opt.StallTimeout.String()}, ErrStalled)
+			return ErrStalled
+		}
+	}
+}
+
+// signal wakes await; called under conn.out.mu.
+func (s *Stream) signal() {
+	if s.wake == nil {
+		return
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// End ends the stream, well with nil; a second end does nothing. END takes no
+// credit.
+func (s *Stream) End(why *Error) { s.finish(why, ErrEnded) }
+
+func (s *Stream) finish(why *Error, over error) {
+	var room [256]byte
+	payload := room[:0]
+	if why != nil {
+		payload = appendError(payload, why)
+	}
+	o := &s.conn.out
+	o.mu.Lock()
+	if s.ended || o.closed {
+		s.ended = true
+		if s.over == nil {
+			s.over = over
+		}
+		o.mu.Unlock()
+		return
+	}
+	s.ended = true
+	if s.over == nil {
+		s.over = over
+	}
+	s.signal()
+	delete(s.conn.streams, s.ID)
+	o.streams.Add(-1)
+	o.queue = appendFrame(o.queue, End, s.ID, payload)
+	o.appended(headerSize + len(payload))
+}
+
+// kill ends the stream from the caller's side.
+func (s *Stream) kill(why error) {
+	o := &s.conn.out
+	o.mu.Lock()
+	if s.over != nil {
+		o.mu.Unlock()
+		return
+	}
+	s.over = why
+	s.signal()
+	f := s.onKill
+	o.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// stop notes that the caller wants the stream's clean end.
+func (s *Stream) stop() {
+	o := &s.conn.out
+	o.mu.Lock()
+	if s.stopped || s.over != nil {
+		o.mu.Unlock()
+		return
+	}
+	s.stopped = true
+	f := s.onStop
+	o.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
