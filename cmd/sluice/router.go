@@ -148,7 +148,7 @@ func assemble(r *router) (_ *router, err error) {
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		StripForbidden: cfg.StripForbidden,
+		StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
 	})
 	if err != nil {
 		return nil, err

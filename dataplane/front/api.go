@@ -55,6 +55,11 @@ type Options struct {
 	MaxConnsPerIP     int           // [0: no limit]
 	Concurrency       int           // connections served at once [256k, fasthttp's own]
 
+	// CompressMin: answers of so many bytes and more that are no streams go out in
+	// the coding that the client accepts; 0: none does. Encoded requests are always
+	// read, MaxBodyBytes being the bound of what they hold.
+	CompressMin int
+
 	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
 	// disaggregated_params sent by a client are cut out instead of refused.
 	StripForbidden bool

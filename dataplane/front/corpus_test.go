@@ -240,7 +240,8 @@ func refusedBodies() []rawCase {
 	big := strings.Repeat(inner, (drainBytes+100<<10)/len(inner))
 	kept := []rawCase{
 		{name: "wrong type, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Type: text/plain\r\n", pad+inner)},
-		{name: "encoded content, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: gzip\r\n", pad+inner)},
+		{name: "unknown coding, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: br\r\n", pad+inner)},
+		{name: "not the coding it says, a request inside", status: 400, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: gzip\r\n", pad+inner)},
 		{name: "unknown path, a request inside", status: 404, raw: body("POST /nothing HTTP/1.1", "", pad+innerPage)},
 		{name: "unknown path, a request at once", status: 404, raw: body("POST /nothing HTTP/1.1", "", inner)},
 		{name: "wrong method, a request inside", status: 405, raw: body("PUT "+chat+" HTTP/1.1", "", pad+inner)},

@@ -153,7 +153,11 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 		return
 	}
 	resp.VisitHeaders(x.pass)
-	x.ctx.Response.SetBody(body)
+	if len(resp.Header("Content-Encoding")) > 0 {
+		x.ctx.Response.SetBody(body) // an engine's own, although it was not asked for one
+		return
+	}
+	x.setBody(body)
 }
 
 // ReplyJSON answers with a body of the router's own.
@@ -162,7 +166,7 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 		return
 	}
 	x.ctx.Response.Header.SetContentType("application/json")
-	x.ctx.Response.SetBody(body)
+	x.setBody(body)
 }
 
 // ReplyEvents answers 200 with an event stream that is whole already.

@@ -47,6 +47,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"MaxDepth", &o.MaxDepth, 64, 1},
 		{"MaxConns", &o.MaxConns, 100_000, 1},
 		{"MaxConnsPerIP", &o.MaxConnsPerIP, 0, 0},
+		{"CompressMin", &o.CompressMin, 0, 0},
 		{"Concurrency", &o.Concurrency, fasthttp.DefaultConcurrency, 1},
 	}
 	for _, f := range counts {

@@ -3,6 +3,8 @@ package front
 import (
 	"bytes"
 	"strings"
+
+	"sluice/dataplane/coding"
 )
 
 // page is a route that is no inference.
@@ -119,11 +121,13 @@ func (x *Exchange) infer() {
 		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+shown(x.head.find("Content-Type")), 0)
 		return
 	}
-	if enc := x.head.find("Content-Encoding"); len(enc) > 0 && !equalFold(enc, "identity") {
-		x.Error(WrongContentType, "", "Content-Encoding must be identity, got "+shown(enc), 0)
+	encoded, ok := coding.Of(x.head.findAll("Content-Encoding"))
+	if !ok {
+		x.SetHeader("Accept-Encoding", coding.Known) // RFC 7694
+		x.Error(WrongContentType, "", "Content-Encoding must be one of "+coding.Known+", identity, got "+shown(x.head.findAll("Content-Encoding")), 0)
 		return
 	}
-	if !x.readBody() || !x.scan() {
+	if !x.readBody() || !x.decode(encoded) || !x.scan() {
 		return
 	}
 	if o := x.srv.opt.Observer; o != nil {
@@ -157,11 +161,13 @@ func (x *Exchange) showJSON(status int, body []byte) { x.show(status, "applicati
 func (x *Exchange) show(status int, contentType string, body []byte) {
 	x.begin(status)
 	x.ctx.Response.Header.SetContentType(contentType)
-	x.ctx.Response.SetBody(body)
+	x.setBody(body)
 }
 
 func (x *Exchange) showMetrics() {
 	x.begin(200)
-	x.ctx.Response.Header.SetContentType("text/plain; version=0.0.4; charset=utf-8")
-	x.srv.opt.Pages.Metrics(x.ctx.Response.BodyWriter())
+	resp := &x.ctx.Response
+	resp.Header.SetContentType("text/plain; version=0.0.4; charset=utf-8")
+	x.srv.opt.Pages.Metrics(resp.BodyWriter())
+	x.setBody(resp.Body())
 }

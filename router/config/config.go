@@ -27,10 +27,11 @@ type Config struct {
 
 	Transfers Transfers `yaml:"transfers"`
 
-	Limits   Limits   `yaml:"limits"`
-	Timeouts Timeouts `yaml:"timeouts"`
-	Health   Health   `yaml:"health"`
-	Fleet    Fleet    `yaml:"fleet"`
+	Limits      Limits      `yaml:"limits"`
+	Compression Compression `yaml:"compression"`
+	Timeouts    Timeouts    `yaml:"timeouts"`
+	Health      Health      `yaml:"health"`
+	Fleet       Fleet       `yaml:"fleet"`
 
 	Migration Migration `yaml:"migration"`
 
@@ -173,6 +174,12 @@ type Limits struct {
 	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                        // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
 	RankRequests  int64 `yaml:"rank_requests" min:"0"`                       // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]
 	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                         // prompt tokens waiting to be computed on one rank, by this router's count; likewise [0]
+}
+
+// Compression of answers, by what the client's Accept-Encoding likes best of zstd
+// and gzip. Requests in either are always read: limits.max_body bounds what they hold.
+type Compression struct {
+	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // answers of so many bytes and more that are no streams; 0: none [2KiB]
 }
 
 // Timeouts of legs and waits.

@@ -20,6 +20,7 @@ func Default() *Config {
 		Limits: Limits{
 			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096, PoolWaiters: 1000,
 		},
+		Compression: Compression{MinBytes: 2 * kib},
 		Timeouts: Timeouts{
 			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
 			Connect: 2 * time.Second, Prefill: 300 * time.Second, Decode: 600 * time.Second,

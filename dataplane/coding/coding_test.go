@@ -1,0 +1,315 @@
+package coding
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"sluice/dataplane/membudget"
+)
+
+func TestOf(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want Coding
+		ok   bool
+	}{
+		{"", Identity, true},
+		{"identity", Identity, true},
+		{"gzip", Gzip, true},
+		{" GZip\t", Gzip, true},
+		{"x-gzip", Gzip, true},
+		{"zstd", Zstd, true},
+		{"br", Identity, false},
+		{"deflate", Identity, false},
+		{"gzip, zstd", Identity, false},
+		{"gzip,", Identity, false},
+	} {
+		got, ok := Of([]byte(c.in))
+		if got != c.want || ok != c.ok {
+			t.Errorf("Of(%q) = %v, %v; want %v, %v", c.in, got, ok, c.want, c.ok)
+		}
+	}
+}
+
+func TestAccepted(t *testing.T) {
+	for in, want := range map[string]Coding{
+		"":                                    Identity,
+		"gzip":                                Gzip,
+		"gzip, deflate":                       Gzip, // httpx without extras
+		"gzip, deflate, br, zstd":             Zstd, // browsers
+		"zstd;q=0.5, gzip":                    Gzip,
+		"zstd;q=0, gzip;q=0":                  Identity,
+		"gzip;q=0.5, identity;q=1":            Identity,
+		"gzip;q=0.5, identity;q=0.2":          Gzip,
+		"*":                                   Zstd,
+		"*;q=0":                               Identity,
+		"*;q=0.1, zstd;q=0":                   Gzip,
+		"br":                                  Identity,
+		"identity":                            Identity,
+		"gzip ; q=0.001":                      Gzip,
+		"gzip;q=1.5":                          Identity,
+		"gzip;q=abc":                          Identity,
+		"gzip;level=9":                        Identity,
+		"gzip;q=0.0001":                       Identity,
+		"GZIP":                                Gzip,
+		"x-gzip":                              Gzip,
+		strings.Repeat("br, ", 1000) + "zstd": Zstd,
+	} {
+		if got := Accepted([]byte(in)); got != want {
+			t.Errorf("Accepted(%.60q) = %v, want %v", in, got, want)
+		}
+	}
+}
+
+func gzipped(t *testing.T, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out) // the standard library's, to be checked by another
+	if _, err := w.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// zstded writes a frame that does not say how long its content is.
+func zstded(t *testing.T, b []byte, opts ...zstd.EOption) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w, err := zstd.NewWriter(&out, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(b) > 0 {
+		n := min(len(b), 10_000)
+		if _, err := w.Write(b[:n]); err != nil {
+			t.Fatal(err)
+		}
+		b = b[n:]
+		if err := w.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestDecode(t *testing.T) {
+	const limit = 1 << 20
+	budget := membudget.NewBudget(64 << 20)
+	text := []byte(strings.Repeat(`{"messages":[{"role":"user"}]}`, 1000))
+	whole, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer whole.Close()
+	zeros := func(n int) []byte { return make([]byte, n) }
+	for name, c := range map[string]struct {
+		coding Coding
+		src    []byte
+		want   []byte
+		err    error
+		says   string
+	}{
+		"gzip":                      {Gzip, gzipped(t, text), text, nil, ""},
+		"gzip, two members":         {Gzip, append(gzipped(t, text), gzipped(t, text)...), append(text[:len(text):len(text)], text...), nil, ""},
+		"gzip of nothing":           {Gzip, gzipped(t, nil), []byte{}, nil, ""},
+		"gzip, exactly the bound":   {Gzip, gzipped(t, zeros(limit)), zeros(limit), nil, ""},
+		"gzip, one over":            {Gzip, gzipped(t, zeros(limit+1)), nil, ErrTooLarge, ""},
+		"gzip bomb":                 {Gzip, gzipped(t, zeros(20<<20)), nil, ErrTooLarge, ""},
+		"gzip, cut":                 {Gzip, gzipped(t, text)[:60], nil, nil, "ends inside its gzip"},
+		"gzip, bytes behind":        {Gzip, append(gzipped(t, text), "garbage garbage"...), nil, nil, "no gzip"},
+		"gzip, no gzip":             {Gzip, text, nil, nil, "no gzip"},
+		"gzip, no bytes":            {Gzip, nil, nil, nil, "ends inside its gzip"},
+		"zstd":                      {Zstd, whole.EncodeAll(text, nil), text, nil, ""},
+		"zstd of unknown length":    {Zstd, zstded(t, text), text, nil, ""},
+		"zstd, two frames":          {Zstd, append(zstded(t, text), whole.EncodeAll(text, nil)...), append(text[:len(text):len(text)], text...), nil, ""},
+		"zstd, exactly the bound":   {Zstd, zstded(t, zeros(limit)), zeros(limit), nil, ""},
+		"zstd, one over":            {Zstd, zstded(t, zeros(limit+1)), nil, ErrTooLarge, ""},
+		"zstd bomb that says so":    {Zstd, whole.EncodeAll(zeros(20<<20), nil), nil, ErrTooLarge, ""},
+		"zstd bomb that does not":   {Zstd, zstded(t, zeros(20<<20)), nil, ErrTooLarge, ""},
+		"zstd, a window of 64 MiB":  {Zstd, zstded(t, text, zstd.WithWindowSize(64<<20)), nil, nil, "no zstd"},
+		"zstd, cut":                 {Zstd, zstded(t, text)[:40], nil, nil, "ends inside its zstd"},
+		"zstd, no zstd":             {Zstd, text, nil, nil, "no zstd"},
+		"zstd, another coding":      {Zstd, gzipped(t, text), nil, nil, "no zstd"},
+		"no coding to be taken off": {Identity, text, nil, nil, "cannot decode identity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var room membudget.Lease
+			got, err := c.coding.Decode(c.src, &room, budget, limit)
+			switch {
+			case c.want != nil && err != nil:
+				t.Error(err)
+			case c.want != nil && !bytes.Equal(got, c.want):
+				t.Errorf("%d bytes, not the %d that were encoded", len(got), len(c.want))
+			case c.err != nil && !errors.Is(err, c.err):
+				t.Errorf("error %v, want %v", err, c.err)
+			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+				t.Errorf("error %v, want one that says %q", err, c.says)
+			}
+			if held := room.Held(); held > 4*limit {
+				t.Errorf("%d bytes are held for a bound of %d", held, limit)
+			}
+			room.Release()
+		})
+	}
+	if budget.Used() != 0 {
+		t.Errorf("%d bytes of the budget were not given back", budget.Used())
+	}
+	if budget.Peak() > 4*limit {
+		t.Errorf("%d bytes were held at once for a bound of %d", budget.Peak(), limit)
+	}
+}
+
+func TestDecodeWithoutMemory(t *testing.T) {
+	for _, c := range []struct {
+		coding Coding
+		src    []byte
+	}{{Gzip, gzipped(t, make([]byte, 100<<10))}, {Zstd, zstded(t, make([]byte, 100<<10))}} {
+		for _, have := range []int64{0, 8 << 10} {
+			budget := membudget.NewBudget(have)
+			var room membudget.Lease
+			if _, err := c.coding.Decode(c.src, &room, budget, 1<<20); !errors.Is(err, ErrBudget) {
+				t.Errorf("%v with %d bytes: error %v, want %v", c.coding, have, err, ErrBudget)
+			}
+			room.Release()
+			if budget.Used() != 0 {
+				t.Errorf("%v with %d bytes: %d not given back", c.coding, have, budget.Used())
+			}
+		}
+	}
+}
+
+func decoded(t *testing.T, c Coding, b []byte) string {
+	t.Helper()
+	var r io.Reader
+	var err error
+	switch c {
+	case Gzip:
+		r, err = gzip.NewReader(bytes.NewReader(b))
+	case Zstd:
+		r, err = zstd.NewReader(bytes.NewReader(b))
+	default:
+		return string(b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatalf("after %d bytes: %v", len(out), err)
+	}
+	return string(out)
+}
+
+func TestAppend(t *testing.T) {
+	text := strings.Repeat(`{"id":"chatcmpl-1"}`, 500)
+	for _, c := range []Coding{Identity, Gzip, Zstd} {
+		for range 3 { // encoders are used again
+			got := c.Append([]byte("before"), []byte(text))
+			if string(got[:6]) != "before" || decoded(t, c, got[6:]) != text {
+				t.Fatalf("%v: what was encoded does not come back", c)
+			}
+			if c != Identity && len(got) > len(text)/4 {
+				t.Errorf("%v: %d of %d bytes are left", c, len(got), len(text))
+			}
+		}
+	}
+}
+
+// TestStream decodes what has come after each piece: nothing may be held back.
+func TestStream(t *testing.T) {
+	for _, c := range []Coding{Gzip, Zstd} {
+		for range 3 { // encoders are used again, also after a stream that was left
+			s, err := c.NewStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent, coded := "", make(chan []byte, 1)
+			pr, pw := io.Pipe()
+			go func() {
+				for b := range coded {
+					_, _ = pw.Write(b)
+				}
+				_ = pw.Close()
+			}()
+			var r io.Reader
+			for i := range 50 {
+				event := `data: {"choices":[{"delta":{"content":"` + strings.Repeat("x", i) + "\"}}]}\n\n"
+				b, err := s.Append(nil, []byte(event))
+				if err != nil {
+					t.Fatal(err)
+				}
+				sent += event
+				coded <- b
+				if r == nil {
+					if c == Gzip {
+						r, err = gzip.NewReader(pr)
+					} else {
+						r, err = zstd.NewReader(pr, zstd.WithDecoderConcurrency(1))
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				got := make([]byte, len(event))
+				if _, err := io.ReadFull(r, got); err != nil || string(got) != event {
+					t.Fatalf("%v: event %d: %q, %v", c, i, got, err)
+				}
+			}
+			end, err := s.Close(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			coded <- end
+			close(coded)
+			if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+				t.Errorf("%v: behind the last event: %q, %v", c, rest, err)
+			}
+			left, err := c.NewStream()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := left.Append(nil, []byte("never seen again")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := left.Close(nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := Identity.NewStream(); err == nil {
+		t.Error("a stream without a coding was made")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(true, []byte{0x1f, 0x8b, 8, 0})
+	f.Add(false, []byte{0x28, 0xb5, 0x2f, 0xfd})
+	f.Fuzz(func(t *testing.T, isGzip bool, src []byte) {
+		c := Zstd
+		if isGzip {
+			c = Gzip
+		}
+		budget := membudget.NewBudget(1 << 20)
+		var room membudget.Lease
+		out, err := c.Decode(src, &room, budget, 64<<10)
+		if err == nil && len(out) > 64<<10 {
+			t.Fatalf("%d bytes", len(out))
+		}
+		room.Release()
+		if budget.Used() != 0 {
+			t.Fatalf("%d bytes kept", budget.Used())
+		}
+	})
+}

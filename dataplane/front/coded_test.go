@@ -1,0 +1,141 @@
+package front
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"sluice/dataplane/coding"
+)
+
+// TestEncodedRequest sends bodies in each coding, several on one connection: a
+// refused one must leave it as usable as an accepted one.
+func TestEncodedRequest(t *testing.T) {
+	const limit = 64 << 10
+	text := `{"model":"m","prompt":"` + strings.Repeat("a long prompt ", 1000) + `"}`
+	var got string
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+		got = string(x.Doc.Body)
+		if len(x.Header("Content-Encoding")) == 0 {
+			t.Error("the handler does not see the client's header lines as they came")
+		}
+		for _, f := range x.ForwardFields(nil) {
+			if equalFold([]byte(f.Name), "Content-Encoding") {
+				t.Error("the engine would be told of a coding that the body no longer has")
+			}
+		}
+		x.ReplyJSON(200, []byte("{}"))
+	})
+	whole := func(c coding.Coding, s string) string { return string(c.Append(nil, []byte(s))) }
+	for _, c := range []struct {
+		name, encoding, body string
+		status               int
+		says                 string
+	}{
+		{"gzip", "gzip", whole(coding.Gzip, text), 200, ""},
+		{"gzip by its old name", "x-gzip", whole(coding.Gzip, text), 200, ""},
+		{"zstd", "zstd", whole(coding.Zstd, text), 200, ""},
+		{"identity", "identity", text, 200, ""},
+		{"bomb", "gzip", whole(coding.Gzip, strings.Repeat(" ", 4<<20)), 413, "larger than 65536 bytes when its gzip is decoded"},
+		{"zstd bomb", "zstd", whole(coding.Zstd, strings.Repeat(" ", 4<<20)), 413, "larger than 65536 bytes when its zstd is decoded"},
+		{"cut", "zstd", whole(coding.Zstd, text)[:40], 400, "ends inside its zstd"},
+		{"not what it says", "gzip", text, 400, "no gzip"},
+		{"two codings", "gzip, zstd", "x", 415, "Content-Encoding must be one of gzip, zstd, identity"},
+		{"brotli", "br", "x", 415, `got \"br\"`},
+		{"no JSON inside", "gzip", whole(coding.Gzip, "hello"), 400, ""},
+		{"forbidden field inside", "gzip", whole(coding.Gzip, `{"kv_transfer_params":{"remote_host":"a"}}`), 400, "kv_transfer_params"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got = ""
+			cl := r.dial()
+			for range 2 {
+				fmt.Fprintf(cl, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Encoding: %s\r\nContent-Length: %d\r\n\r\n%s", chat, c.encoding, len(c.body), c.body)
+				resp, err := http.ReadResponse(cl.br, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode != c.status || !strings.Contains(string(answer), c.says) {
+					t.Fatalf("status %d, %s; want %d and %q", resp.StatusCode, answer, c.status, c.says)
+				}
+				if c.status == 200 && got != text {
+					t.Errorf("the handler saw %d bytes, not the %d that were sent", len(got), len(text))
+				}
+				if c.status == 415 && resp.Header.Get("Accept-Encoding") != coding.Known {
+					t.Errorf("Accept-Encoding %q does not say what would be accepted", resp.Header.Get("Accept-Encoding"))
+				}
+			}
+		})
+	}
+	if n := r.s.BodyBytes(); n != 0 {
+		t.Errorf("%d bytes of the budget are held after all", n)
+	}
+}
+
+func TestEncodedAnswer(t *testing.T) {
+	long := []byte(`{"text":"` + strings.Repeat("an answer ", 1000) + `"}`)
+	short := []byte(`{"text":"an answer"}`)
+	noise := make([]byte, 4<<10)
+	for i, x := 0, uint32(1); i < len(noise); i++ {
+		x = x*1664525 + 1013904223
+		noise[i] = byte(x >> 24)
+	}
+	answers := map[string][]byte{"long": long, "short": short, "noise": noise}
+	r := start(t, Options{CompressMin: 1 << 10}, func(x *Exchange) { x.ReplyJSON(200, answers[string(x.Header("X-Which"))]) })
+	plain := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, long) })
+	for _, c := range []struct{ which, accept, want string }{
+		{"long", "gzip", "gzip"},
+		{"long", "gzip, deflate, br, zstd", "zstd"},
+		{"long", "br", ""},
+		{"long", "", ""},
+		{"long", "gzip;q=0", ""},
+		{"short", "gzip", ""},
+		{"noise", "gzip", ""},
+	} {
+		body, got := fetchCoded(t, r, c.which, c.accept)
+		if got != c.want || !bytes.Equal(body, answers[c.which]) {
+			t.Errorf("%s with %q: coding %q and %d bytes, want %q and %d", c.which, c.accept, got, len(body), c.want, len(answers[c.which]))
+		}
+	}
+	if body, got := fetchCoded(t, plain, "long", "gzip"); got != "" || !bytes.Equal(body, long) {
+		t.Errorf("with compression off: coding %q and %d bytes", got, len(body))
+	}
+}
+
+// fetchCoded gives an answer decoded, and what it was encoded in.
+func fetchCoded(t *testing.T, r *rig, which, accept string) ([]byte, string) {
+	t.Helper()
+	cl := r.dial()
+	if accept != "" {
+		accept = "Accept-Encoding: " + accept + "\r\n"
+	}
+	fmt.Fprintf(cl, "POST %s HTTP/1.1\r\nHost: a\r\nX-Which: %s\r\n%sContent-Length: 2\r\n\r\n{}", chat, which, accept)
+	resp, err := http.ReadResponse(cl.br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var body io.Reader = resp.Body
+	switch resp.Header.Get("Content-Encoding") {
+	case "gzip":
+		body, err = gzip.NewReader(resp.Body)
+	case "zstd":
+		body, err = zstd.NewReader(resp.Body)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out, resp.Header.Get("Content-Encoding")
+}
