@@ -2,44 +2,25 @@ package completion
 
 import (
 	"hash/maphash"
+	"math/rand/v2"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // Book holds the waits that are open. All methods may be called from any
-// goroutine. Open and Close take a lock for one map operation in one of many
-// shards; a report does the same.
+// goroutine. None takes a lock: a request's own goroutine and the tiers' meet at its
+// Wait alone, which one of them holds for a few stores (Wait.hold).
 type Book struct {
 	seed   maphash.Seed
-	table  [shards]shard
+	waits  table
 	counts [events][2]atomic.Int64 // by event, failed or not
 
-	unknown, malformed atomic.Int64
-	next               atomic.Uint64
-}
-
-const (
-	shardBits = 6
-	shards    = 1 << shardBits
-)
-
-type shard struct {
-	mu    sync.Mutex
-	waits map[string]*Wait
-	byNum map[uint64]*Wait
-	_     [40]byte // one cache line each
+	unknown, malformed, crowded atomic.Int64
 }
 
 // NewBook makes an empty Book.
-func NewBook() *Book {
-	b := &Book{seed: maphash.MakeSeed()}
-	for i := range b.table {
-		b.table[i].waits, b.table[i].byNum = make(map[string]*Wait), make(map[uint64]*Wait)
-	}
-	return b
-}
+func NewBook() *Book { return &Book{seed: maphash.MakeSeed()} }
 
 // State of a transfer, as far as it has been told.
 type State uint8
@@ -67,12 +48,16 @@ type Result struct {
 }
 
 // Wait is one request's hand-over. The zero Wait is ready for Open, and may be
-// opened again once it is closed: nothing holds on to it after that.
+// opened again once it is closed: nothing holds on to it after that. Open, Number,
+// Opened and Close are for one goroutine.
 type Wait struct {
-	book   *Book
-	shard  *shard // whose lock guards what follows
+	// state is 0 while closed, else the number, and held while somebody reads or
+	// writes what follows. Open's store of it and hold's swap order the rest.
+	state  atomic.Uint64
+	book   *Book // nil: closed, or there was no place
+	place  uint32
 	id     string
-	number uint64 // 0: none was asked for
+	number uint64
 	opened time.Time
 	failed func()
 	told   bool   // failed has been called, or is
@@ -81,94 +66,107 @@ type Wait struct {
 	res    Result
 }
 
+// A number names one opening of a wait: another one has the
+// same by a chance of 2^-45 at most. From the lowest bit: held, place, a part of the id's hash,
+// random bits, and one that is always set.
+const (
+	held      = 1
+	tagShift  = 1 + placeBits
+	tagBits   = 22
+	tagMask   = (1<<tagBits - 1) << tagShift
+	placeMask = (1<<placeBits - 1) << 1
+)
+
+// fits says whether a number may be of an id with this hash.
+func fits(number, hash uint64) bool {
+	return number != 0 && (number^hash>>bucketBits<<tagShift)&tagMask == 0
+}
+
 // Open begins a wait for what is told of request id, which must be the one that
-// the engines are sent as X-Request-Id. failed is called once, from a tier's
-// goroutine, when the transfer fails or prefill's lease ends before it was told
-// done; it must not block, nor call the wait, and may be nil. A later Open of the
-// same id takes the place of an earlier one. Close the wait.
-func (b *Book) Open(w *Wait, id string, failed func()) {
-	s := &b.table[maphash.String(b.seed, id)%shards]
-	*w = Wait{book: b, shard: s, id: id, opened: time.Now(), failed: failed}
-	s.mu.Lock()
-	s.waits[id] = w
-	s.mu.Unlock()
+// the engines are sent as X-Request-Id. now is the time. failed is called once, from
+// a tier's goroutine, when the transfer fails or prefill's lease ends before it was
+// told done; it must not block, nor call the wait, and may be nil. A later Open of
+// the same id takes the place of an earlier one. Close the wait. With MaxWaits
+// open, or near it, a wait hears nothing (Crowded).
+func (b *Book) Open(w *Wait, id string, now time.Time, failed func()) {
+	hash := maphash.String(b.seed, id)
+	place, ok := b.waits.take(hash, w)
+	w.id, w.opened, w.failed, w.told, w.parts, w.res = id, now, failed, false, 0, Result{}
+	if !ok {
+		b.crowded.Add(1)
+		w.book, w.number = nil, 0
+		return
+	}
+	w.book, w.place = b, place
+	w.number = 1<<63 | rand.Uint64()&^(tagMask|placeMask|held) | hash>>bucketBits<<tagShift&tagMask | uint64(place)<<1
+	w.state.Store(w.number)
 }
 
 // Close ends the wait and answers what was told until now. After it, failed is
-// not called any more: one that is under way is waited for. A Wait that was never
-// opened answers Pending.
+// not called any more: one that is under way is waited for. A Wait that is not open
+// answers Pending.
 func (w *Wait) Close() Result {
 	if w.book == nil {
 		return Result{}
 	}
-	w.shard.mu.Lock()
-	defer w.shard.mu.Unlock()
-	for w.busy {
-		w.shard.mu.Unlock()
+	for w.hold(w.number); w.busy; w.hold(w.number) {
+		w.release(w.number)
 		runtime.Gosched()
-		w.shard.mu.Lock()
 	}
-	if w.shard.waits[w.id] == w {
-		delete(w.shard.waits, w.id)
-	}
-	if w.number != 0 {
-		delete(w.shard.byNum, w.number)
-		w.number = 0
-	}
+	w.state.Store(0)
+	w.book.waits.at(w.place).Store(nil)
+	w.book = nil
 	return w.res
 }
+
+// hold keeps others out of the wait while it is open under number; false when it is
+// not any more. Whoever holds it does so for a few stores.
+func (w *Wait) hold(number uint64) bool {
+	for !w.state.CompareAndSwap(number, number|held) {
+		if w.state.Load()&^held != number {
+			return false
+		}
+		runtime.Gosched()
+	}
+	return true
+}
+
+func (w *Wait) release(number uint64) { w.state.Store(number) }
 
 // Opened is when the wait was opened.
 func (w *Wait) Opened() time.Time { return w.opened }
 
 // Number names an open wait for a ticket of a completion board, whose records
-// carry it (Landed). It ends with Close and is not used again.
-func (b *Book) Number(w *Wait) uint64 {
-	s := w.shard
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w.number == 0 {
-		w.number = b.next.Add(1)<<shardBits | uint64(maphash.String(b.seed, w.id)%shards)
-		s.byNum[w.number] = w
-	}
-	return w.number
-}
+// carry it (Landed); 0 where none can. It ends with Close.
+func (w *Wait) Number() uint64 { return w.number }
 
 // Landed books what a board's record tells of the wait with this number. It says
 // whether there is one.
 func (b *Book) Landed(number uint64, failed bool, bytes int64, took time.Duration) bool {
 	r := Report{Event: Received, Failed: failed, Bytes: bytes, Took: took, TPSize: 1}
 	b.counted(&r)
-	s := &b.table[number%shards]
-	s.mu.Lock()
-	if !b.finish(s, s.byNum[number], &r) {
+	w := b.waits.at(uint32(number & placeMask >> 1)).Load()
+	if w == nil || number&held != 0 || !w.hold(number) {
 		b.unknown.Add(1)
 		return false
 	}
+	w.finish(&r)
 	return true
 }
 
-// Result is what has been told until now.
+// Result is what has been told until now. It may be called from any goroutine
+// until Close has begun.
 func (w *Wait) Result() Result {
-	if w.book == nil {
+	number := w.state.Load() &^ held
+	if number == 0 || !w.hold(number) {
 		return Result{}
 	}
-	w.shard.mu.Lock()
-	defer w.shard.mu.Unlock()
+	defer w.release(number)
 	return w.res
 }
 
 // Len is how many waits are open.
-func (b *Book) Len() int {
-	n := 0
-	for i := range b.table {
-		s := &b.table[i]
-		s.mu.Lock()
-		n += len(s.waits)
-		s.mu.Unlock()
-	}
-	return n
-}
+func (b *Book) Len() int { return b.waits.len() }
 
 // Line takes a report as it came over a tier, and says whether it was one. What
 // does not parse is counted.
@@ -207,32 +205,30 @@ func (b *Book) counted(r *Report) {
 
 // take gives the report to the wait of id, if there is one.
 func (b *Book) take(id []byte, r *Report) bool {
-	s := &b.table[maphash.Bytes(b.seed, id)%shards]
-	s.mu.Lock()
-	return b.finish(s, s.waits[string(id)], r)
+	w := b.waits.find(maphash.Bytes(b.seed, id), id)
+	if w != nil {
+		w.finish(r)
+	}
+	return w != nil
 }
 
-// finish gives the report to w, which may be nil, and unlocks s.
-func (b *Book) finish(s *shard, w *Wait, r *Report) bool {
-	if w == nil {
-		s.mu.Unlock()
-		return false
-	}
+// finish books a report in a wait that is held, lets go of it, and tells.
+func (w *Wait) finish(r *Report) {
+	number := w.number
 	failed := w.take(r)
 	if failed == nil || w.told {
-		s.mu.Unlock()
-		return true
+		w.release(number)
+		return
 	}
 	w.told, w.busy = true, true
-	s.mu.Unlock()
+	w.release(number)
 	failed()
-	s.mu.Lock()
+	w.hold(number) // Close waits for busy, so it is still open
 	w.busy = false
-	s.mu.Unlock()
-	return true
+	w.release(number)
 }
 
-// take books a report under the shard's lock and answers whom to tell.
+// take books a report and answers whom to tell.
 func (w *Wait) take(r *Report) (failed func()) {
 	switch r.Event {
 	case Sent:
@@ -274,8 +270,11 @@ func (b *Book) Count(e Event, failed bool) int64 {
 }
 
 // Unknown counts reports of requests that nobody waits for; Malformed lines that
-// are no reports.
+// are no reports; Crowded waits that found no place and heard nothing.
 func (b *Book) Unknown() int64 { return b.unknown.Load() }
 
 // Malformed is described at Unknown.
 func (b *Book) Malformed() int64 { return b.malformed.Load() }
+
+// Crowded is described at Unknown.
+func (b *Book) Crowded() int64 { return b.crowded.Load() }

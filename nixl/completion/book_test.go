@@ -53,7 +53,7 @@ func TestRequestIDs(t *testing.T) {
 	for _, engine := range []string{"r-1-2", "chatcmpl-r-1-2", "chatcmpl-r-1-2-0f3a9c11", "cmpl-r-1-2-0", "cmpl-r-1-2-0-0f3a9c11", "generate-tokens-r-1-2-0f3a9c11"} {
 		b := NewBook()
 		var w Wait
-		b.Open(&w, "r-1-2", nil)
+		b.Open(&w, "r-1-2", time.Now(), nil)
 		b.Line([]byte(line("recv", "ok", "0/0/1", engine)))
 		if res := w.Close(); res.State != Done {
 			t.Errorf("%s: %v; want done", engine, res.State)
@@ -61,7 +61,7 @@ func TestRequestIDs(t *testing.T) {
 	}
 	b := NewBook()
 	var w Wait
-	b.Open(&w, "r", nil)
+	b.Open(&w, "r", time.Now(), nil)
 	b.Line([]byte(line("recv", "ok", "0/0/1", "chatcmpl-other-r")))
 	if w.Result().State != Pending || b.Unknown() != 1 {
 		t.Errorf("another's report was believed: %+v, unknown %d", w.Result(), b.Unknown())
@@ -71,7 +71,7 @@ func TestRequestIDs(t *testing.T) {
 func TestEveryPartCounts(t *testing.T) {
 	b := NewBook()
 	var w Wait
-	b.Open(&w, "r", nil)
+	b.Open(&w, "r", time.Now(), nil)
 	defer w.Close()
 	b.Line([]byte(line("recv", "ok", "0/0/2", "r")))
 	b.Line([]byte(line("recv", "ok", "0/0/2", "r"))) // twice the same is once
@@ -92,7 +92,7 @@ func TestFailureIsToldOnce(t *testing.T) {
 	b := NewBook()
 	var w Wait
 	told := 0
-	b.Open(&w, "r", func() { told++ })
+	b.Open(&w, "r", time.Now(), func() { told++ })
 	b.Line([]byte(line("recv", "failed", "0/1/2", "r")))
 	b.Line([]byte(line("recv", "failed", "0/0/2", "r")))
 	if told != 1 || w.Result().State != Failed {
@@ -111,7 +111,7 @@ func TestFailureIsToldOnce(t *testing.T) {
 func TestExpiryBeforeTheTransferIsALoss(t *testing.T) {
 	b := NewBook()
 	var w Wait
-	b.Open(&w, "r", nil)
+	b.Open(&w, "r", time.Now(), nil)
 	b.Line([]byte(line("expired", "ok", "0/0/1", "chatcmpl-r-0f3a9c11")))
 	if got := w.Close(); !got.Lost || !got.Freed {
 		t.Errorf("%+v", got)
@@ -121,8 +121,8 @@ func TestExpiryBeforeTheTransferIsALoss(t *testing.T) {
 func TestALaterWaitTakesThePlace(t *testing.T) {
 	b := NewBook()
 	var first, second Wait
-	b.Open(&first, "r", nil)
-	b.Open(&second, "r", nil)
+	b.Open(&first, "r", time.Now(), nil)
+	b.Open(&second, "r", time.Now(), nil)
 	first.Close() // must not take the second's place away
 	b.Line([]byte(line("recv", "ok", "0/0/1", "r")))
 	if second.Close().State != Done || b.Len() != 0 {
@@ -136,13 +136,13 @@ func TestALaterWaitTakesThePlace(t *testing.T) {
 func TestRecordsOfABoard(t *testing.T) {
 	b := NewBook()
 	var w, other Wait
-	b.Open(&w, "r", nil)
-	b.Open(&other, "s", nil)
-	n := b.Number(&w)
-	if n == 0 || b.Number(&w) != n || b.Number(&other) == n {
+	b.Open(&w, "r", time.Now(), nil)
+	b.Open(&other, "s", time.Now(), nil)
+	n := w.Number()
+	if n == 0 || w.Number() != n || other.Number() == n {
 		t.Error("a wait has one number, and no other has it")
 	}
-	if !b.Landed(n, false, 4096, time.Millisecond) || b.Landed(n+1<<shardBits*5, false, 1, 1) {
+	if !b.Landed(n, false, 4096, time.Millisecond) || b.Landed(n^2, false, 1, 1) || b.Landed(n|held, false, 1, 1) || b.Landed(0, false, 1, 1) {
 		t.Error("a record finds its wait, and no other")
 	}
 	if got := w.Close(); got.State != Done || got.Bytes != 4096 {
@@ -152,10 +152,71 @@ func TestRecordsOfABoard(t *testing.T) {
 		t.Error("a number outlived its wait")
 	}
 	other.Close()
-	for i := range b.table {
-		if len(b.table[i].byNum) != 0 {
-			t.Error("numbers are left over")
+	b.Open(&w, "r", time.Now(), nil) // the same place, most likely
+	if b.Landed(n, false, 1, 1) || w.Close().State != Pending {
+		t.Error("a number found a later opening")
+	}
+}
+
+// A full table refuses, says so, and is as good as new when waits have ended.
+func TestNoPlaceIsLeft(t *testing.T) {
+	b := NewBook()
+	waits := make([]Wait, MaxWaits+100)
+	for i := range waits {
+		b.Open(&waits[i], fmt.Sprint("r", i), time.Now(), nil)
+	}
+	n := b.Len()
+	if n < MaxWaits*9/10 || int(b.Crowded()) != len(waits)-n {
+		t.Errorf("%d of %d places are taken, %d waits have none", n, MaxWaits, b.Crowded())
+	}
+	for i := range waits {
+		id, had := fmt.Sprint("r", i), waits[i].Number() != 0
+		b.Line([]byte(line("recv", "ok", "0/0/1", id)))
+		if got := waits[i].Close(); (got.State == Done) != had {
+			t.Fatalf("%s: %v, a place: %v", id, got.State, had)
 		}
+	}
+	if b.Len() != 0 {
+		t.Errorf("%d places are still taken", b.Len())
+	}
+}
+
+// Waits of the same id, opened and closed while it is told of: each report is of
+// one wait, and none is booked twice.
+func TestSameIDAtOnce(t *testing.T) {
+	b := NewBook()
+	var booked atomic.Int64
+	var opens, tells sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		opens.Go(func() {
+			var w Wait
+			for range 5000 {
+				b.Open(&w, "r", time.Now(), nil)
+				if w.Close().State == Done {
+					booked.Add(1)
+				}
+			}
+		})
+	}
+	for range 2 {
+		tells.Go(func() {
+			l := []byte(line("recv", "ok", "0/0/1", "r"))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					b.Line(l)
+				}
+			}
+		})
+	}
+	opens.Wait()
+	close(stop)
+	tells.Wait()
+	if booked.Load() > b.Count(Received, false)-b.Unknown() || b.Len() != 0 {
+		t.Errorf("%d waits ended by %d reports, %d unknown; %d open", booked.Load(), b.Count(Received, false), b.Unknown(), b.Len())
 	}
 }
 
@@ -170,7 +231,7 @@ func TestManyAtOnce(t *testing.T) {
 			for i := range 500 {
 				id := fmt.Sprintf("%d-%d", g, i)
 				var w Wait
-				b.Open(&w, id, func() { failed.Add(1) })
+				b.Open(&w, id, time.Now(), func() { failed.Add(1) })
 				done := make(chan struct{})
 				go func() {
 					status := "ok"
@@ -202,7 +263,7 @@ func TestNoAllocation(t *testing.T) {
 	l := []byte(line("recv", "ok", "0/0/1", "chatcmpl-r-0f3a9c11"))
 	var w Wait
 	if n := testing.AllocsPerRun(1000, func() {
-		b.Open(&w, "r", nil)
+		b.Open(&w, "r", time.Now(), nil)
 		b.Line(l)
 		w.Close()
 	}); n != 0 {
@@ -216,7 +277,7 @@ func TestExpiredTells(t *testing.T) {
 	b := NewBook()
 	var w Wait
 	told, go_on := make(chan struct{}), make(chan struct{})
-	b.Open(&w, "r1", func() { close(told); <-go_on })
+	b.Open(&w, "r1", time.Now(), func() { close(told); <-go_on })
 	line := func(event string) []byte {
 		return []byte("SLUICE1 " + event + " ok - - 0 0 0/0/1 p0 cmpl-r1-0-0badcafe")
 	}
@@ -236,7 +297,7 @@ func TestExpiredTells(t *testing.T) {
 	}
 	// After the KV has come, the lease's end is no loss.
 	w = Wait{}
-	b.Open(&w, "r1", func() { t.Error("told of a lease that did not matter") })
+	b.Open(&w, "r1", time.Now(), func() { t.Error("told of a lease that did not matter") })
 	b.Line(line("recv"))
 	b.Line(line("expired"))
 	if r := w.Close(); r.Lost || r.State != Done {
@@ -287,7 +348,7 @@ func BenchmarkHandOver(b *testing.B) {
 		l := []byte(line("recv", "ok", "0/0/1", "chatcmpl-"+id+"-0f3a9c11"))
 		var w Wait
 		for pb.Next() {
-			book.Open(&w, id, nil)
+			book.Open(&w, id, time.Now(), nil)
 			book.Line(l)
 			w.Close()
 		}

@@ -203,7 +203,7 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
 	call := new(upstream.Call)
-	q.watch()
+	q.watch(time.Now())
 	q.beside = q.startBeside(&prefill, call)
 	defer func() { q.beside = nil }()
 

@@ -204,7 +204,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		opt.Fleet.Answered(rank, resp.Status)
 	}
 	if relays {
-		if q.beside != nil || q.pair.Trial || q.told || q.vigil != nil {
+		if q.beside != nil || q.pair.Trial || q.told || q.vigil.watches() {
 			if end, on := q.firstBytes(choice, call, resp, began); !on {
 				return end
 			}

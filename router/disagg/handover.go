@@ -15,10 +15,10 @@ import (
 var errorEvent = []byte(`data: {"error"`)
 
 // watch begins to listen for what engines tell of the hand-over: from prefill's
-// answer on, or, of a Concurrent pair, before the legs are sent.
-func (q *request) watch() {
+// answer on, or, of a Concurrent pair, before the legs are sent; now is that time.
+func (q *request) watch(now time.Time) {
 	if q.plan.Traits.Told {
-		q.wait = q.r.opt.Transfers.Open(q.pair.RequestID)
+		q.wait = q.r.opt.Transfers.Open(q.pair.RequestID, now)
 	}
 }
 
@@ -48,9 +48,9 @@ func (q *request) lend(rank *worker.Rank) {
 // guard has the decode call cut when its hand-over is told lost, or the engine that
 // holds the KV goes down.
 func (q *request) guard(call *upstream.Call) {
-	q.vigil.settle()
-	if q.vigil = nil; q.pair.Handle != nil && !q.plan.Traits.Unleased {
-		q.vigil = newVigil(q.r.opt.Fleet, q.pair.Prefill, call)
+	q.vigil.forget()
+	if q.pair.Handle != nil && !q.plan.Traits.Unleased {
+		q.guardOver(q.pair.Prefill, call)
 	}
 	if q.wait == nil || q.pair.Handle == nil && q.beside == nil {
 		return
@@ -89,7 +89,7 @@ func (q *request) handOverLost(why string) legEnd {
 	q.fellBack("transfer_"+why, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
 	q.hold(false)
 	q.unwatch()
-	q.vigil.settle()
+	q.vigil.forget()
 	if why == "expired" {
 		q.passOn() // there is nothing left to release
 	} else {

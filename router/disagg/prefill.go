@@ -108,7 +108,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 	q.prefilled = true
 	q.hold(!q.plan.Traits.Unleased)
-	q.watch()
+	q.watch(q.handleAt)
 	if _, pulls := q.plan.Family.(nixlPull); pulls {
 		q.kept = q.r.opt.SideChannel.Hold(rank, q.pair.Handle)
 	}

@@ -14,6 +14,7 @@ import (
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
+	"sluice/router/patrol"
 	"sluice/router/schedule"
 	"sluice/router/sidechannel"
 	"sluice/router/tokenize"
@@ -120,6 +121,7 @@ type Runner struct {
 	pinned   atomic.Int64  // see Pinned
 	pins     pins
 	waiting  atomic.Int64 // see Waiting
+	vigils   *patrol.Patrol[vigil]
 }
 
 // Waiting is how many requests wait for a pool to have a healthy worker.
@@ -140,7 +142,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models))}
+	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models)), vigils: newVigils()}
 	r.requests.New = func() any { return new(request) }
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.UsePairRate(func(from, to *worker.Rank) float64 { return w.From(from).NSPerToken(int(to.Slot)) / 1e6 })
@@ -240,7 +242,7 @@ type request struct {
 
 	wait   *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
 	kept   *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
-	vigil  *vigil            // over prefill's engine while decode waits for its KV
+	vigil  *vigil            // over prefill's engine while decode waits for its KV; nil until one was needed
 	told   bool              // the decode engine chosen runs the connector
 	ticket []byte            // scratch of pair.Ticket
 
@@ -300,7 +302,7 @@ func (q *request) recycle() {
 	q.hold(false)
 	q.unwatch()
 	q.abandon()
-	q.vigil.settle()
+	q.vigil.forget()
 	q.booked.Reservation.Release()
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
@@ -320,6 +322,7 @@ func (q *request) recycle() {
 		answer:   q.answer[:0],
 		ticket:   q.ticket[:0],
 		reply:    q.reply[:0],
+		vigil:    q.vigil,
 	}
 	clear(keep.fields[:cap(keep.fields)])
 	clear(keep.segments[:cap(keep.segments)])

@@ -1,55 +1,64 @@
 package disagg
 
 import (
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"sluice/dataplane/upstream"
 	"sluice/router/fleet"
+	"sluice/router/patrol"
 	"sluice/router/worker"
 )
 
 // vigil looks after a decode that has a handle and has shown nothing yet: when the
 // engine that holds the KV goes down, decode would wait in vain, for minutes, and
-// is cut. Whoever moves state on has the say: the look that finds the engine down,
-// or settle.
+// is cut. It is a request's for good, so that beginning one allocates nothing, and
+// looked at every partyCheck (newVigils).
 type vigil struct {
+	mu    sync.Mutex // between its request's goroutine and look, for a few stores
+	on    bool
+	lost  bool // look found the engine down and cut the call
 	fleet *fleet.Fleet
 	rank  *worker.Rank
 	call  *upstream.Call
-	timer *time.Timer
-	since time.Time // it has been seen out of health; the looks' own
-	state atomic.Int32
+	since time.Time // it has been seen out of health
 }
-
-const (
-	vigilLooks = iota
-	vigilSettled
-	vigilLost
-)
 
 // downFor is how long an engine that still listens must be seen out of health to
 // count as down: one that computes a long prompt may leave probes unanswered.
 const downFor = 5 * time.Second
 
-func newVigil(f *fleet.Fleet, rank *worker.Rank, call *upstream.Call) *vigil {
-	v := &vigil{fleet: f, rank: rank, call: call}
-	v.timer = time.AfterFunc(time.Hour, v.look)
-	v.timer.Reset(partyCheck) // only now: look uses timer
-	return v
+// newVigils is the patrol that looks at all vigils of a Runner.
+func newVigils() *patrol.Patrol[vigil] { return patrol.New(partyCheck, (*vigil).look) }
+
+// guardOver begins the vigil over prefill's engine for call.
+func (q *request) guardOver(rank *worker.Rank, call *upstream.Call) {
+	if q.vigil == nil {
+		q.vigil = new(vigil)
+		q.r.vigils.Join(q.vigil)
+	}
+	q.vigil.begin(q.r.opt.Fleet, rank, call)
+	q.r.vigils.OnDuty()
 }
 
-func (v *vigil) look() {
-	if v.state.Load() != vigilLooks {
-		return
+// begin watches rank for call, until settle.
+func (v *vigil) begin(f *fleet.Fleet, rank *worker.Rank, call *upstream.Call) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.on, v.lost, v.since = true, false, time.Time{}
+	v.fleet, v.rank, v.call = f, rank, call
+}
+
+// look says whether the vigil goes on.
+func (v *vigil) look(now time.Time) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.on && v.down(now) {
+		v.lost = true
+		v.call.Cut()
+		v.stop()
 	}
-	if v.down(time.Now()) {
-		if v.state.CompareAndSwap(vigilLooks, vigilLost) {
-			v.call.Cut()
-		}
-		return
-	}
-	v.timer.Reset(partyCheck)
+	return v.on
 }
 
 func (v *vigil) down(now time.Time) bool {
@@ -67,13 +76,42 @@ func (v *vigil) down(now time.Time) bool {
 	return false
 }
 
-// settle ends the vigil; false: the engine went down, and the call was cut.
+// settle ends the vigil; false: the engine went down, and the call was cut. A nil
+// vigil, as all of a request that had none, answers true.
 func (v *vigil) settle() bool {
 	if v == nil {
 		return true
 	}
-	v.timer.Stop()
-	return v.state.CompareAndSwap(vigilLooks, vigilSettled) || v.state.Load() == vigilSettled
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.stop()
+	return !v.lost
+}
+
+// forget ends the vigil of an attempt that is over, and what it found.
+func (v *vigil) forget() {
+	if v == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.stop()
+	v.lost = false
+}
+
+func (v *vigil) stop() {
+	v.on = false
+	v.fleet, v.rank, v.call = nil, nil, nil
+}
+
+// watches says whether the vigil is over this attempt's decode, or was until it cut it.
+func (v *vigil) watches() bool {
+	if v == nil {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.on || v.lost
 }
 
 // settle lets decode's answer count: false, when the hand-over is lost and the

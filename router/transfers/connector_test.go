@@ -134,7 +134,7 @@ func (r *reporter) say(line string) string {
 // tellAll has every kind of report come through by a channel.
 func tellAll(t *testing.T, w *Watch, r *reporter, channel string) {
 	t.Helper()
-	wait := w.Open("plain")
+	wait := w.Open("plain", time.Now())
 	if got := r.say("recv ok 4096 1500 cmpl-plain-0-0badcafe"); got != channel {
 		t.Errorf("it went by %s, want %s", got, channel)
 	}
@@ -143,7 +143,7 @@ func tellAll(t *testing.T, w *Watch, r *reporter, channel string) {
 		t.Errorf("%+v", res)
 	}
 	for i := range 3 {
-		wait = w.Open("lent")
+		wait = w.Open("lent", time.Now())
 		wait.Lend(time.Minute)
 		r.say(fmt.Sprintf(`recv ok 8192 %d cmpl-lent-0-0badcafe {"do_remote_prefill":true,"sluice":%s}`, 100+i, wait.AppendTicket(nil)))
 		eventually(t, "a record is booked", func() bool { return wait.told.Result().State == completion.Done })
@@ -151,12 +151,12 @@ func tellAll(t *testing.T, w *Watch, r *reporter, channel string) {
 			t.Errorf("%+v", res)
 		}
 	}
-	wait = w.Open("bad")
+	wait = w.Open("bad", time.Now())
 	wait.Lend(time.Minute)
 	r.say(fmt.Sprintf(`recv failed 0 0 cmpl-bad-0-0badcafe {"sluice":%s}`, wait.AppendTicket(nil)))
 	eventually(t, "a failure is booked", func() bool { return wait.Lost() == "failed" })
 	wait.Close()
-	wait = w.Open("late")
+	wait = w.Open("late", time.Now())
 	r.say("expired ok 0 0 cmpl-late-0-0badcafe")
 	eventually(t, "an expiry is booked", func() bool { return wait.Lost() == "expired" })
 	wait.Close()
@@ -209,7 +209,7 @@ func TestRealConnectorOverNIXL(t *testing.T) {
 	if during.NIXL != nil || during.Epoch == before.Epoch {
 		t.Errorf("the dead agent is still offered")
 	}
-	wait := w.Open("between")
+	wait := w.Open("between", time.Now())
 	wait.Lend(time.Minute)
 	r.say(fmt.Sprintf(`recv ok 1 1 cmpl-between-0-0badcafe {"sluice":%s}`, wait.AppendTicket(nil)))
 	eventually(t, "the report after the agent's death", func() bool { return wait.told.Result().State == completion.Done })

@@ -19,27 +19,35 @@ type Wait struct {
 	ticket nixl.Ticket
 	tell   func() // the method value failed, made once
 
-	// call is the decode leg that is cut when the hand-over is lost. Whoever swaps
-	// it out has the say: a tier that lost it, or Settle that let it go on.
+	// call is the decode leg that is cut when the hand-over is lost; wasCut once it
+	// was. Whoever swaps it out has the say: a tier that lost it, or Settle that let
+	// it go on.
 	call    atomic.Pointer[upstream.Call]
-	lost    atomic.Bool
+	lost    atomic.Bool // told so, or stalled
 	stalled atomic.Bool
-	timer   *time.Timer
+	stallAt atomic.Int64 // since clock; 0: no stall is looked for
 }
+
+// wasCut stands in Wait.call for the call that was cut.
+var wasCut = new(upstream.Call)
+
+// clock is where stallAt counts from, so that no change of the wall clock matters.
+var clock = time.Now()
 
 // slack is how long a ticket outlives the time that its request may take.
 const slack = time.Minute
 
-// Open begins to watch the hand-over of the request that engines know as id. It is
-// nil while no tier is up. Close it.
-func (w *Watch) Open(id string) *Wait {
+// Open begins to watch the hand-over of the request that engines know as id, at the
+// time now. It is nil while no tier is up. Close it.
+func (w *Watch) Open(id string, now time.Time) *Wait {
 	if w == nil || w.up.Load() == 0 {
 		return nil
 	}
 	t := w.waits.Get().(*Wait)
+	t.call.Store(nil)
 	t.lost.Store(false)
 	t.stalled.Store(false)
-	w.book.Open(&t.told, id, t.tell)
+	w.book.Open(&t.told, id, now, t.tell)
 	return t
 }
 
@@ -50,7 +58,7 @@ func (t *Wait) Lend(most time.Duration) {
 		return
 	}
 	b := t.watch.board.Load()
-	if ticket, ok := b.HandOut(t.watch.book.Number(&t.told), t.told.Opened().Add(most+slack)); ok {
+	if ticket, ok := b.HandOut(t.told.Number(), t.told.Opened().Add(most+slack)); ok {
 		t.board, t.ticket = b, ticket
 	}
 }
@@ -63,9 +71,20 @@ func (t *Wait) AppendTicket(dst []byte) []byte {
 	}
 	dst = strconv.AppendUint(append(dst, `{"slot":`...), uint64(t.ticket.Slot), 10)
 	dst = strconv.AppendUint(append(dst, `,"sequence":"`...), t.ticket.Sequence, 16)
-	dst = strconv.AppendUint(append(dst, `","nonce":"`...), t.ticket.Nonce, 16)
-	dst = strconv.AppendUint(append(dst, `","request":"`...), t.ticket.Request, 16)
+	dst = appendHex(append(dst, `","nonce":"`...), t.ticket.Nonce)
+	dst = appendHex(append(dst, `","request":"`...), t.ticket.Request)
 	return append(dst, `"}`...)
+}
+
+// appendHex appends all 16 digits. strconv's form for any base took a sixth of what
+// a watched hand-over costs.
+func appendHex(dst []byte, n uint64) []byte {
+	var digits [16]byte
+	for i := range digits {
+		digits[i] = "0123456789abcdef"[n>>60]
+		n <<= 4
+	}
+	return append(dst, digits[:]...)
 }
 
 // Guard has call cut as soon as the hand-over is told lost, at once where it was
@@ -80,15 +99,31 @@ func (t *Wait) Guard(call *upstream.Call, stall time.Duration) {
 		t.cut(call)
 		return
 	}
-	if stall > 0 {
-		t.timer = time.AfterFunc(stall, func() {
-			if t.call.Load() == call && t.told.Result().State == completion.Pending && t.call.CompareAndSwap(call, nil) {
-				t.stalled.Store(true)
-				t.lost.Store(true)
-				call.Cut()
-			}
-		})
+	if stall <= 0 {
+		return
 	}
+	t.stallAt.Store(int64(time.Since(clock)+stall) | 1)
+	t.watch.stalls.OnDuty()
+}
+
+// stallCheck is how late a stall is seen at most.
+const stallCheck = 50 * time.Millisecond
+
+// stall cuts a call that nothing has been told of in time. The wait may be closed
+// and opened for another request meanwhile: then another time stands there.
+func (t *Wait) stall(now time.Time) (onDuty bool) {
+	at, call := t.stallAt.Load(), t.call.Load()
+	if at == 0 || int64(now.Sub(clock)) < at {
+		return at != 0
+	}
+	if t.told.Result().State != completion.Pending || !t.stallAt.CompareAndSwap(at, 0) {
+		return false
+	}
+	t.stalled.Store(true)
+	if !t.cut(call) {
+		t.stalled.Store(false)
+	}
+	return false
 }
 
 // Settle lets the guarded call go on alone. False: it was cut, the hand-over is lost.
@@ -96,31 +131,43 @@ func (t *Wait) Settle() bool {
 	if t == nil {
 		return true
 	}
-	if t.timer != nil {
-		t.timer.Stop()
-		t.timer = nil
+	if t.stallAt.Load() != 0 {
+		t.stallAt.Store(0)
 	}
-	return t.call.Swap(nil) != nil || !t.lost.Load()
+	for {
+		switch call := t.call.Load(); call {
+		case wasCut:
+			return false
+		case nil:
+			return !t.lost.Load()
+		default:
+			if t.call.CompareAndSwap(call, nil) {
+				return true
+			}
+		}
+	}
 }
 
 // failed is called by a tier, once.
 func (t *Wait) failed() {
 	t.lost.Store(true)
-	if call := t.call.Load(); call != nil {
-		t.cut(call)
-	}
+	t.cut(t.call.Load())
 }
 
-func (t *Wait) cut(call *upstream.Call) {
-	if t.call.CompareAndSwap(call, nil) {
-		call.Cut()
+// cut says whether call was still guarded; it is cut then.
+func (t *Wait) cut(call *upstream.Call) bool {
+	if call == nil || call == wasCut || !t.call.CompareAndSwap(call, wasCut) {
+		return false
 	}
+	t.lost.Store(true)
+	call.Cut()
+	return true
 }
 
 // Lost says why the hand-over cannot succeed, "" while it can. The reasons are
 // constants: "expired" (prefill has let go of the blocks), "failed", "stalled".
 func (t *Wait) Lost() string {
-	if t == nil || !t.lost.Load() {
+	if t == nil || !t.lost.Load() && t.call.Load() != wasCut {
 		return ""
 	}
 	switch r := t.told.Result(); {

@@ -13,6 +13,7 @@ import (
 
 	"sluice/nixl"
 	"sluice/nixl/completion"
+	"sluice/router/patrol"
 	"sluice/router/worker"
 )
 
@@ -51,6 +52,7 @@ type Watch struct {
 	outcomes   [outcomes]atomic.Int64
 
 	waits  sync.Pool
+	stalls *patrol.Patrol[Wait]
 	stop   context.CancelFunc
 	swept  chan struct{}
 	closed sync.Once
@@ -70,10 +72,12 @@ func Start(opt Options) (*Watch, error) {
 	}
 	var start [8]byte
 	rand.Read(start[:])
-	w := &Watch{log: opt.Log, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{})}
+	w := &Watch{log: opt.Log, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{}),
+		stalls: patrol.New(stallCheck, (*Wait).stall)}
 	w.waits.New = func() any {
 		t := &Wait{watch: w}
 		t.tell = t.failed
+		w.stalls.Join(t)
 		return t
 	}
 	var err error

@@ -2,6 +2,7 @@ package transfers
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -85,7 +86,7 @@ func TestNoTierCostsNothing(t *testing.T) {
 	if w != nil || err != nil {
 		t.Fatalf("%v, %v", w, err)
 	}
-	if w.Open("r") != nil || w.From(rank(1, "p")) != nil || w.Frame([]byte("x")) || w.Pairs() != nil {
+	if w.Open("r", time.Now()) != nil || w.From(rank(1, "p")) != nil || w.Frame([]byte("x")) || w.Pairs() != nil {
 		t.Error("a nil Watch does something")
 	}
 	var wait *Wait
@@ -108,7 +109,7 @@ func TestNoTierCostsNothing(t *testing.T) {
 func TestOverZMQ(t *testing.T) {
 	w := startOverZMQ(t)
 	s := push(t, w.zmq.at())
-	wait := w.Open("a")
+	wait := w.Open("a", time.Now())
 	send(t, s, line("recv", "ok", "a", 1<<20, 500))
 	eventually(t, "the report is booked", func() bool { return wait.told.Result().State == completion.Done })
 	res := wait.Close()
@@ -125,7 +126,7 @@ func TestOverZMQ(t *testing.T) {
 		t.Error("a pair with a rank that left")
 	}
 
-	wait = w.Open("b")
+	wait = w.Open("b", time.Now())
 	wait.Lend(time.Minute)
 	if ticket := string(wait.AppendTicket([]byte("x"))); !strings.HasPrefix(ticket, `x{"slot":`) || !strings.HasSuffix(ticket, `"}`) {
 		t.Errorf("ticket %s", ticket)
@@ -157,7 +158,7 @@ func TestGuard(t *testing.T) {
 	w := startOverZMQ(t)
 	for _, k := range []struct{ event, status, why string }{{"recv", "failed", "failed"}, {"expired", "ok", "expired"}} {
 		for _, before := range []bool{false, true} {
-			wait, call := w.Open("g"), new(upstream.Call)
+			wait, call := w.Open("g", time.Now()), new(upstream.Call)
 			if before {
 				w.frame(line(k.event, k.status, "g", 0, 0))
 			}
@@ -172,7 +173,7 @@ func TestGuard(t *testing.T) {
 		}
 	}
 	// Settled calls are left alone, and so are calls of a wait that was closed.
-	wait, call := w.Open("g"), new(upstream.Call)
+	wait, call := w.Open("g", time.Now()), new(upstream.Call)
 	wait.Guard(call, time.Minute)
 	if !wait.Settle() {
 		t.Error("lost without a word")
@@ -184,7 +185,7 @@ func TestGuard(t *testing.T) {
 		t.Error("a call that had been let go was cut")
 	}
 	// A stall.
-	wait, call = w.Open("g"), new(upstream.Call)
+	wait, call = w.Open("g", time.Now()), new(upstream.Call)
 	wait.Guard(call, time.Millisecond)
 	eventually(t, "the stall cuts", call.WasCut)
 	if wait.Lost() != "stalled" {
@@ -192,7 +193,7 @@ func TestGuard(t *testing.T) {
 	}
 	wait.Close()
 	// A word in time is no stall.
-	wait, call = w.Open("g"), new(upstream.Call)
+	wait, call = w.Open("g", time.Now()), new(upstream.Call)
 	w.frame(line("recv", "ok", "g", 0, 0))
 	wait.Guard(call, time.Millisecond)
 	time.Sleep(20 * time.Millisecond)
@@ -200,7 +201,22 @@ func TestGuard(t *testing.T) {
 		t.Error("cut although the KV had come")
 	}
 	wait.Close()
-	if o := w.Outcomes(); o["stalled"] != 1 || o["expired"] != 2 || o["failed"] != 3 {
+	// A timer of the hand-over before does not cut the next one's call.
+	for range 20 {
+		wait, call = w.Open("g", time.Now()), new(upstream.Call)
+		wait.Guard(call, time.Millisecond)
+		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		let := wait.Settle()
+		wait.Close()
+		next, other := w.Open("g", time.Now()), new(upstream.Call)
+		next.Guard(other, time.Minute)
+		time.Sleep(time.Millisecond)
+		if call.WasCut() == let || other.WasCut() || next.Lost() != "" {
+			t.Fatalf("let go: %v, cut: %v; the next: cut %v, lost %q", let, call.WasCut(), other.WasCut(), next.Lost())
+		}
+		next.Close()
+	}
+	if o := w.Outcomes(); o["stalled"] < 1 || o["expired"] != 2 || o["failed"] != 3 {
 		t.Errorf("%v", o)
 	}
 }
@@ -208,7 +224,7 @@ func TestGuard(t *testing.T) {
 // A report that comes a moment after the engine's own word is waited for, briefly.
 func TestAwait(t *testing.T) {
 	w := startOverZMQ(t)
-	wait := w.Open("a")
+	wait := w.Open("a", time.Now())
 	defer wait.Close()
 	if wait.Await() {
 		t.Error("lost without a word")
@@ -231,7 +247,7 @@ func TestZMQComesBack(t *testing.T) {
 		s, why := w.zmq.Status()
 		return s == nixl.TierDown && strings.Contains(why, "in use")
 	})
-	if w.Open("x") != nil {
+	if w.Open("x", time.Now()) != nil {
 		t.Error("a wait is opened although nobody could tell")
 	}
 	if active := w.Status(); active.Active != nixl.TierHTTP || !strings.Contains(active.Reason, "zmq is down") {
@@ -244,7 +260,7 @@ func TestZMQComesBack(t *testing.T) {
 	if d.ZMQ != nil || e.ZMQ == nil || d.Epoch == e.Epoch {
 		t.Errorf("documents: %+v then %+v", d, e)
 	}
-	wait := w.Open("x")
+	wait := w.Open("x", time.Now())
 	if wait == nil {
 		t.Fatal("no wait although the tier is up")
 	}
@@ -292,15 +308,17 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// What a watched hand-over costs a request while a tier is up.
+// What a watched hand-over costs a request while a tier is up. The runner has the
+// time at hand: it keeps when prefill answered.
 func BenchmarkWatched(b *testing.B) {
 	w := startOverZMQ(b)
 	p, d := rank(3, "p0"), rank(5, "d0")
 	call := new(upstream.Call)
 	room := make([]byte, 0, 256)
+	now := time.Now()
 	b.ReportAllocs()
 	for b.Loop() {
-		wait := w.Open("bench")
+		wait := w.Open("bench", now)
 		wait.Lend(time.Minute)
 		room = wait.AppendTicket(room[:0])
 		wait.Guard(call, 0)
@@ -315,10 +333,10 @@ func TestWatchedAllocatesNothing(t *testing.T) {
 	call := new(upstream.Call)
 	room := make([]byte, 0, 256)
 	n := testing.AllocsPerRun(200, func() {
-		wait := w.Open("bench")
+		wait := w.Open("bench", time.Now())
 		wait.Lend(time.Minute)
 		room = wait.AppendTicket(room[:0])
-		wait.Guard(call, 0)
+		wait.Guard(call, time.Minute)
 		wait.Settle()
 		res := completion.Result{State: completion.Done, Took: time.Millisecond, Bytes: 1 << 20}
 		w.Moved(rankA, rankB, 1000, &res)

@@ -1,0 +1,39 @@
+package disagg
+
+import (
+	"testing"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// A vigil costs a request a few stores, and no memory after its first.
+func TestVigilAllocatesNothing(t *testing.T) {
+	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q.r.opt.Fleet = fleet.New(fleet.Options{})
+	defer q.r.opt.Fleet.Close()
+	q.guardOver(rank, call)
+	v := q.vigil
+	if n := testing.AllocsPerRun(200, func() {
+		q.guardOver(rank, call)
+		if !v.settle() {
+			t.Error("lost without a look")
+		}
+		v.forget()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkVigil(b *testing.B) {
+	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q.r.opt.Fleet = fleet.New(fleet.Options{})
+	defer q.r.opt.Fleet.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		q.guardOver(rank, call)
+		q.vigil.settle()
+		q.vigil.forget()
+	}
+}
