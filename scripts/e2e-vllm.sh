@@ -4,7 +4,8 @@
 #
 # usage: scripts/e2e-vllm.sh [--only pd,dp,migrate] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
-#   --only LIST     sections: pd (prefill and decode apart with NixlConnector, then
+#   --only LIST     sections: pd (prefill and decode apart with NixlConnector, clients that
+#                   leave phase by phase, a lease that runs out, then
 #                   a second prefill engine), dp (two data-parallel ranks behind
 #                   one URL), migrate (a decode engine is killed under its streams);
 #                   default these. transfers: see scripts/e2e-nixl-vllm.sh

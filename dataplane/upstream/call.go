@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync/atomic"
+	"time"
 )
 
 // Call is the handle by which another goroutine ends a leg. The zero value is
@@ -12,8 +13,8 @@ import (
 // Memory order. The call holds one atomic pointer: nil (nothing to close), the
 // leg it owns, or the mark of a cut. Ownership of a connection moves by
 // compare-and-swap on it: Do attaches (nil -> leg), Release and every failure
-// detach (leg -> nil), Cut swaps the mark in. Whoever takes the leg out of the
-// pointer owns its fate: a Cut that got it closes it and its owner, whose
+// detach (leg -> nil), Cut and HangUp swap the mark in. Whoever takes the leg out of
+// the pointer owns its fate: a Cut that got it closes it and its owner, whose
 // detach then fails, never pools or reuses it; a detach that succeeded leaves
 // nothing for a later Cut to find. So a late Cut cannot reach a connection
 // that already serves another request.
@@ -44,7 +45,33 @@ func (c *Call) Cut() {
 	abort(l.nc)
 }
 
-// WasCut says whether Cut was called.
+// hangUpFor is how long HangUp listens for an answer that was on its way. An engine
+// takes the end of its input as a client that left, at once; this bounds one that
+// does not.
+const hangUpFor = time.Second
+
+// HangUp cuts the call as Cut does, but an answer that the engine had sent before
+// it could know is still read: only our side of the connection is closed, the
+// other when the engine closes it, within a second at the latest. Then WasCut is
+// true although Do and the reads of the answer have succeeded.
+func (c *Call) HangUp() {
+	l := c.at.Swap(cutMark)
+	if l == nil || l == cutMark {
+		return
+	}
+	if l.cancel != nil {
+		l.cancel()
+		return
+	}
+	half, ok := plain(l.nc).(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		abort(l.nc)
+		return
+	}
+	time.AfterFunc(hangUpFor, func() { abort(l.nc) })
+}
+
+// WasCut says whether Cut or HangUp was called.
 func (c *Call) WasCut() bool { return c != nil && c.at.Load() == cutMark }
 
 // attach makes l the thing to close; false when the call was cut before.
@@ -58,9 +85,12 @@ func (c *Call) detach(l *leg) bool { return c == nil || c.at.CompareAndSwap(l, n
 
 // abort closes nc without waiting: a TLS close would first try to write its
 // close_notify, up to five seconds long.
-func abort(nc net.Conn) {
+func abort(nc net.Conn) { _ = plain(nc).Close() }
+
+// plain is the connection under TLS.
+func plain(nc net.Conn) net.Conn {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
-		nc = t.NetConn()
+		return t.NetConn()
 	}
-	_ = nc.Close()
+	return nc
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -301,5 +302,69 @@ func TestCutStorm(t *testing.T) {
 		t.Errorf("%+v", s)
 	} else {
 		t.Logf("%+v", s)
+	}
+}
+
+// TestHangUp: an answer that the engine sends after our side is closed is still
+// read, and its connection is not used again; an engine that takes no notice holds
+// the call for hangUpFor.
+func TestHangUp(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		came := make(chan struct{}, 1)
+		go func() {
+			for {
+				nc, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				defer nc.Close()
+				go func() {
+					buf := make([]byte, 4096)
+					_, _ = nc.Read(buf)
+					came <- struct{}{}
+					if _, err := nc.Read(buf); err == io.EOF && answers {
+						fmt.Fprint(nc, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhandle")
+					}
+				}()
+			}
+		}()
+		e, err := NewEndpoint("http://"+ln.Addr().String(), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		var call Call
+		go func() {
+			<-came
+			call.HangUp()
+			call.HangUp()
+			call.Cut()
+		}()
+		began := time.Now()
+		resp, err := e.Do(post("x"), &call)
+		if !call.WasCut() {
+			t.Error("the call does not say that it was cut")
+		}
+		if !answers {
+			if took := time.Since(began); !errors.Is(err, ErrCut) || took < hangUpFor/2 || took > hangUpFor+5*time.Second {
+				t.Errorf("%v after %v, want a cut after %v", err, took, hangUpFor)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := resp.ReadAll(nil, 100); err != nil || string(body) != "handle" {
+			t.Errorf("%q, %v", body, err)
+		}
+		resp.Release()
+		if s := e.Stats(); s.Idle != 0 || s.Open != 0 {
+			t.Errorf("the connection is kept: %+v", s)
+		}
 	}
 }

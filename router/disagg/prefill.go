@@ -45,9 +45,14 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	began := time.Now()
 	var call upstream.Call
-	// While prefill runs nothing is pinned yet: a client that leaves takes it
-	// down at once.
-	q.x.OnGone(call.Cut)
+	// While prefill runs nothing is pinned yet: a client that leaves takes it down at
+	// once. An answer that was on its way is read all the same, for its handle is the
+	// one thing by which its blocks can be freed.
+	if q.plan.Traits.Unleased {
+		q.x.OnGone(call.Cut)
+	} else {
+		q.x.OnGone(call.HangUp)
+	}
 	status, resp, err := q.callPrefill(rank, &call, began)
 	q.x.OnGone(nil)
 	took := time.Since(began)
@@ -118,9 +123,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 	}
 	if q.x.Gone() {
-		// Nobody is left to decode for; the engine frees the blocks when the
-		// handle's lease runs out.
-		q.fellBack("abandoned_handle", "the client left between the legs; the lease of "+rank.ID.String()+" will run out")
+		q.giveBack()
 		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
 		return prefillAnswered
 	}

@@ -117,6 +117,10 @@ func (k *Keeper) Hold(rank *worker.Rank, handle []byte) *Hold {
 // Passed: a decode engine has, or may have, seen the handle; the blocks are its.
 func (h *Hold) Passed() { h.end() }
 
+// Releases says whether Abandoned has the blocks released; otherwise it only ends the
+// renewals.
+func (h *Hold) Releases() bool { return h != nil && h.keeper.opt.Release }
+
 // Abandoned: no decode engine has seen the handle or will; the blocks can go.
 func (h *Hold) Abandoned() {
 	if !h.end() || !h.keeper.opt.Release {

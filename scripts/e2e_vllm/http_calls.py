@@ -65,3 +65,23 @@ class Open:
     def __exit__(self, *_):
         self.connection.close()
         self.response.close()
+
+
+class Later:
+    """A request sent now, whose answer is waited for when its lines are read."""
+
+    def __init__(self, url, path, body, headers=None, timeout=300):
+        self.connection = send(url, path, body, headers, timeout)
+        self.response = None
+
+    def lines(self, count):
+        self.response = self.connection.getresponse()
+        return [self.response.readline() for _ in range(count)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+        if self.response:
+            self.response.close()

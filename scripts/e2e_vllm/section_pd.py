@@ -7,6 +7,7 @@ import time
 
 import http_calls
 import prompts
+from departures import Departures
 from engines import BLOCK_SIZE, Engine, wait_ready
 from processes import say
 from report import short
@@ -62,6 +63,7 @@ class Section:
                 with report.guarded(check.__name__.replace("_", " ")):
                     check()
             self.router.process.stop(5)
+            Departures(context, self.p, self.d, self.idle, self.alone).run()
             TwoPrefills(context, self.p, self.d, self.alone).run()
         finally:
             if hasattr(self, "router"):

@@ -1,0 +1,99 @@
+"""A TCP relay in front of an engine that can be shut: what a slow network, a busy
+host or a dead one does, to one leg of a request and at a chosen moment."""
+
+import contextlib
+import socket
+import threading
+import urllib.parse
+
+from processes import free_port
+
+
+class Gate:
+    """Passes bytes on between clients and an engine.
+
+    hold() keeps back what clients send from then on (connections are taken, so
+    that a request counts as sent); drop() lets connects go unanswered, as to a
+    host that is gone; release() ends either, and passes on what was kept.
+    """
+
+    def __init__(self, target):
+        parts = urllib.parse.urlsplit(target)
+        self.target = (parts.hostname, parts.port)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.through = threading.Event()
+        self.through.set()
+        self.kept = 0  # requests' first bytes held back
+        self._stuffed = []
+        self._listen()
+
+    def _listen(self):
+        self.listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
+
+    def hold(self):
+        self.kept = 0
+        self.through.clear()
+
+    def drop(self):
+        """A listener that nobody accepts from and whose backlog is full: the kernel
+        leaves further connects unanswered. Connections that stand are ended."""
+        self._end(self.listener)
+        self.listener = socket.create_server(("127.0.0.1", self.port), backlog=0)
+        for _ in range(4):
+            stuffing = socket.socket()
+            stuffing.settimeout(0.1)
+            with contextlib.suppress(OSError):
+                stuffing.connect(("127.0.0.1", self.port))
+            self._stuffed.append(stuffing)
+
+    def release(self):
+        for stuffing in self._stuffed:
+            stuffing.close()
+        if self._stuffed:
+            self._stuffed = []
+            self.listener.close()
+            self._listen()
+        self.through.set()
+
+    def close(self):
+        self.release()
+        self._end(self.listener)
+
+    @staticmethod
+    def _end(listener):
+        # close() alone does not wake a thread that waits in accept().
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+    def _accept(self, listener):
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                engine = socket.create_connection(self.target)
+            except OSError:
+                client.close()
+                continue
+            for side in (client, engine):
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._pump, args=(client, engine, self.through), daemon=True).start()
+            threading.Thread(target=self._pump, args=(engine, client, None), daemon=True).start()
+
+    def _pump(self, source, sink, through):
+        try:
+            while data := source.recv(1 << 16):
+                if through and not through.is_set():
+                    self.kept += 1
+                    through.wait()
+                sink.sendall(data)
+        except OSError:
+            pass
+        for side in (source, sink):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+            side.close()
