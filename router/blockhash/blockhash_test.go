@@ -129,3 +129,26 @@ func TestNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations, want 0", n)
 	}
 }
+
+// Blocks of 16 tokens have a hash of their own making; it is the same one.
+func TestSixteenIsXXH3(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := range 20_000 {
+		var b [16]uint32
+		switch i % 3 {
+		case 0:
+			for k := range b {
+				b[k] = rng.Uint32()
+			}
+		case 1: // what token ids look like
+			for k := range b {
+				b[k] = rng.Uint32N(200_000)
+			}
+		case 2: // one bit
+			b[i/3%16] = 1 << (i / 48 % 32)
+		}
+		if got, want := Seqs(nil, Salt(i), b[:], 16)[0], First(Salt(i), localPortable(b[:])); got != want {
+			t.Fatalf("Seqs(%v) = %#x, want %#x", b, got, want)
+		}
+	}
+}

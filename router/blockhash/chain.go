@@ -37,6 +37,9 @@ func Seqs(dst []Seq, salt Salt, tokens []uint32, blockSize int) []Seq {
 	if blockSize <= 0 {
 		return dst
 	}
+	if blockSize == 16 {
+		return seqs16(dst, uint64(salt), tokens)
+	}
 	h := Seq(salt)
 	for len(tokens) >= blockSize {
 		h = Next(h, localOf(tokens[:blockSize]))
