@@ -74,12 +74,13 @@ func (t *sent) cell(k blockhash.Seq) (b *bucket, tag uint64) {
 
 func endOf(word uint64) uint64 { return word >> slotBits & (1<<endBits - 1) }
 
-// enter notes that these blocks were sent to a slot, until now + wait. now is ns
-// since the scheduler's start.
-func (t *sent) enter(slot worker.Slot, keys []blockhash.Seq, now int64, wait time.Duration) {
+// enter notes that these blocks were sent to a slot, until now + wait; of the first
+// held of them events have told already, so nobody need be told here. now is ns since
+// the scheduler's start.
+func (t *sent) enter(slot worker.Slot, keys []blockhash.Seq, held int, now int64, wait time.Duration) {
 	end := uint64(now+int64(min(wait, longestWait))+int64(tick)) / uint64(tick) & (1<<endBits - 1)
 	soon := uint64(now) / uint64(tick)
-	for d := nextDepth(len(keys) + 1); d > 0; d = nextDepth(d) {
+	for d := nextDepth(len(keys) + 1); d > held; d = nextDepth(d) {
 		b, tag := t.cell(keys[d-1])
 		word := tag | end<<slotBits | uint64(slot)
 		victim, left := 0, ^uint64(0)

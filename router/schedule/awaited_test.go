@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/router/blockhash"
+	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
 
@@ -34,8 +35,8 @@ func TestSentIsKnownAgain(t *testing.T) {
 	a := append(append([]uint32{}, shared...), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 	b := append(append([]uint32{}, shared...), prompt(320)...)
 	now := int64(time.Second)
-	s.enter(7, keysOf(a), now, time.Second)
-	s.enter(9, keysOf(a[:40*16]), now, time.Second)
+	s.enter(7, keysOf(a), 0, now, time.Second)
+	s.enter(9, keysOf(a[:40*16]), 0, now, time.Second)
 	got := s.find(nil, keysOf(b), 16, now)
 	if len(got) != 2 || got[0] != (awaited{7, 96, 96 * 16}) || got[1] != (awaited{9, 32, 32 * 16}) {
 		t.Errorf("found %+v", got)
@@ -53,15 +54,15 @@ func TestSentIsKnownAgain(t *testing.T) {
 	// The clock of the cells goes round.
 	s.forget(9)
 	round := int64(tick) << endBits
-	s.enter(3, keysOf(b), round-int64(tick), time.Second)
+	s.enter(3, keysOf(b), 0, round-int64(tick), time.Second)
 	if got := s.find(nil, keysOf(b), 16, round+int64(tick)); len(got) != 1 || got[0].slot != 3 {
 		t.Errorf("across the round: %+v", got)
 	}
 	// Bounded: whatever is entered, the newest is found.
 	for i := range 200_000 {
-		s.enter(worker.Slot(i%500), []blockhash.Seq{blockhash.Seq(mix(uint64(i)))}, now, time.Second)
+		s.enter(worker.Slot(i%500), []blockhash.Seq{blockhash.Seq(mix(uint64(i)))}, 0, now, time.Second)
 	}
-	s.enter(11, keysOf(b), now, 5*time.Second)
+	s.enter(11, keysOf(b), 0, now, 5*time.Second)
 	if got := s.find(nil, keysOf(b), 16, now); len(got) == 0 || got[0].slot != 11 {
 		t.Errorf("in a full table: %+v", got)
 	}
@@ -133,5 +134,24 @@ func TestAwaitedIsExplainedAndForgotten(t *testing.T) {
 		if c.CachedTokens != 0 && c.Rank == a.Rank {
 			t.Errorf("%d ranks: %d tokens foretold after Forget", n, c.CachedTokens)
 		}
+	}
+}
+
+// Of what a rank is known to hold nothing is awaited there: only what lies beyond.
+func TestOnlyWhatIsNotHeldIsAwaited(t *testing.T) {
+	rs := ranks(1)
+	rs[0].Feed.Store(uint32(worker.FeedLive))
+	rs[0].EventBlockSize.Store(16)
+	s, ix := New(plain), kvindex.New(kvindex.Options{})
+	toks := prompt(64 * 16)
+	hold(ix, rs[0], toks, 16, 20)
+	var o kvindex.Overlap
+	ix.Find(keysOf(toks), &o)
+	s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: len(toks), Overlap: &o, Keys: keysOf(toks), KeyTokens: 16})
+	if got := s.sent.find(nil, keysOf(toks), 16, s.now()); len(got) != 1 || got[0].blocks != 64 {
+		t.Errorf("of the whole prompt: %+v", got)
+	}
+	if got := s.sent.find(nil, keysOf(toks[:20*16]), 16, s.now()); len(got) != 0 {
+		t.Errorf("of what it holds: %+v", got)
 	}
 }

@@ -182,6 +182,15 @@ func (w *weights) below(host, disk, size int) float64 {
 	return float64(size) * ((1-w.host)*float64(host) + (1-w.disk)*float64(disk))
 }
 
+// told is how many leading blocks of size tokens events have said that the rank
+// holds.
+func (t *term) told(size int) int {
+	if t.approx || t.awaited || size <= 0 {
+		return 0
+	}
+	return int(t.cached) / size
+}
+
 // held is how many blocks, of how many tokens, the index has for r; depth is known
 // already or -1.
 func (f *frame) held(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size int) {

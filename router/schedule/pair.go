@@ -317,7 +317,7 @@ func (l *look) book(s *Scheduler, res *Reservation, force bool) bool {
 func (l *look) chosen(s *Scheduler, res *Reservation) Choice {
 	t := l.best()
 	if l.awaits(s) {
-		s.sent.enter(t.rank.Slot, l.q.Keys, l.sc.frame.now, time.Duration(min(t.cost*nsPerMS, float64(longestWait)))+eventsLag)
+		s.sent.enter(t.rank.Slot, l.q.Keys, t.told(l.q.KeyTokens), l.sc.frame.now, time.Duration(min(t.cost*nsPerMS, float64(longestWait)))+eventsLag)
 	}
 	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 }
