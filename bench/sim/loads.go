@@ -8,45 +8,25 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// loadTick is how often a rank's load is published, when it has changed, and
-// loadRepeat when it has not. SGLang's own rhythm was not read.
+// loadTick is how often a rank's load is looked at and told when it has changed, and
+// loadRepeat how often when it has not. SGLang looks at every fifth step of its
+// scheduler, and repeats what has not changed once a second.
 const (
 	loadTick   = 50 * time.Millisecond
 	loadRepeat = time.Second
 )
 
-// pack is the msgpack map of SGLang's load socket: members at their default, 0,
-// are left out.
+// pack is the message of SGLang's load socket (0.5.23, load_publisher.py): the name
+// LoadStat and, in this order, all that it has to say.
 func (s *loadSnapshot) pack() []byte {
-	type member struct {
-		name string
-		n    int
-		f    float64
-	}
-	list := []member{{"num_running_reqs", s.Running, 0}, {"num_waiting_reqs", s.Waiting, 0}, {"num_waiting_uncached_tokens", s.Uncached, 0},
-		{"num_used_tokens", s.Used, 0}, {"num_total_tokens", s.Total, 0}, {"max_total_num_tokens", s.MaxTotal, 0}, {"max_running_requests", s.MaxRunning, 0},
-		{"token_usage", 0, s.Usage}, {"gen_throughput", 0, s.Throughput}, {"cache_hit_rate", 0, s.HitRate}, {"utilization", 0, s.Utilization}}
-	n := uint32(2)
-	for _, m := range list {
-		if m.n != 0 || m.f != 0 {
-			n++
-		}
-	}
-	b := msgp.AppendMapHeader(nil, n)
-	b = msgp.AppendFloat64(msgp.AppendString(b, "timestamp"), s.Timestamp)
-	b = msgp.AppendInt(msgp.AppendString(b, "dp_rank"), s.DPRank)
-	for _, m := range list {
-		switch {
-		case m.n != 0:
-			b = msgp.AppendInt(msgp.AppendString(b, m.name), m.n)
-		case m.f != 0:
-			b = msgp.AppendFloat64(msgp.AppendString(b, m.name), m.f)
-		}
+	b := msgp.AppendString(msgp.AppendArrayHeader(nil, 11), "LoadStat")
+	for _, n := range [...]int{s.Running, s.Waiting, s.Used, s.MaxTotal, s.DPRank, s.Uncached, s.Total, s.MaxRunning, 0, 0} {
+		b = msgp.AppendInt(b, n)
 	}
 	return b
 }
 
-// tellLoads publishes the rank's load until the life ends: ["load"][seq][map]. It
+// tellLoads publishes the rank's load until the life ends: ["load"][seq][stat]. It
 // is a goroutine beside the publisher, which the scheduler may wait for and which
 // therefore must not wait for the scheduler.
 func (r *rank) tellLoads(s *zmq.Socket) {

@@ -460,11 +460,11 @@ func TestSGLangLoads(t *testing.T) {
 			t.Fatalf("%d frames, %v", len(frames), err)
 		}
 		v, _, err := msgp.ReadIntfBytes(frames[2])
-		m, _ := v.(map[string]any)
-		if err != nil || fmt.Sprint(m["dp_rank"]) != "1" {
+		m, _ := v.([]any) // name, running, waiting, tokens, room, rank, …
+		if err != nil || len(m) != 11 || m[0] != "LoadStat" || fmt.Sprint(m[5]) != "1" {
 			t.Fatalf("%v %v", m, err)
 		}
-		if fmt.Sprint(m["num_running_reqs"]) == "1" {
+		if fmt.Sprint(m[1]) == "1" {
 			return
 		}
 		if time.Now().After(end) {

@@ -304,7 +304,7 @@ func (r *router) joined(w *worker.Worker) {
 		r.metrics.RankJoined(rank)
 		r.recorder.Joined(rank)
 		if ep, topic := r.fleet.Loads(rank); ep != "" {
-			if err := r.loads.Start(kvevents.LoadSource{Worker: w, Endpoint: ep, Topic: topic}); err != nil {
+			if err := r.loads.Start(kvevents.LoadSource{Rank: rank, Endpoint: ep, Topic: topic}); err != nil {
 				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "err", err)
 			}
 		}

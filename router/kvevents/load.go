@@ -8,56 +8,153 @@ import (
 
 // Load is what an engine says of the load of one of its ranks.
 type Load struct {
-	Rank    int // data-parallel rank; 0 where the engine names none
+	Rank    int // data-parallel rank; -1 where the message leaves it to its socket
 	Running int // requests in the batch
 	Waiting int // requests in the queue
 	// QueuedTokens are the prompt tokens that the waiting requests have still to
-	// compute, -1 where the engine does not say.
+	// compute, those of requests put back into the queue included; -1 where the
+	// engine does not say.
 	QueuedTokens int
 	Usage        float64 // share of KV blocks in use, 0…1; -1 where it does not say
 }
 
-var errNoLoad = errors.New("neither a load snapshot nor forward-pass metrics")
+var errNoLoad = errors.New("neither a load stat, a load snapshot nor forward-pass metrics")
+
+const (
+	// loadStat is the tag of SGLang's load messages.
+	loadStat = "LoadStat"
+	// passVersion is the version of forward-pass metrics that is known.
+	passVersion = 1
+)
 
 // DecodeLoads adds to dst what a message says of the load of ranks, one Load for
 // each. A message is one of the following, or an array of them, one for each rank;
 // an empty array is an engine that has no rank to speak of, and no error.
 //
-//   - SGLang's LoadSnapshot, which its load socket publishes: a map with dp_rank,
-//     num_running_reqs, num_waiting_reqs, num_waiting_uncached_tokens, token_usage
-//     and more; what is zero is left out.
-//   - Dynamo 1.6's ForwardPassMetrics: a map with dp_rank, scheduled_requests and
-//     queued_requests, maps of num_prefill_requests, sum_prefill_tokens,
-//     num_decode_requests and more.
+//   - SGLang's LoadStat, which its load socket publishes (0.5.20 … 0.5.23,
+//     load_publisher.py): an array that begins with its name. What newer releases
+//     add at its end is passed over.
+//   - SGLang's LoadSnapshot (load_snapshot.py), of which LoadStat is a part, for who
+//     passes it on: a map with dp_rank, num_running_reqs, num_waiting_reqs,
+//     num_waiting_uncached_tokens, token_usage and more; what is zero is left out.
+//   - Dynamo 1.6's ForwardPassMetrics (forward_pass_metrics.py): a map with version,
+//     dp_rank, scheduled_requests and queued_requests, maps of num_prefill_requests,
+//     sum_prefill_tokens, num_decode_requests and more.
 //
 // Fields that are not known are passed over.
 func DecodeLoads(dst []Load, msg []byte) ([]Load, error) {
 	r := reader{b: msg}
+	from := len(dst)
+	err := r.loads(&dst)
+	if err == nil && len(r.b) > 0 {
+		err = fmt.Errorf("%d bytes stand behind it", len(r.b))
+	}
+	if err != nil {
+		return dst[:from], fmt.Errorf("kvevents: cannot read a load message: %w", err)
+	}
+	return dst, nil
+}
+
+// loads reads one message or an array of them.
+func (r *reader) loads(dst *[]Load) error {
 	c, err := r.lead()
 	if err != nil {
-		return dst, err
+		return err
 	}
-	n := 1
-	if c&0xf0 == 0x90 || c == 0xdc || c == 0xdd {
-		if n, err = r.array(); err != nil {
-			return dst, err
+	if !isArray(c) {
+		return r.oneLoad(dst, c)
+	}
+	n, err := r.array()
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		if c, err = r.lead(); err != nil {
+			return err
+		}
+		if isText(c) {
+			return r.stat(dst, n)
 		}
 	}
-	from := len(dst)
 	for range n {
 		if r.null() {
 			continue
 		}
-		var l Load
-		if err := r.load(&l); err != nil {
-			return dst[:from], fmt.Errorf("kvevents: cannot read a load message: %w", err)
+		if c, err = r.lead(); err != nil {
+			return err
 		}
-		dst = append(dst, l)
+		if err = r.oneLoad(dst, c); err != nil {
+			return err
+		}
 	}
-	if len(r.b) > 0 {
-		return dst[:from], fmt.Errorf("kvevents: cannot read a load message: %d bytes stand behind it", len(r.b))
+	return nil
+}
+
+func isArray(c byte) bool { return c&0xf0 == 0x90 || c == 0xdc || c == 0xdd }
+
+func isText(c byte) bool { return c&0xe0 == 0xa0 || c >= 0xd9 && c <= 0xdb }
+
+// oneLoad reads the message of one rank, which begins with c.
+func (r *reader) oneLoad(dst *[]Load, c byte) error {
+	if isArray(c) {
+		n, err := r.array()
+		if err != nil {
+			return err
+		}
+		return r.stat(dst, n)
 	}
-	return dst, nil
+	var l Load
+	if err := r.load(&l); err != nil {
+		return err
+	}
+	*dst = append(*dst, l)
+	return nil
+}
+
+// stat reads a LoadStat of which only the array's header is read: its name,
+// running, waiting, tokens in use, tokens there is room for, rank or nil, tokens
+// waiting to be computed, and more. The first six are there in every release.
+func (r *reader) stat(dst *[]Load, n int) error {
+	if n < 6 {
+		return fmt.Errorf("an array of %d, want one that begins with %q and six values at least", n, loadStat)
+	}
+	name, err := r.text()
+	if err != nil {
+		return err
+	}
+	if string(name) != loadStat {
+		return fmt.Errorf("found %.40q, want %q: %w", name, loadStat, errNoLoad)
+	}
+	l := Load{Rank: -1, QueuedTokens: -1, Usage: -1}
+	used, room := 0, 0
+	for i := 1; i < n; i++ {
+		switch i {
+		case 1:
+			l.Running, err = r.small()
+		case 2:
+			l.Waiting, err = r.small()
+		case 3:
+			used, err = r.small()
+		case 4:
+			room, err = r.small()
+		case 5:
+			if !r.null() {
+				l.Rank, err = r.small()
+			}
+		case 6:
+			l.QueuedTokens, err = r.small()
+		default:
+			err = r.skip()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if room > 0 {
+		l.Usage = min(float64(used)/float64(room), 1)
+	}
+	*dst = append(*dst, l)
+	return nil
 }
 
 func (r *reader) load(l *Load) error {
@@ -74,6 +171,15 @@ func (r *reader) load(l *Load) error {
 		}
 		to := (*int)(nil)
 		switch string(key) {
+		case "version":
+			v, err := r.small()
+			if err != nil {
+				return err
+			}
+			if v != passVersion {
+				return fmt.Errorf("forward-pass metrics of version %d, want %d", v, passVersion)
+			}
+			continue
 		case "dp_rank":
 			to = &l.Rank
 		case "num_running_reqs":
@@ -147,7 +253,7 @@ func (r *reader) requests(count, tokens *int) error {
 		case "num_prefill_requests", "num_decode_requests":
 			v, err = r.small()
 			*count += v
-		case "sum_prefill_tokens":
+		case "sum_prefill_tokens", "sum_decode_kv_tokens": // a decode that was put back is computed again
 			v, err = r.small()
 			if tokens != nil {
 				*tokens += v

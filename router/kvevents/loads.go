@@ -14,26 +14,27 @@ import (
 )
 
 const (
-	// loadSilence is how long an engine may say nothing before what it said of its
-	// queue is forgotten; the rest is corrected by the next scrape.
+	// loadSilence is how long nothing may be said of a rank before what was said of
+	// its requests is forgotten; the next scrape says it anew where there is one.
 	loadSilence = 5 * time.Second
 	loadPoll    = 200 * time.Millisecond // how soon a subscription ends when stopped
 	loadQueue   = 64                     // messages; only the newest matter
 	maxLoad     = 1 << 20                // bytes of a message
 )
 
-// LoadSource is where a worker's load messages come from: SGLang's load socket
+// LoadSource is where load messages of a rank come from: SGLang's load socket
 // (frames topic, sequence number, msgpack), or whatever else sends the messages
-// that DecodeLoads reads as the last of up to four frames.
+// that DecodeLoads reads as the last of up to four frames. Several ranks of a
+// worker may have one endpoint between them; their messages must then name theirs.
 type LoadSource struct {
-	Worker   *worker.Worker
+	Rank     *worker.Rank
 	Endpoint string // ZMQ PUB
 	Topic    string
 }
 
 // Loads subscribes to engines' load messages and stores what they say in the ranks
-// they are of: by the dp_rank of the message, never by its place in a list. One
-// goroutine a source. Its methods may be called from any goroutine.
+// they are of: by the rank that the message names, or that the socket is of, never
+// by its place in a list. One goroutine an endpoint. Its methods may be called from any goroutine.
 type Loads struct {
 	log *slog.Logger
 	ctx *zmq.Context
@@ -46,9 +47,12 @@ type Loads struct {
 }
 
 type loadSub struct {
-	src  LoadSource
-	stop chan struct{}
-	done chan struct{}
+	worker   *worker.Worker
+	endpoint string
+	only     atomic.Pointer[worker.Rank] // whose endpoint it is; nil: it is several ranks'
+	stop     chan struct{}
+	done     chan struct{}
+	heard    []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
 }
 
 // NewLoads makes an empty set.
@@ -72,14 +76,22 @@ func (l *Loads) Counts() (applied, garbage, foreign uint64) {
 	return l.applied.Load(), l.garbage.Load(), l.foreign.Load()
 }
 
-// Start subscribes; a source that is subscribed to already is left as it is.
+// Start subscribes; an endpoint that the worker is subscribed to already is left as
+// it is.
 func (l *Loads) Start(src LoadSource) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if src.Rank == nil {
+		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: the source names no rank", src.Endpoint)
+	}
 	if l.ctx == nil || l.closed {
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: closed", src.Endpoint)
 	}
-	if old := l.subs[src.Endpoint]; old != nil && old.src.Worker == src.Worker {
+	w := src.Rank.Worker
+	if old := l.subs[src.Endpoint]; old != nil && old.worker == w {
+		if old.only.Load() != src.Rank {
+			old.only.Store(nil)
+		}
 		return nil
 	}
 	s, err := l.ctx.NewSocket(zmq.SUB)
@@ -92,7 +104,8 @@ func (l *Loads) Start(src LoadSource) error {
 		s.Close()
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: %w", src.Endpoint, err)
 	}
-	sub := &loadSub{src: src, stop: make(chan struct{}), done: make(chan struct{})}
+	sub := &loadSub{worker: w, endpoint: src.Endpoint, stop: make(chan struct{}), done: make(chan struct{}), heard: make([]time.Time, len(w.Ranks))}
+	sub.only.Store(src.Rank)
 	if old := l.subs[src.Endpoint]; old != nil {
 		close(old.stop)
 	}
@@ -106,7 +119,7 @@ func (l *Loads) Stop(w *worker.Worker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for ep, s := range l.subs {
-		if s.src.Worker == w {
+		if s.worker == w {
 			close(s.stop)
 			delete(l.subs, ep)
 		}
@@ -135,29 +148,22 @@ func (l *Loads) Close() {
 func (l *Loads) run(s *zmq.Socket, sub *loadSub) {
 	defer close(sub.done)
 	defer s.Close()
+	defer func() { sub.forget(time.Time{}) }()
 	p := zmq.NewPoller()
 	p.Add(s, zmq.POLLIN)
 	var loads []Load
-	heard, quiet := time.Now(), false
 	for {
 		select {
 		case <-sub.stop:
-			forgetQueues(sub.src.Worker)
 			return
 		default:
 		}
 		got, err := p.Poll(loadPoll)
 		if err != nil {
-			l.log.Error("load messages end", "endpoint", sub.src.Endpoint, "err", err)
-			forgetQueues(sub.src.Worker)
+			l.log.Error("load messages end", "endpoint", sub.endpoint, "err", err)
 			return
 		}
-		// Only what could be read is a sign of life: what an engine said before it
-		// began to send something else ages like that of a silent one.
-		if !quiet && time.Since(heard) > loadSilence {
-			quiet = true
-			forgetQueues(sub.src.Worker)
-		}
+		sub.forget(time.Now().Add(-loadSilence))
 		if len(got) == 0 {
 			continue
 		}
@@ -171,25 +177,27 @@ func (l *Loads) run(s *zmq.Socket, sub *loadSub) {
 		}
 		if loads, err = DecodeLoads(loads[:0], frames[len(frames)-1]); err != nil {
 			if l.garbage.Add(1) == 1 {
-				l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.src.Endpoint, "err", err)
+				l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.endpoint, "err", err)
 			}
 			continue
 		}
-		heard, quiet = time.Now(), false
-		l.store(sub.src.Worker, loads)
+		l.store(sub, loads)
 	}
 }
 
 // store puts each Load into the rank that it is of. Where a message leaves out
 // ranks, theirs stay as they were: silence of one is not an answer of another.
-func (l *Loads) store(w *worker.Worker, loads []Load) {
+func (l *Loads) store(sub *loadSub, loads []Load) {
+	now := time.Now()
 	for i := range loads {
 		ld := &loads[i]
-		r := rankOf(w, ld.Rank, len(loads) == 1)
-		if r == nil {
+		at := sub.place(ld.Rank, len(loads) == 1)
+		if at < 0 {
 			l.foreign.Add(1)
 			continue
 		}
+		sub.heard[at] = now
+		r := sub.worker.Ranks[at]
 		r.Running.Store(int64(ld.Running))
 		r.Waiting.Store(int64(ld.Waiting))
 		r.QueuedTokens.Store(int64(ld.QueuedTokens))
@@ -200,22 +208,34 @@ func (l *Loads) store(w *worker.Worker, loads []Load) {
 	}
 }
 
-// rankOf finds the rank by its number. A worker of one rank whose messages name
-// none (0) is meant by them.
-func rankOf(w *worker.Worker, rank int, alone bool) *worker.Rank {
-	for _, r := range w.Ranks {
-		if int(r.ID.Rank) == rank {
-			return r
+// place finds where in the worker's Ranks the rank of a message stands, -1 where it
+// is none of them. One that names no rank is of the socket's; where that is several
+// ranks' nobody knows. An engine alone behind a worker of one rank calls itself 0.
+func (s *loadSub) place(rank int, alone bool) int {
+	only := s.only.Load()
+	for i, r := range s.worker.Ranks {
+		if rank < 0 && r == only || int(r.ID.Rank) == rank {
+			return i
 		}
 	}
-	if alone && rank == 0 && len(w.Ranks) == 1 {
-		return w.Ranks[0]
+	if alone && rank == 0 && len(s.worker.Ranks) == 1 {
+		return 0
 	}
-	return nil
+	return -1
 }
 
-func forgetQueues(w *worker.Worker) {
-	for _, r := range w.Ranks {
+// forget lets go of what was said of each rank's requests before a time, of all
+// where it is zero. Only what could be read and was of that rank keeps it: what an
+// engine said before it fell silent, or began to send something else, ages.
+func (s *loadSub) forget(before time.Time) {
+	for i, at := range s.heard {
+		if at.IsZero() || !before.IsZero() && !at.Before(before) {
+			continue
+		}
+		s.heard[i] = time.Time{}
+		r := s.worker.Ranks[i]
 		r.QueuedTokens.Store(-1)
+		r.Running.Store(-1)
+		r.Waiting.Store(-1)
 	}
 }
