@@ -26,5 +26,7 @@ step 'race' go test -race -short -shuffle=on -timeout 15m ./dataplane/... ./rout
 step 'fuzz' scripts/fuzz.sh 5s
 step 'connector' scripts/connector-test.sh
 step 'clients' scripts/e2e-clients.sh
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
 step 'demo' env DEMO_SECONDS=20 make --no-print-directory demo
 printf '\nall steps passed in %ss\n' "$SECONDS"

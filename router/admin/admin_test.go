@@ -26,7 +26,7 @@ func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
 		o.Twin = &Twin{Name: "other", Metrics: obs.NewMetrics()}
 	})
 	f.serveOne("p1")
-	open := map[string]bool{"/{$}": true, "/console.js": true, "/chart.js": true, "/flow.js": true, "/console.css": true}
+	open := map[string]bool{"/{$}": true, "/console.js": true, "/chart.js": true, "/flow.js": true, "/transfers.js": true, "/console.css": true}
 	wrong := map[string]func(*http.Request){
 		"no token":      nil,
 		"wrong token":   bearer("wrong-wrong-wrong-wrong"),

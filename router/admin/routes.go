@@ -33,6 +33,7 @@ func init() {
 		{"GET", "/console.js", "its script", true, asset("console.js", "text/javascript; charset=utf-8")},
 		{"GET", "/chart.js", "its charts", true, asset("chart.js", "text/javascript; charset=utf-8")},
 		{"GET", "/flow.js", "its moving picture", true, asset("flow.js", "text/javascript; charset=utf-8")},
+		{"GET", "/transfers.js", "its panel of KV transfers", true, asset("transfers.js", "text/javascript; charset=utf-8")},
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/discovery", "where workers come from, and what went wrong there", false, (*Server).discovery},
@@ -157,7 +158,7 @@ func (s *Server) discovery(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) transfers(w http.ResponseWriter, r *http.Request) {
-	var view any = map[string]any{"active": "http", "tiers": []string{}, "pairs": []string{}}
+	var view any = map[string]any{"active": "http", "tiers": []string{}, "pairs": []string{}} // of a router that hands nothing over
 	if s.opt.Transfers != nil {
 		view = s.opt.Transfers()
 	}

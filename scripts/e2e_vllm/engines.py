@@ -1,5 +1,6 @@
 """Starts vLLM engines on loopback and reads what they say of themselves."""
 
+import http.client
 import json
 import os
 import time
@@ -103,7 +104,7 @@ def wait_ready(engines, patience=900):
             try:
                 if http_calls.get(engine.url, "/health", timeout=5).status != 200:
                     continue
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 continue
             say(f"{engine.name}: ready after {time.monotonic() - begun:.0f} s")
             waiting.remove(engine)

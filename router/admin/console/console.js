@@ -4,6 +4,7 @@
 
 import { Chart } from "./chart.js";
 import { Flow } from "./flow.js";
+import { Transfers } from "./transfers.js";
 
 const $ = id => document.getElementById(id);
 const el = (tag, cls, text) => {
@@ -30,6 +31,7 @@ let twin = true; // until the router says there is none
 let newest = null, newestTwin = null;
 
 const flow = new Flow($("flow"));
+const transfers = new Transfers($("transfers"));
 const hit = new Chart($("hit"), $("hit-key"), [
   { label: () => `actual, ${names.twin}`, cls: "s-own s-twin", twin: true, value: s => s.hit_actual == null ? null : s.hit_actual * 100 },
   { label: () => "predicted", cls: "s-own2", value: s => s.hit_predicted == null ? null : s.hit_predicted * 100 },
@@ -222,6 +224,7 @@ async function main() {
       try {
         await poll();
         if (turn % 2 === 0) await recent();
+        if (turn % 4 === 0) transfers.draw(await api("/admin/v1/transfers"));
         if (!listening) {
           listening = true;
           events();
