@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t clock_ns(void) {
+uint64_t agent_clock(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
@@ -76,7 +76,7 @@ static int commands_run(struct agent *a) {
       break;
     }
     if (n > 0) {
-      a->now = clock_ns();
+      a->now = agent_clock();
     }
     agent_execute(a, c);
     agent_command_done(a, c);
@@ -88,9 +88,9 @@ static void *agent_main(void *p) {
   struct agent *a = p;
   prctl(PR_SET_NAME, "sluice-nixl", 0, 0, 0);
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* else 50 us are added to each nap */
-  uint64_t last = clock_ns(), idle = a->pace.busy_ns;
+  uint64_t last = agent_clock(), idle = a->pace.busy_ns;
   while (!a->stopping) {
-    a->now = clock_ns();
+    a->now = agent_clock();
     __atomic_store_n(&a->shared->beats, a->shared->beats + 1, __ATOMIC_RELAXED);
     int did = commands_run(a);
     if (a->nixl != NULL && !a->stopping) {
@@ -127,12 +127,18 @@ static void *agent_main(void *p) {
   return NULL;
 }
 
-void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd) {
+int agent_capacities(uint32_t commands, uint32_t events) {
+  return commands >= 2 && (commands & (commands - 1)) == 0 && events >= 4 && (events & (events - 1)) == 0;
+}
+
+void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd,
+               int event_fd) {
   a->shared = shared;
   a->commands = (struct sluice_slot *)(shared + 1);
   a->events = a->commands + cmd_capacity;
   a->cmd_mask = cmd_capacity - 1;
   a->evt_mask = evt_capacity - 1;
+  a->spill = spill;
   a->wake_fd = wake_fd;
   a->event_fd = event_fd;
   for (uint32_t i = 0; i < cmd_capacity; i++) {
@@ -140,10 +146,9 @@ void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capac
   }
 }
 
-int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd,
+int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd, int event_fd,
                        const struct sluice_pace *pace) {
-  if (shared == NULL || pace == NULL || cmd_capacity < 2 || (cmd_capacity & (cmd_capacity - 1)) != 0 || evt_capacity < 4 ||
-      (evt_capacity & (evt_capacity - 1)) != 0 || wake_fd < 0 || event_fd < 0) {
+  if (shared == NULL || pace == NULL || !agent_capacities(cmd_capacity, evt_capacity) || wake_fd < 0 || event_fd < 0) {
     return EINVAL;
   }
   const struct nixl_api *api = sluice_nixl_api();
@@ -156,7 +161,7 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
   }
   a->pace = *pace;
   a->api = api;
-  agent_lay(a, shared, cmd_capacity, evt_capacity, wake_fd, event_fd);
+  agent_lay(a, shared, cmd_capacity, evt_capacity, spill, wake_fd, event_fd);
 
   /* All signals blocked from before its first instruction: the threads that the
    * library starts out of this one inherit the mask. */

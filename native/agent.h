@@ -44,6 +44,7 @@ struct agent {
   struct sluice_shared *shared;
   struct sluice_slot *commands, *events;
   uint32_t cmd_mask, evt_mask;
+  size_t spill; /* bytes beside each slot for a payload that does not fit; 0: it is allocated */
   int wake_fd, event_fd;
   struct sluice_pace pace;
   const struct nixl_api *api;
@@ -74,12 +75,12 @@ struct agent {
 int agent_room(const struct agent *a);
 struct sluice_slot *agent_next_event(struct agent *a); /* NULL when the ring is full */
 void agent_publish(struct agent *a);
-/* Copies n bytes into the event, beside it when they do not fit; 0 when memory lacks. */
-int event_payload(struct sluice_slot *e, const void *p, size_t n, const void *q, size_t m);
+/* Copies n and m bytes into the event, beside it when they do not fit; 0 when there is no room. */
+int event_payload(struct agent *a, struct sluice_slot *e, const void *p, size_t n, const void *q, size_t m);
 struct sluice_slot *agent_next_command(struct agent *a);
 void agent_command_done(struct agent *a, struct sluice_slot *c);
 void agent_wake_reader(struct agent *a);
-const unsigned char *command_payload(const struct sluice_slot *c);
+const unsigned char *command_payload(const struct agent *a, const struct sluice_slot *c);
 
 /* calls.c */
 void agent_execute(struct agent *a, struct sluice_slot *c);
@@ -100,7 +101,10 @@ int notifs_poll(struct agent *a);
 int boards_sweep(struct agent *a);
 
 /* agent.c. Lays an agent over the shared block, whose command ring is made empty. */
-void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd);
+int agent_capacities(uint32_t commands, uint32_t events); /* 0 when a ring cannot have them */
+void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd,
+               int event_fd);
+uint64_t agent_clock(void); /* CLOCK_MONOTONIC, ns */
 void agent_enter(struct agent *a, uint64_t op);
 void agent_leave(struct agent *a);
 

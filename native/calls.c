@@ -20,7 +20,7 @@ void agent_answer(struct agent *a, uint64_t token, int status, uint64_t handle, 
   e->token = token;
   e->status = status;
   e->handle = handle;
-  if (!event_payload(e, p, n, NULL, 0)) {
+  if (!event_payload(a, e, p, n, NULL, 0)) {
     e->status = SLUICE_FULL;
   }
   agent_publish(a);
@@ -62,7 +62,7 @@ static int create(struct agent *a, const struct sluice_slot *c) {
   if (a->nixl != NULL) {
     return SLUICE_NIXL_INVALID_STATE;
   }
-  const char *name = (const char *)command_payload(c);
+  const char *name = (const char *)command_payload(a, c);
   if (c->len < 2 || name[c->len - 1] != '\0') {
     return SLUICE_BAD_PAYLOAD;
   }
@@ -140,7 +140,7 @@ static void backend_parameters(struct agent *a, struct text *out) {
 
 static int backend(struct agent *a, const struct sluice_slot *c, struct text *out) {
   const struct nixl_api *f = a->api;
-  const char *p = (const char *)command_payload(c), *end = p + c->len;
+  const char *p = (const char *)command_payload(a, c), *end = p + c->len;
   if (a->nixl == NULL) {
     return SLUICE_NO_AGENT;
   }
@@ -263,7 +263,7 @@ static int drop_region(struct agent *a, uint64_t handle) {
 }
 
 static int load_once(struct agent *a, const struct sluice_slot *c, char **name) {
-  int s = plain(a->api->load_remote_md(a->nixl, command_payload(c), c->len, name));
+  int s = plain(a->api->load_remote_md(a->nixl, command_payload(a, c), c->len, name));
   if (s == 0 && (*name == NULL || (*name)[0] == '\0')) {
     s = SLUICE_GARBAGE;
   }
@@ -326,7 +326,7 @@ static int notify(struct agent *a, const struct sluice_slot *c) {
   if (p->dead) {
     return SLUICE_PEER_DEAD; /* the library would print a line for each */
   }
-  int s = plain(a->api->gen_notif(a->nixl, p->name, command_payload(c), c->len, a->options));
+  int s = plain(a->api->gen_notif(a->nixl, p->name, command_payload(a, c), c->len, a->options));
   if (s == SLUICE_NIXL_BACKEND) {
     agent_peer_down(a, (uint32_t)c->handle);
   }

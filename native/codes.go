@@ -33,3 +33,14 @@ type Pace struct {
 	Busy time.Duration // then sleep this long between looks
 	Idle time.Duration // longest sleep while nothing is outstanding
 }
+
+// UCXNext is what a UCX worker wants after a step; it mirrors enum sluice_ucx_next.
+type UCXNext int
+
+// What is to be done after a step.
+const (
+	UCXStopped UCXNext = iota // nothing: the worker is gone
+	UCXMore                   // step again
+	UCXWait                   // wait for its descriptor, or a command
+	UCXNap                    // step again in a moment
+)

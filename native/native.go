@@ -90,15 +90,16 @@ func UCXVersion(path string) (major, minor, patch int, ok bool) {
 }
 
 // StartAgent starts the thread that owns a NIXL agent over a shared block: the
-// head (struct sluice_shared), commands slots, events slots. The block and both
-// descriptors must stay until the head's gone is 1.
-func StartAgent(shared unsafe.Pointer, commands, events uint32, wakeFD, eventFD int, pace Pace) error {
+// head (struct sluice_shared), commands slots, events slots, and spill bytes for each
+// slot (0: payloads that do not fit are allocated). The block and both descriptors must
+// stay until the head's gone is 1.
+func StartAgent(shared unsafe.Pointer, commands, events, spill uint32, wakeFD, eventFD int, pace Pace) error {
 	p := C.struct_sluice_pace{
 		spin_ns: C.uint64_t(pace.Spin / time.Nanosecond),
 		busy_ns: C.uint64_t(pace.Busy / time.Nanosecond),
 		idle_ns: C.uint64_t(pace.Idle / time.Nanosecond),
 	}
-	e := C.sluice_agent_start((*C.struct_sluice_shared)(shared), C.uint32_t(commands), C.uint32_t(events), C.int(wakeFD), C.int(eventFD), &p)
+	e := C.sluice_agent_start((*C.struct_sluice_shared)(shared), C.uint32_t(commands), C.uint32_t(events), C.uint32_t(spill), C.int(wakeFD), C.int(eventFD), &p)
 	if e != 0 {
 		return syscall.Errno(e)
 	}
@@ -109,14 +110,18 @@ func StartAgent(shared unsafe.Pointer, commands, events uint32, wakeFD, eventFD 
 type UCX struct{ worker unsafe.Pointer }
 
 // NewUCX makes a worker; ok is false when memory lacks or no libucp is loaded.
-func NewUCX(shared unsafe.Pointer, commands, events uint32, wakeFD int) (u UCX, ok bool) {
-	u.worker = C.sluice_ucx_new((*C.struct_sluice_shared)(shared), C.uint32_t(commands), C.uint32_t(events), C.int(wakeFD))
+// eventFD wakes a reader of events elsewhere; -1 where the one who steps reads them.
+func NewUCX(shared unsafe.Pointer, commands, events, spill uint32, eventFD int) (u UCX, ok bool) {
+	u.worker = C.sluice_ucx_new((*C.struct_sluice_shared)(shared), C.uint32_t(commands), C.uint32_t(events), C.uint32_t(spill), C.int(eventFD))
 	return u, u.worker != nil
 }
 
-// Step works until there are events to read. It answers false when the worker has
-// stopped, and must not be called again. One goroutine, locked to its thread, calls it.
-func (u UCX) Step() bool { return C.sluice_ucx_step(u.worker) != 0 }
+// Step works a bounded while and says what is next; after UCXStopped the worker is no
+// more. One caller at a time.
+func (u UCX) Step() UCXNext { return UCXNext(C.sluice_ucx_step(u.worker)) }
+
+// FD is the descriptor of the open worker, its own; -1 before.
+func (u UCX) FD() int { return int(C.sluice_ucx_fd(u.worker)) }
 
 // Give copies data into memory from malloc and answers its address; 0 when memory
 // lacks. The one who reads it frees it.

@@ -34,16 +34,19 @@ func Environment(string) (string, bool) { return "", false }
 func UCXVersion(string) (major, minor, patch int, ok bool) { return 0, 0, 0, false }
 
 // StartAgent always refuses in a build without the C surface.
-func StartAgent(unsafe.Pointer, uint32, uint32, int, int, Pace) error { return errNoNative }
+func StartAgent(unsafe.Pointer, uint32, uint32, uint32, int, int, Pace) error { return errNoNative }
 
 // UCX does nothing in a build without the C surface.
 type UCX struct{}
 
 // NewUCX always refuses in a build without the C surface.
-func NewUCX(unsafe.Pointer, uint32, uint32, int) (UCX, bool) { return UCX{}, false }
+func NewUCX(unsafe.Pointer, uint32, uint32, uint32, int) (UCX, bool) { return UCX{}, false }
 
 // Step has nothing to do in a build without the C surface.
-func (UCX) Step() bool { return false }
+func (UCX) Step() UCXNext { return UCXStopped }
+
+// FD is -1 in a build without the C surface.
+func (UCX) FD() int { return -1 }
 
 // Give always refuses in a build without the C surface.
 func Give([]byte) uint64 { return 0 }

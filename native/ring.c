@@ -43,14 +43,18 @@ void agent_wake_reader(struct agent *a) {
   }
 }
 
-int event_payload(struct sluice_slot *e, const void *p, size_t n, const void *q, size_t m) {
-  if (n + m > SLUICE_BIG_MAX || n > SLUICE_BIG_MAX || m > SLUICE_BIG_MAX) {
+/* A slot's place for what does not fit in it, where the block has such places. */
+static unsigned char *spill_of(const struct agent *a, size_t slot) { return (unsigned char *)(a->events + a->evt_mask + 1) + slot * a->spill; }
+
+int event_payload(struct agent *a, struct sluice_slot *e, const void *p, size_t n, const void *q, size_t m) {
+  size_t most = a->spill > 0 ? a->spill : SLUICE_BIG_MAX;
+  if (n > most || m > most || n + m > most) {
     return 0;
   }
   unsigned char *to = e->data;
   e->big = 0;
   if (n + m > SLUICE_INLINE) {
-    to = malloc(n + m);
+    to = a->spill > 0 ? spill_of(a, (size_t)(e - a->commands)) : malloc(n + m);
     if (to == NULL) {
       return 0;
     }
@@ -74,14 +78,14 @@ struct sluice_slot *agent_next_command(struct agent *a) {
 
 void agent_command_done(struct agent *a, struct sluice_slot *c) {
   uint64_t head = a->shared->cmd_head;
-  if (c->big != 0) {
+  if (c->big != 0 && a->spill == 0) {
     free((void *)(uintptr_t)c->big);
-    c->big = 0;
   }
+  c->big = 0;
   STORE(&a->shared->cmd_head, head + 1);
   STORE(&c->seq, head + 1 + a->cmd_mask);
 }
 
-const unsigned char *command_payload(const struct sluice_slot *c) {
-  return c->big != 0 ? (const unsigned char *)(uintptr_t)c->big : c->data;
+const unsigned char *command_payload(const struct agent *a, const struct sluice_slot *c) {
+  return c->big == 0 ? c->data : a->spill > 0 ? spill_of(a, (size_t)(c - a->commands)) : (const unsigned char *)(uintptr_t)c->big;
 }

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* ABI of this surface; grows by one at each incompatible change. */
-#define SLUICE_NATIVE_ABI 2
+#define SLUICE_NATIVE_ABI 3
 
 /* The ABI the library was compiled with. */
 int sluice_native_abi(void);
@@ -233,24 +233,33 @@ struct sluice_pace {
   uint64_t idle_ns; /* longest sleep when nothing is outstanding */
 };
 
-/* Starts a thread over a shared block. capacities are powers of two. The thread
- * owns neither the memory nor the descriptors; both must outlive it: watch gone.
- * 0, or an errno. */
-int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd, int event_fd,
+/* Starts a thread over a shared block. capacities are powers of two. A payload that
+ * does not fit in its slot lies in memory from sluice_alloc, or, with spill above 0, in
+ * the slot's own spill bytes, which follow the slots in the block (those of the commands,
+ * then those of the events): so with a block that two processes map at one address,
+ * and big then only says that it lies there. The thread owns neither the memory nor
+ * the descriptors; both must outlive it: watch gone. 0, or an errno. */
+int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd, int event_fd,
                        const struct sluice_pace *pace);
 
 /* The same over UCX alone: the same commands and events, and a UCP worker. What is
  * notified are active messages; memory, transfers and boards are answered MISSING.
  * A backend parameter is a setting of UCX without its "UCX_".
  *
- * It has no thread of its own. The caller's, one and the same all the time, runs
- * step, which works, and sleeps on the worker's event descriptor and wake_fd, until
- * there is an event to read (1) or it has stopped (0): then gone is 1, worker is
- * freed, and memory and descriptor are the caller's again. Thus a message wakes one
- * thread, and it is the one that reads it. NULL when memory lacks, no libucp is
- * loaded, or an argument is wrong. */
-void *sluice_ucx_new(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, int wake_fd);
+ * It has no thread of its own: a caller steps it, from any thread but from one at a
+ * time. A step works a bounded while and says what is to be done next; after it the
+ * events are read. Whoever reads them elsewhere is woken by event_fd, as from the agent's thread;
+ * -1 where the caller does. NULL when memory lacks, no libucp is loaded, or an
+ * argument is wrong. */
+enum sluice_ucx_next {
+  SLUICE_UCX_STOPPED, /* gone is 1, worker is freed, the memory is the caller's again */
+  SLUICE_UCX_MORE,    /* step again */
+  SLUICE_UCX_WAIT,    /* armed: wait until sluice_ucx_fd can be read or the producer of a command wakes */
+  SLUICE_UCX_NAP      /* step again in a moment: the reader is behind, or the worker cannot be armed */
+};
+void *sluice_ucx_new(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int event_fd);
 int sluice_ucx_step(void *worker);
+int sluice_ucx_fd(void *worker); /* of the open worker, its own; else -1 */
 
 /* Memory for big payloads. */
 void *sluice_alloc(size_t n);

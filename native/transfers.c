@@ -64,7 +64,7 @@ static void *descriptors(struct agent *a, int type, const unsigned char **p, uin
 static int prepare(struct agent *a, const struct sluice_slot *c, const struct peer *peer, void **request) {
   const struct nixl_api *f = a->api;
   struct sluice_transfer h;
-  const unsigned char *p = command_payload(c);
+  const unsigned char *p = command_payload(a, c);
   if (c->len < sizeof h) {
     return SLUICE_BAD_PAYLOAD;
   }

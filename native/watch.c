@@ -39,7 +39,7 @@ static int notifs_drain(struct agent *a) {
       if (e == NULL) {
         return did;
       }
-      if (!event_payload(e, from, from_len, message, len)) {
+      if (!event_payload(a, e, from, from_len, message, len)) {
         unread(a);
         continue;
       }

@@ -58,6 +58,7 @@ type ring struct {
 	head     *shared
 	commands []slot
 	events   []slot
+	spill    int // bytes beside each slot for a payload that does not fit; 0: such are allocated
 	wakeFD   int // command producers wake the thread
 	eventFD  int // the thread wakes the reader of events
 

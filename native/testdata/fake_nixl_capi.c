@@ -3,91 +3,13 @@
  * a result (FAKE_EMPTY), or not coming back (FAKE_HANG) until fake_reset. Its
  * handles come from malloc, so that a sanitizer sees what is not given back. */
 #define _GNU_SOURCE
-#include "fake_nixl_capi.h"
-
+#include "fake_control.h"
 #include "nixl_api.h"
 
-#include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define MAX_FORCED 64
 #define MAX_AGENTS 16
 #define MAX_INBOX 4096
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-  char name[48];
-  int status, times, calls;
-} forced[MAX_FORCED];
-static int pending_polls; /* transfers are "in progress" for this many looks */
-
-static int find(const char *name) {
-  int i = 0;
-  for (; i < MAX_FORCED && forced[i].name[0] != '\0'; i++) {
-    if (strcmp(forced[i].name, name) == 0) {
-      return i;
-    }
-  }
-  if (i < MAX_FORCED) {
-    snprintf(forced[i].name, sizeof forced[i].name, "%s", name);
-    return i;
-  }
-  abort();
-}
-
-/* times: how many calls are answered so; 0 for all. */
-EXPORT void fake_set(const char *name, int status, int times) {
-  pthread_mutex_lock(&lock);
-  int i = find(name);
-  forced[i].status = status;
-  forced[i].times = times == 0 ? 1 << 30 : times;
-  pthread_mutex_unlock(&lock);
-}
-
-EXPORT void fake_reset(void) {
-  pthread_mutex_lock(&lock);
-  for (int i = 0; i < MAX_FORCED; i++) {
-    forced[i].times = 0;
-  }
-  pending_polls = 0;
-  pthread_mutex_unlock(&lock);
-}
-
-EXPORT int fake_calls(const char *name) {
-  pthread_mutex_lock(&lock);
-  int n = forced[find(name)].calls;
-  pthread_mutex_unlock(&lock);
-  return n;
-}
-
-EXPORT void fake_pending(int polls) {
-  pthread_mutex_lock(&lock);
-  pending_polls = polls;
-  pthread_mutex_unlock(&lock);
-}
-
-/* What a call is to answer: FAKE_NORMAL, FAKE_EMPTY, or a status. */
-static int enter(const char *name) {
-  for (int counted = 0;; counted = 1) {
-    pthread_mutex_lock(&lock);
-    int i = find(name);
-    forced[i].calls += counted ? 0 : 1;
-    int answer = forced[i].times > 0 ? forced[i].status : FAKE_NORMAL;
-    if (answer != FAKE_NORMAL && answer != FAKE_HANG) {
-      forced[i].times--;
-    }
-    pthread_mutex_unlock(&lock);
-    if (answer != FAKE_HANG) {
-      return answer;
-    }
-    usleep(200);
-  }
-}
 
 /* Each call begins so: a forced status is the answer; EMPTY leaves the results. */
 #define ENTER(name)                        \
@@ -436,7 +358,7 @@ EXPORT int nixl_capi_post_xfer_req(void *a, void *req, void *o) {
   struct request *r = req;
   r->posted = true;
   pthread_mutex_lock(&lock);
-  r->polls = pending_polls;
+  r->polls = pending;
   pthread_mutex_unlock(&lock);
   return r->polls > 0 ? 1 : finish(a, r);
 }

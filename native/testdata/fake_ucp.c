@@ -1,91 +1,21 @@
 /* A libucp for tests: workers of one process, in memory, that do what UCP does, or
  * what a test asks of a function by fake_set: a status, success without a result
  * (FAKE_EMPTY), not coming back (FAKE_HANG) until fake_reset, and for a send also a
- * request that ends later (FAKE_LATER, with the status of fake_later). Its handles
+ * request that ends later (FAKE_LATER, with the status of fake_pending). Its handles
  * come from malloc, so that a sanitizer sees what is not given back. */
 #define _GNU_SOURCE
-#include "fake_nixl_capi.h"
+#include "fake_control.h"
 #include "ucx_api.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
 #define FAKE_LATER 12345
 #ifndef FAKE_MINOR
 #define FAKE_MINOR 23
 #endif
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-  char name[48];
-  int status, times, calls;
-} forced[64];
-static int later_status, live;
-
-static int find(const char *name) {
-  int i = 0;
-  for (; forced[i].name[0] != '\0'; i++) {
-    if (strcmp(forced[i].name, name) == 0) {
-      return i;
-    }
-  }
-  snprintf(forced[i].name, sizeof forced[i].name, "%s", name);
-  return i;
-}
-
-EXPORT void fake_set(const char *name, int status, int times) {
-  pthread_mutex_lock(&lock);
-  int i = find(name);
-  forced[i].status = status;
-  forced[i].times = times == 0 ? 1 << 30 : times;
-  pthread_mutex_unlock(&lock);
-}
-
-EXPORT void fake_reset(void) {
-  pthread_mutex_lock(&lock);
-  for (int i = 0; i < 64; i++) {
-    forced[i].times = 0;
-  }
-  later_status = 0;
-  pthread_mutex_unlock(&lock);
-}
-
-EXPORT int fake_calls(const char *name) {
-  pthread_mutex_lock(&lock);
-  int n = forced[find(name)].calls;
-  pthread_mutex_unlock(&lock);
-  return n;
-}
-
-/* The end of later sends; the number of handles that were not given back. */
-EXPORT void fake_pending(int status) {
-  pthread_mutex_lock(&lock);
-  later_status = status;
-  pthread_mutex_unlock(&lock);
-}
+static int live; /* handles that were not given back */
 EXPORT int fake_live(void) { return __atomic_load_n(&live, __ATOMIC_SEQ_CST); }
-
-static int enter(const char *name) {
-  for (int counted = 0;; counted = 1) {
-    pthread_mutex_lock(&lock);
-    int i = find(name);
-    forced[i].calls += counted ? 0 : 1;
-    int answer = forced[i].times > 0 ? forced[i].status : FAKE_NORMAL;
-    if (answer != FAKE_NORMAL && answer != FAKE_HANG) {
-      forced[i].times--;
-    }
-    pthread_mutex_unlock(&lock);
-    if (answer != FAKE_HANG) {
-      return answer;
-    }
-    usleep(200);
-  }
-}
 
 static void *make(size_t n) {
   __atomic_fetch_add(&live, 1, __ATOMIC_SEQ_CST);
@@ -251,7 +181,7 @@ EXPORT unsigned ucp_worker_progress(void *p) {
   struct packet *all = w->first;
   struct request *requests = w->requests;
   struct endpoint *broken = w->broken;
-  int status = later_status;
+  int status = pending; /* fake_pending: the end of later sends */
   w->first = NULL, w->last = &w->first, w->requests = NULL, w->broken = NULL;
   pthread_mutex_unlock(&lock);
   unsigned did = 0;

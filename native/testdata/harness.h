@@ -35,7 +35,7 @@ static inline int done(void) {
 struct rig {
   struct sluice_shared *shared;
   struct sluice_slot *commands, *events;
-  uint32_t ncommands, nevents;
+  uint32_t ncommands, nevents, spill;
   int wake, event;
 };
 
@@ -45,9 +45,9 @@ static inline double now_s(void) {
   return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static inline struct rig rig_new(uint32_t commands, uint32_t events) {
+static inline struct rig rig_spilling(uint32_t commands, uint32_t events, uint32_t spill) {
   struct rig r;
-  size_t n = sizeof(struct sluice_shared) + (size_t)(commands + events) * sizeof(struct sluice_slot);
+  size_t n = sizeof(struct sluice_shared) + (size_t)(commands + events) * (sizeof(struct sluice_slot) + spill);
   r.shared = calloc(1, n);
   if (r.shared == NULL) {
     abort();
@@ -56,14 +56,21 @@ static inline struct rig rig_new(uint32_t commands, uint32_t events) {
   r.events = r.commands + commands;
   r.ncommands = commands;
   r.nevents = events;
+  r.spill = spill;
   r.wake = eventfd(0, EFD_NONBLOCK);
   r.event = eventfd(0, EFD_NONBLOCK);
   return r;
 }
 
+static inline struct rig rig_new(uint32_t commands, uint32_t events) { return rig_spilling(commands, events, 0); }
+
+static inline unsigned char *rig_spill(const struct rig *r, size_t slot) {
+  return (unsigned char *)(r->events + r->nevents) + slot * r->spill;
+}
+
 static inline int rig_start(struct rig *r) {
   struct sluice_pace pace = {20000, 20000, 5000000};
-  return sluice_agent_start(r->shared, r->ncommands, r->nevents, r->wake, r->event, &pace);
+  return sluice_agent_start(r->shared, r->ncommands, r->nevents, r->spill, r->wake, r->event, &pace);
 }
 
 static inline int push(struct rig *r, uint32_t op, uint64_t token, uint64_t handle, const uint64_t *args, const void *p, size_t n) {
@@ -87,7 +94,7 @@ static inline int push(struct rig *r, uint32_t op, uint64_t token, uint64_t hand
     }
     unsigned char *to = c->data;
     if (n > SLUICE_INLINE) {
-      to = sluice_alloc(n);
+      to = r->spill > 0 ? rig_spill(r, at & (r->ncommands - 1)) : sluice_alloc(n);
       c->big = (uint64_t)(uintptr_t)to;
     }
     if (n > 0) {
@@ -122,10 +129,10 @@ static inline int pull(struct rig *r, struct sluice_slot *e, char *buf, size_t s
     memcpy(buf, s->big != 0 ? (void *)(uintptr_t)s->big : s->data, n);
     buf[n] = '\0';
   }
-  if (s->big != 0) {
+  if (s->big != 0 && r->spill == 0) {
     sluice_free((void *)(uintptr_t)s->big);
-    s->big = 0;
   }
+  s->big = 0;
   __atomic_store_n(&r->shared->evt_head, at + 1, __ATOMIC_RELEASE);
   return 1;
 }
@@ -167,20 +174,25 @@ static struct {
   void (*pending)(int);
 } fake;
 
+/* Finds the controls of the fake at path, which is loaded. */
+static inline void *control_fake(const char *path) {
+  void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD), *p;
+  if (h == NULL) {
+    exit(2);
+  }
+  p = dlsym(h, "fake_set"), memcpy(&fake.set, &p, sizeof p);
+  p = dlsym(h, "fake_reset"), memcpy(&fake.reset, &p, sizeof p);
+  p = dlsym(h, "fake_calls"), memcpy(&fake.calls, &p, sizeof p);
+  p = dlsym(h, "fake_pending"), memcpy(&fake.pending, &p, sizeof p);
+  return h;
+}
+
 static inline void load_fake(const char *dir) {
   char path[1024], why[1024];
   snprintf(path, sizeof path, "%s/good/libnixl_capi.so", dir);
   int code = sluice_nixl_load(path, why, sizeof why);
   CHECK(code == SLUICE_LOAD_OK, "loading %s: %d %s", path, code, why);
-  void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-  if (h == NULL) {
-    exit(2);
-  }
-  void *p;
-  p = dlsym(h, "fake_set"), memcpy(&fake.set, &p, sizeof p);
-  p = dlsym(h, "fake_reset"), memcpy(&fake.reset, &p, sizeof p);
-  p = dlsym(h, "fake_calls"), memcpy(&fake.calls, &p, sizeof p);
-  p = dlsym(h, "fake_pending"), memcpy(&fake.pending, &p, sizeof p);
+  control_fake(path);
 }
 
 static inline int begin(struct rig *r, const char *name) {

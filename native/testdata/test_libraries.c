@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
 
   struct sluice_pace pace = {1, 1, 1};
   struct sluice_shared shared;
-  CHECK(sluice_agent_start(&shared, 16, 16, 0, 0, &pace) != 0, "an agent without a library is refused");
+  CHECK(sluice_agent_start(&shared, 16, 16, 0, 0, 0, &pace) != 0, "an agent without a library is refused");
 
   signal(SIGHUP, mine);
   setenv("UCX_MEM_EVENTS", "y", 1);

@@ -175,7 +175,7 @@ static void sleep_and_wake(struct rig *r) {
 
 int main(int argc, char **argv) {
   load_fake(argc > 1 ? argv[1] : ".");
-  struct rig r = rig_new(64, 64);
+  struct rig r = rig_spilling(64, 64, 1u << 16); /* as a block of two processes; test_calls has the other */
   CHECK(rig_start(&r) == 0 && begin(&r, "a") == 0, "start");
   CHECK(call(&r, SLUICE_OP_LOAD, 0, NULL, "a", 1, &e, buf, sizeof buf) == 0, "peer");
   uint64_t peer = e.handle;
@@ -188,8 +188,8 @@ int main(int argc, char **argv) {
   free(slots);
 
   struct rig bad = rig_new(16, 16);
-  CHECK(sluice_agent_start(bad.shared, 15, 16, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "15 is no power of two");
-  CHECK(sluice_agent_start(NULL, 16, 16, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "no block");
+  CHECK(sluice_agent_start(bad.shared, 15, 16, 0, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "15 is no power of two");
+  CHECK(sluice_agent_start(NULL, 16, 16, 0, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "no block");
   close(bad.wake);
   close(bad.event);
   free(bad.shared);

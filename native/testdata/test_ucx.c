@@ -3,6 +3,7 @@
 #include "harness.h"
 #include "ucx_api.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 #define LATER 12345
@@ -13,27 +14,43 @@ static const int statuses[] = {-1, -3, -5, -25, -80, 1, 77};
 
 static int expected(int s) { return s > 0 ? SLUICE_GARBAGE : SLUICE_UCX_ERROR + s; }
 
-static void *run(void *worker) {
-  while (sluice_ucx_step(worker)) {
+struct worker {
+  void *ucx;
+  int wake;
+  pthread_t thread;
+};
+
+/* Does as Go does, from one thread: waits for a command or a message between steps. */
+static void *run(void *p) {
+  struct worker *w = p;
+  for (int next; (next = sluice_ucx_step(w->ucx)) != SLUICE_UCX_STOPPED;) {
+    if (next == SLUICE_UCX_NAP) {
+      usleep(200);
+    } else if (next == SLUICE_UCX_WAIT) {
+      struct pollfd f[2] = {{w->wake, POLLIN, 0}, {sluice_ucx_fd(w->ucx), POLLIN, 0}};
+      uint64_t n;
+      if (poll(f, 2, 1000) > 0 && f[0].revents != 0 && read(w->wake, &n, sizeof n) < 0) {
+        abort();
+      }
+    }
   }
   return NULL;
 }
 
-static pthread_t thread;
-
-static void start(struct rig *r, pthread_t *t) {
-  void *w = sluice_ucx_new(r->shared, r->ncommands, r->nevents, r->wake);
-  CHECK(w != NULL, "a worker");
-  pthread_create(t, NULL, run, w);
+static void start(struct rig *r, struct worker *w) {
+  w->wake = r->wake;
+  w->ucx = sluice_ucx_new(r->shared, r->ncommands, r->nevents, r->spill, r->event);
+  CHECK(w->ucx != NULL, "a worker");
+  pthread_create(&w->thread, NULL, run, w);
 }
 
-static void stop(struct rig *r, pthread_t t) {
+static void stop(struct rig *r, struct worker *w) {
   CHECK(call(r, SLUICE_OP_STOP, 0, NULL, NULL, 0, &e, buf, sizeof buf) == 0, "stop");
-  pthread_join(t, NULL);
+  pthread_join(w->thread, NULL);
   CHECK(r->shared->gone == 1, "it is gone");
   for (uint64_t at = r->shared->evt_head; at != r->shared->evt_tail; at++) { /* what was not read */
     struct sluice_slot *s = &r->events[at & (r->nevents - 1)];
-    if (s->big != 0) {
+    if (s->big != 0 && r->spill == 0) {
       sluice_free((void *)(uintptr_t)s->big);
     }
   }
@@ -68,7 +85,7 @@ static int next_message(struct rig *r, double wait) {
 int main(int argc, char **argv) {
   const char *dir = argc > 1 ? argv[1] : ".";
   char path[1024], why[1024];
-  CHECK(sluice_ucx_new(NULL, 16, 16, 0) == NULL, "without a library");
+  CHECK(sluice_ucx_new(NULL, 16, 16, 0, 0) == NULL, "without a library");
   CHECK(sluice_ucx_load("", why, sizeof why) == SLUICE_LOAD_ABSENT, "nothing is there: %s", why);
   CHECK(sluice_ucx_load("/nonexistent/libucp.so.0", why, sizeof why) == SLUICE_LOAD_ABSENT, "no file: %s", why);
   snprintf(path, sizeof path, "%s/good/libnixl_capi.so", dir);
@@ -79,14 +96,7 @@ int main(int argc, char **argv) {
   char second[1024];
   snprintf(second, sizeof second, "%s/ucx-old/libucp.so", dir);
   CHECK(sluice_ucx_load(second, why, sizeof why) == SLUICE_LOAD_OTHER && strstr(why, "one UCX only") != NULL, "a second: %s", why);
-  void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD), *p;
-  if (h == NULL) {
-    return 2;
-  }
-  p = dlsym(h, "fake_set"), memcpy(&fake.set, &p, sizeof p);
-  p = dlsym(h, "fake_reset"), memcpy(&fake.reset, &p, sizeof p);
-  p = dlsym(h, "fake_calls"), memcpy(&fake.calls, &p, sizeof p);
-  p = dlsym(h, "fake_pending"), memcpy(&fake.pending, &p, sizeof p);
+  void *h = control_fake(path), *p;
   int (*live)(void);
   p = dlsym(h, "fake_live"), memcpy(&live, &p, sizeof p);
 
@@ -97,7 +107,8 @@ int main(int argc, char **argv) {
   } begins[] = {{"config_read", 1}, {"config_modify", 0}, {"init_version", 1}, {"worker_create", 1}, {"worker_set_am_recv_handler", 0}, {"worker_get_efd", 0}};
   for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
     struct rig r = rig_new(16, 16);
-    start(&r, &thread);
+    struct worker w;
+    start(&r, &w);
     CHECK(call(&r, SLUICE_OP_METADATA, 0, NULL, NULL, 0, &e, buf, sizeof buf) == SLUICE_NO_AGENT, "before it is open");
     CHECK(call(&r, SLUICE_OP_BACKEND, 0, NULL, "UCX", 4, &e, buf, sizeof buf) == SLUICE_NO_AGENT, "without a name");
     for (size_t k = 0; k < sizeof statuses / sizeof statuses[0]; k++) {
@@ -112,12 +123,13 @@ int main(int argc, char **argv) {
     fake.reset();
     CHECK(open_named(&r, "a") == 0, "after failures");
     CHECK(open_named(&r, "a") == SLUICE_NIXL_INVALID_STATE, "twice");
-    stop(&r, thread);
+    stop(&r, &w);
     CHECK(live() == 0, "%s: %d handles are left", begins[i].name, live());
   }
 
-  struct rig a = rig_new(64, 64), b = rig_new(64, 16);
-  pthread_t ta, tb;
+  /* The one that receives has its events in a block as two processes share it. */
+  struct rig a = rig_new(64, 64), b = rig_spilling(64, 16, 65536 + 512);
+  struct worker ta, tb;
   start(&a, &ta);
   start(&b, &tb);
   CHECK(call(&a, SLUICE_OP_CREATE, 0, NULL, "no end", 6, &e, buf, sizeof buf) == SLUICE_BAD_PAYLOAD, "a name without its NUL");
@@ -210,7 +222,7 @@ int main(int argc, char **argv) {
   CHECK(told == 1 && e.status == 0, "trouble told %d times, the end of it %d", told, e.status);
 
   /* A peer that is gone: the endpoint's error handler. */
-  stop(&b, tb);
+  stop(&b, &tb);
   CHECK(call(&a, SLUICE_OP_NOTIFY, peer, NULL, "x", 1, &e, buf, sizeof buf) == 0, "a send to the gone is taken");
   CHECK(pull(&a, &e, buf, sizeof buf, 5) && e.op == SLUICE_EV_PEER_DOWN && e.handle == peer, "then it is told");
   CHECK(call(&a, SLUICE_OP_NOTIFY, peer, NULL, "x", 1, &e, buf, sizeof buf) == SLUICE_PEER_DEAD, "and no more is sent");
@@ -224,7 +236,7 @@ int main(int argc, char **argv) {
   CHECK(__atomic_load_n(&a.shared->busy_since, __ATOMIC_ACQUIRE) != 0 && __atomic_load_n(&a.shared->busy_op, __ATOMIC_RELAXED) == SLUICE_OP_METADATA, "busy with %llu", (unsigned long long)__atomic_load_n(&a.shared->busy_op, __ATOMIC_RELAXED));
   fake.reset();
   CHECK(pull(&a, &e, buf, sizeof buf, 5) && e.token == 9 && e.status == 0, "it came back");
-  stop(&a, ta);
+  stop(&a, &ta);
   CHECK(live() == 0, "%d handles are left", live());
   return done();
 }

@@ -1,0 +1,145 @@
+/* Active messages: those that come, and wait where the ring is full; those that go. */
+#define _GNU_SOURCE
+#include "ucx_worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void unread(struct ucx *u) { __atomic_store_n(&u->a.shared->unread, u->a.shared->unread + 1, __ATOMIC_RELAXED); }
+
+uint32_t message_places(const struct ucx *u) {
+  return u->a.evt_mask + 1u - (uint32_t)(u->a.shared->evt_tail - __atomic_load_n(&u->a.shared->evt_head, __ATOMIC_ACQUIRE));
+}
+
+static int deliver(struct ucx *u, const void *from, size_t from_len, const void *data, size_t len) {
+  if (message_places(u) <= u->answers + 2) {
+    return 0; /* an arrival can wait; the end of a send comes when it comes */
+  }
+  struct sluice_slot *e = agent_next_event(&u->a);
+  if (e == NULL) {
+    return 0;
+  }
+  if (!event_payload(&u->a, e, from, from_len, data, len)) {
+    unread(u);
+    return 1;
+  }
+  e->op = SLUICE_EV_NOTIF;
+  e->aux = (uint32_t)from_len;
+  agent_publish(&u->a);
+  return 1;
+}
+
+void messages_release(struct ucx *u) {
+  while (u->held != NULL) {
+    struct message *m = u->held;
+    if (!deliver(u, m->bytes, m->from_len, m->bytes + m->from_len, m->len)) {
+      return;
+    }
+    u->held = m->next;
+    u->held_count--;
+    u->held_bytes -= m->from_len + m->len;
+    free(m);
+  }
+  u->held_end = &u->held;
+}
+
+/* The worker makes no progress while anything is held, so what piles up here is
+ * what one call of it delivers; the rest waits in the sockets, and the senders. */
+ucx_status message_arrived(void *arg, const void *header, size_t header_len, void *data, size_t len, const struct ucx_am_recv *param) {
+  struct ucx *u = arg;
+  if ((param->recv_attr & UCX_AM_RECV_RNDV) != 0 || header_len == 0 || header_len > NAME_MAX_BYTES || len > MAX_MESSAGE) {
+    unread(u); /* nothing that our senders send */
+    return UCX_OK;
+  }
+  if (u->held == NULL && deliver(u, header, header_len, data, len)) {
+    return UCX_OK;
+  }
+  struct message *m = u->held_count < MAX_HELD && u->held_bytes < MAX_HELD_BYTES ? malloc(sizeof *m + header_len + len) : NULL;
+  if (m == NULL) {
+    unread(u);
+    return UCX_OK;
+  }
+  m->next = NULL;
+  m->from_len = header_len;
+  m->len = len;
+  memcpy(m->bytes, header, header_len);
+  if (len > 0) {
+    memcpy(m->bytes + header_len, data, len);
+  }
+  *u->held_end = m;
+  u->held_end = &m->next;
+  u->held_count++;
+  u->held_bytes += header_len + len;
+  return UCX_OK;
+}
+
+void messages_forget(struct ucx *u) {
+  while (u->held != NULL) {
+    struct message *m = u->held;
+    u->held = m->next;
+    free(m);
+  }
+  u->held_end = &u->held;
+}
+
+struct send { /* one under way; it owns what UCX reads from */
+  struct ucx *u;
+  struct ucx_peer *peer;
+  uint32_t generation;
+  uint64_t token;
+  unsigned char bytes[];
+};
+
+static void sent(void *request, ucx_status status, void *arg) {
+  struct send *s = arg;
+  struct ucx *u = s->u;
+  if (status != UCX_OK && status != UCX_CANCELED && s->peer->generation == s->generation && s->peer->name != NULL) {
+    peer_down(u, s->peer);
+  }
+  if (s->token != 0) {
+    agent_answer(&u->a, s->token, ucx_status_of(status), 0, NULL, 0);
+  }
+  u->answers -= s->token != 0;
+  u->sends--;
+  free(s);
+  if (request != NULL) {
+    u->api->request_free(request);
+  }
+}
+
+void message_send(struct ucx *u, const struct sluice_slot *c) {
+  struct ucx_peer *p = peer_at(u, c->handle);
+  int status = p == NULL ? SLUICE_BAD_HANDLE : p->dead || p->ep == NULL ? SLUICE_PEER_DEAD : c->len > MAX_MESSAGE ? SLUICE_BAD_PAYLOAD
+               : u->sends >= MAX_SENDS || u->answers > u->a.evt_mask / 2                                           ? SLUICE_FULL
+                                                                                                                 : 0;
+  struct send *s = NULL;
+  if (status == 0 && (s = malloc(sizeof *s + c->len + 1)) == NULL) {
+    status = SLUICE_FULL;
+  }
+  if (status == 0) {
+    *s = (struct send){u, p, p->generation, c->token};
+    memcpy(s->bytes, command_payload(&u->a, c), c->len);
+    struct ucx_request_param how;
+    memset(&how, 0, sizeof how);
+    how.op_attr_mask = UCX_OP_CALLBACK | UCX_OP_USER_DATA | UCX_OP_FLAGS;
+    how.flags = UCX_AM_SEND_EAGER;
+    how.send = sent;
+    how.user_data = s;
+    u->sends++;
+    u->answers += c->token != 0;
+    void *r = u->api->am_send_nbx(p->ep, AM_ID, u->name, strlen(u->name), s->bytes, c->len, &how);
+    if (r != NULL && !ucx_is_error(r)) {
+      return; /* sent answers */
+    }
+    u->sends--;
+    u->answers -= c->token != 0;
+    free(s);
+    if (r != NULL) {
+      status = ucx_status_of(ucx_error_of(r));
+      peer_down(u, p);
+    }
+  }
+  if (c->token != 0) {
+    agent_answer(&u->a, c->token, status, 0, NULL, 0);
+  }
+}

@@ -1,0 +1,73 @@
+/* The parts of a worker of active messages: private to native/. */
+#ifndef SLUICE_UCX_WORKER_H
+#define SLUICE_UCX_WORKER_H
+
+#include "agent.h"
+#include "ucx_api.h"
+
+#define AM_ID 7u
+#define MAX_MESSAGE (64u << 10) /* eager, in one piece */
+#define MAX_SENDS 4096u         /* under way */
+#define MAX_HELD 65536u         /* arrived, and the ring was full */
+#define MAX_HELD_BYTES (16u << 20)
+#define NAME_MAX_BYTES 255u
+
+/* What LOAD takes and METADATA answers: this, the name, UCP's address. */
+struct address_head {
+  char magic[5]; /* "SLUCX" */
+  uint8_t version, major, minor, name_len;
+};
+
+struct ucx;
+
+struct ucx_peer {
+  struct ucx *u;
+  char *name;
+  void *ep;
+  int dead; /* told; its endpoint is closed by peers_close_dead */
+  uint32_t generation;
+};
+
+struct message { /* one that waits for room in the ring */
+  struct message *next;
+  size_t from_len, len;
+  unsigned char bytes[];
+};
+
+struct ucx {
+  struct agent a; /* for the rings; its NIXL parts stay empty */
+  const struct ucx_api *api;
+  char name[NAME_MAX_BYTES + 1];
+  void *context, *worker;
+  int efd;
+  struct ucx_peer peers[MAX_PEERS];
+  uint32_t sends, answers; /* under way; of them those whose end is told */
+  int any_dead;
+  struct message *held, **held_end;
+  size_t held_count, held_bytes;
+};
+
+static inline int ucx_status_of(ucx_status s) { return s == UCX_OK ? 0 : s > 0 ? SLUICE_GARBAGE : SLUICE_UCX_ERROR + s; }
+
+/* ucx_open.c */
+int worker_name(struct ucx *u, const struct sluice_slot *c);
+int worker_open(struct ucx *u, const struct sluice_slot *c);
+void worker_metadata(struct ucx *u, uint64_t token);
+void worker_release(struct ucx *u);
+
+/* ucx_peers.c */
+struct ucx_peer *peer_at(struct ucx *u, uint64_t handle); /* NULL when there is none */
+int peer_load(struct ucx *u, const struct sluice_slot *c, uint64_t *handle, const char **name);
+int peer_drop(struct ucx *u, uint64_t handle);
+void peer_down(struct ucx *u, struct ucx_peer *p); /* tells of it, once */
+void peers_close(struct ucx *u);
+void peers_close_dead(struct ucx *u); /* never within progress, where UCX forbids it */
+
+/* ucx_messages.c */
+uint32_t message_places(const struct ucx *u); /* free in the ring of events */
+ucx_status message_arrived(void *arg, const void *header, size_t header_len, void *data, size_t len, const struct ucx_am_recv *param);
+void messages_release(struct ucx *u); /* held ones go to the ring, as far as it has room */
+void messages_forget(struct ucx *u);
+void message_send(struct ucx *u, const struct sluice_slot *c);
+
+#endif
