@@ -55,6 +55,7 @@ var Catalog = []Family{
 	{"sluice_rank_decode_blocks", "gauge", "worker, rank", "KV blocks reserved on the rank by requests being decoded."},
 	{"sluice_rank_engine_running", "gauge", "worker, rank", "Requests running, as the engine says; absent until it has."},
 	{"sluice_rank_engine_waiting", "gauge", "worker, rank", "Requests waiting, as the engine says; absent until it has."},
+	{"sluice_rank_engine_queued_tokens", "gauge", "worker, rank", "Prompt tokens that the engine's waiting requests have still to compute, as its load messages say; absent where none say it."},
 	{"sluice_rank_kv_usage_ratio", "gauge", "worker, rank", "Share of KV blocks in use, as the engine says."},
 	{"sluice_rank_breaker_state", "gauge", "worker, rank", "0 closed; 1 half open: one request at a time; 2 open: out of the choice."},
 	{"sluice_rank_prefill_token_seconds", "gauge", "worker, rank", "Time that a prompt token takes to compute, as learned from the worker's legs; absent until it has been."},

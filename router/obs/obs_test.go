@@ -71,6 +71,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	}
 	r.Running.Store(1)
 	r.Waiting.Store(0)
+	r.QueuedTokens.Store(0)
 	r.SetKVUsage(0.25)
 	for w := range r.Price {
 		r.Price[w].Store(50_000)

@@ -86,6 +86,7 @@ var rankGauges = []struct {
 	{"sluice_rank_decode_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.DecodeBlocks.Load()), true }},
 	{"sluice_rank_engine_running", func(r *worker.Rank) (float64, bool) { n := r.Running.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_engine_waiting", func(r *worker.Rank) (float64, bool) { n := r.Waiting.Load(); return float64(n), n >= 0 }},
+	{"sluice_rank_engine_queued_tokens", func(r *worker.Rank) (float64, bool) { n := r.QueuedTokens.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_kv_usage_ratio", func(r *worker.Rank) (float64, bool) { return r.KVUsage(), r.KVUsage() >= 0 }},
 	{"sluice_rank_breaker_state", func(r *worker.Rank) (float64, bool) { return float64(r.Breaker.Load()), true }},
 	{"sluice_rank_prefill_token_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Prefilling) }},

@@ -55,7 +55,10 @@ type Candidate struct {
 	Reserved int64   `json:"prefill_tokens_reserved"`
 	Blocks   int     `json:"decode_blocks_reserved"`
 	Requests int     `json:"requests"`
-	Waiting  int     `json:"engine_waiting"` // -1 never said
+	Work     int64   `json:"decode_block_steps_reserved"`   // of those blocks, each by the steps its request is expected to run
+	Waiting  int     `json:"engine_waiting"`                // -1 never said
+	Others   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: said by the engine, or assumed
+	Unfit    int     `json:"tokens_without_room,omitempty"` // of this request
 	Feed     string  `json:"feed"`
 }
 
@@ -184,7 +187,7 @@ func (r *record) decision(s *Scheduler, d *decision) Decision {
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
 			Terms: s.weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
-			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Feed: t.feed.String()}
+			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Others: t.foreign, Work: t.work, Unfit: int(t.unfit), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank
 		}
