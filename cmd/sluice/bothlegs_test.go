@@ -270,27 +270,70 @@ func TestPrefillRefusesBesideDecode(t *testing.T) {
 	idle(t, r)
 }
 
-// A stream of which the client has seen something ends with an error, and not in
-// silence, when prefill fails.
+// A decode that has made a token has all the KV: a prefill that fails then is no
+// reason to end its stream.
 func TestPrefillFailsInMidStream(t *testing.T) {
 	seen := make(chan struct{})
 	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { <-seen; replyJSON(w, 500, `{}`) })
+	prefillEnded := make(chan struct{})
 	d := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, streamChunk)
 		w.(http.Flusher).Flush()
-		<-r.Context().Done()
+		<-prefillEnded
+		io.WriteString(w, streamChunk+streamEnding)
 	})
 	r := startRouter(t, sglangPD, p.withBootstrap("p0"), d.at(worker.Decode, "d0"))
 	l := send(t, r, "mid", chat(`,"stream":true`))
 	l.event(t)
 	close(seen)
-	rest, _ := io.ReadAll(l.br)
-	if !strings.Contains(string(rest), `"error"`) || !strings.Contains(string(rest), "[DONE]") {
-		t.Errorf("the rest of the stream is %q; want an error event and its end", rest)
+	eventually(t, 5*time.Second, "the router knows that prefill failed", func() bool {
+		return r.metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`) == 1
+	})
+	time.Sleep(20 * time.Millisecond) // a cut would come now
+	close(prefillEnded)
+	l.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+	rest := ""
+	for !strings.Contains(rest, "[DONE]") {
+		line, err := l.br.ReadString('\n')
+		if rest += line; err != nil {
+			t.Fatalf("the rest of the stream is %q, %v", rest, err)
+		}
+	}
+	if strings.Contains(rest, `"error"`) || !strings.Contains(rest, `"ok"`) {
+		t.Errorf("the rest of the stream is %q", rest)
 	}
 	idle(t, r)
+}
+
+// A stream that begins with an error event is a decode that failed: SGLang answers
+// 200 before it waits for the KV. What speaks of the request is the client's.
+func TestStreamBeginsWithAnError(t *testing.T) {
+	for _, c := range []struct {
+		code int
+		runs int32
+	}{{500, 2}, {400, 1}} {
+		var runs atomic.Int32
+		p, q := startScripted(t, reply(200, wholeAnswer)), startScripted(t, reply(200, wholeAnswer))
+		decode := func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) > 1 {
+				answerOK(w, r)
+				return
+			}
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprintf(w, "data: {\"error\":{\"object\":\"error\",\"message\":\"KVTransferError\",\"code\":%d}}\n\n%s", c.code, streamEnding)
+			w.(http.Flusher).Flush()
+		}
+		d, e := startScripted(t, decode), startScripted(t, decode)
+		r := startRouter(t, sglangPD, p.withBootstrap("p0"), q.withBootstrap("p1"), d.at(worker.Decode, "d0"), e.at(worker.Decode, "d1"))
+		a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`))
+		if n := runs.Load(); a.Status != 200 || n != c.runs || strings.Contains(string(a.Body), `"error"`) != (c.runs == 1) {
+			t.Errorf("code %d: %d decodes, status %d: %s", c.code, n, a.Status, a.Body)
+		}
+		idle(t, r)
+	}
 }
 
 // A client that leaves takes both legs down, before decode's head and after it.

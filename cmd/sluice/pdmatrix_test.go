@@ -27,6 +27,7 @@ type matrixFamily struct {
 	name    string
 	engine  func(*sim.Options)
 	handing sim.Fault // what keeps the hand-over from ending while the client leaves
+	atOnce  bool      // the legs start together
 	config  func(*config.Config)
 	worker  func(*config.Worker, *sim.Engine)
 	prepare func(*testing.T, *matrixFamily) // completes a copy of the row for one fleet
@@ -50,9 +51,9 @@ var (
 
 var matrixFamilies = []matrixFamily{
 	{name: "nixl", handing: decodeIsLate},
-	{name: "nixl-push", engine: speaksPD("nixl-push"), handing: kvIsLate},
-	{name: "sglang", engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handing: kvIsLate},
-	{name: "mooncake", engine: speaksPD("mooncake"), worker: withBootstrap, handing: kvIsLate},
+	{name: "nixl-push", atOnce: true, engine: speaksPD("nixl-push"), handing: kvIsLate},
+	{name: "sglang", atOnce: true, engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handing: kvIsLate},
+	{name: "mooncake", atOnce: true, engine: speaksPD("mooncake"), worker: withBootstrap, handing: kvIsLate},
 	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate},
 	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate},
 	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handing: decodeIsLate},
@@ -89,40 +90,67 @@ func withBootstrap(w *config.Worker, e *sim.Engine) {
 	}
 }
 
-// matrixColumns are what is done to every family. The texts of the cells say what
-// was seen, so the document is what the code does, not what it should do.
-var matrixColumns = []struct {
+// matrixCase is what is done to every family. The texts of the cells say what was
+// seen, so the document is what the code does, not what it should do.
+type matrixCase struct {
 	name string
 	run  func(*matrixFleet, *testing.T) string
-}{
-	{"stream", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", `,"stream":true`) }},
-	{"not streamed", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", "") }},
-	{"n = 2", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "chat", `,"n":2,"stream":true`) }},
-	{"batch", func(f *matrixFleet, t *testing.T) string { return f.answers(t, "batch", "") }},
-	{"client leaves in prefill", func(f *matrixFleet, t *testing.T) string {
-		return f.leaves(t, f.prefills, sim.Fault{Kind: sim.Stall}, f.prefills, 0)
-	}},
-	{"… in the hand-over", func(f *matrixFleet, t *testing.T) string {
-		return f.leaves(t, f.decodes, f.family.handing, f.decodes, 0)
-	}},
-	{"… in decode", func(f *matrixFleet, t *testing.T) string {
-		return f.leaves(t, f.decodes, sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, f.decodes, 1)
-	}},
-	{"prefill fails before its head", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status}, "")
-	}},
-	{"… within its answer", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
-	}},
-	{"decode fails before its head", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status}, `,"stream":true`)
-	}},
-	{"… after first tokens", func(f *matrixFleet, t *testing.T) string {
+}
+
+// shapes are the ways of asking for one text.
+var shapes = []struct{ name, extra string }{
+	{"stream", `,"stream":true`},
+	{"not streamed", ""},
+}
+
+var matrixColumns = allMatrixCases()
+
+func allMatrixCases() (cases []matrixCase) {
+	add := func(name string, run func(*matrixFleet, *testing.T) string) {
+		cases = append(cases, matrixCase{name, run})
+	}
+	for _, c := range []struct{ name, kind, extra string }{
+		{"", "chat", ""},
+		{"n = 2, ", "chat", `,"n":2`},
+		{"two prompts, ", "batch", ""},
+		{"two prompts, n = 2, ", "batch", `,"n":2`},
+	} {
+		for _, s := range shapes {
+			add(c.name+s.name, func(f *matrixFleet, t *testing.T) string { return f.answers(t, c.kind, c.extra+s.extra) })
+		}
+	}
+	for _, s := range shapes {
+		add("client leaves in prefill, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.leaves(t, s.extra, departure{at: f.prefills, fault: sim.Fault{Kind: sim.Stall}, seen: f.prefills})
+		})
+		add("… in the hand-over, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.leaves(t, s.extra, departure{at: f.decodes, fault: f.family.handing, seen: f.decodes, held: true})
+		})
+		add("… in decode, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.leaves(t, s.extra, departure{at: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, seen: f.decodes, held: true, decoding: true})
+		})
+	}
+	for _, s := range shapes {
+		add("prefill fails before its head, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status}, s.extra)
+		})
+		add("… within its answer, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, s.extra)
+		})
+		add("decode fails before its head, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status}, s.extra)
+		})
+	}
+	add("decode fails after first tokens, stream", func(f *matrixFleet, t *testing.T) string {
 		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
-	}},
-	{"… within a whole answer", func(f *matrixFleet, t *testing.T) string {
+	})
+	add("… within its answer, not streamed", func(f *matrixFleet, t *testing.T) string {
 		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
-	}},
+	})
+	add("decode fails after first tokens, n = 2, stream", func(f *matrixFleet, t *testing.T) string {
+		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 6}, `,"n":2,"stream":true`)
+	})
+	return cases
 }
 
 // matrixFleet is two prefill and two decode engines of a family, a router over
@@ -162,8 +190,8 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
-		c.Schedule.Policy = "round_robin" // every engine gets its turn
-		c.PD.CutAfter = 100 * time.Millisecond
+		c.Schedule.Policy = "round_robin"      // every engine gets its turn
+		c.PD.CutAfter = 300 * time.Millisecond // longer than the hand-over is held back
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -265,6 +293,9 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 	before := f.computed()
 	a, right := f.exchange(t, kind, extra)
 	p, d := legCount(f.prefills), legCount(f.decodes)
+	if !f.rests(3 * time.Second) {
+		t.Error("something is kept after the answer")
+	}
 	switch {
 	case a.Status != 200:
 		return fmt.Sprintf("refused, %d", a.Status)
@@ -273,33 +304,50 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 		return "wrong"
 	case p == 0 && d == 1:
 		return "decode alone"
+	case p != 1 || d != 1:
+		return fmt.Sprintf("%d prefills, %d decodes", p, d)
 	case f.computed() > before:
 		return "both legs, decode computed"
 	}
 	return "both legs"
 }
 
+// departure is where a client leaves: a fault holds the request, on all of at; seen
+// are the engines that must have it by then. held: engines must hold something of
+// it; decoding: decode must have begun to make tokens.
+type departure struct {
+	at, seen       []*sim.Engine
+	fault          sim.Fault
+	held, decoding bool
+}
+
 // leaves: a client that goes leaves nothing behind, or what it leaves is freed
-// with the lease. Faults hold the request where it must be, on all of at; seen are
-// the engines that must have it by then, events what the client reads before.
-func (f *matrixFleet) leaves(t *testing.T, at []*sim.Engine, fault sim.Fault, seen []*sim.Engine, events int) string {
+// with the lease.
+func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 	f.forget()
-	for _, e := range at {
-		e.Fault(fault)
+	for _, e := range d.at {
+		e.Fault(d.fault)
 	}
-	_, body := f.body("chat", `,"stream":true`)
+	_, body := f.body("chat", extra)
 	body = strings.Replace(body, `"max_tokens":8`, `"max_tokens":2000`, 1)
+	made := generated(f.decodes)
 	l := send(t, f.router, fmt.Sprint("leaves-", f.sent), body)
-	eventually(t, 10*time.Second, "the leg is there", func() bool { return legCount(seen) > 0 })
-	if events > 0 {
-		l.event(t)
+	eventually(t, 10*time.Second, "the leg is there", func() bool { return legCount(d.seen) > 0 })
+	if d.held {
+		eventually(t, 10*time.Second, "an engine holds something of it", f.holding)
+	}
+	if d.decoding {
+		eventually(t, 10*time.Second, "tokens are made", func() bool { return generated(f.decodes) > made })
 	} else {
 		time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
+	}
+	if strings.Contains(extra, "stream") && d.decoding {
+		l.event(t)
 	}
 	l.leave()
 	left := time.Now()
 	freed := f.rests(3 * time.Second)
-	for _, e := range at {
+	for _, e := range d.at {
 		e.ClearFaults()
 	}
 	if freed {
@@ -308,6 +356,14 @@ func (f *matrixFleet) leaves(t *testing.T, at []*sim.Engine, fault sim.Fault, se
 	}
 	f.restart()
 	return "freed with the lease"
+}
+
+// generated is how many tokens engines have made.
+func generated(engines []*sim.Engine) (n int) {
+	for _, e := range engines {
+		n += e.Stats().Sum().GeneratedTokens
+	}
+	return n
 }
 
 // restart gives the family a new fleet, when the old one keeps what would spoil
@@ -322,7 +378,7 @@ func (f *matrixFleet) restart() {
 func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	fault.N = 1
 	e.Fault(fault)
-	cell := f.untilHit(t, e, extra)
+	cell := f.untilHit(t, e, fault, extra)
 	e.ClearFaults()
 	if !f.rests(2 * time.Second) {
 		cell += ", blocks kept until the lease ends"
@@ -332,7 +388,7 @@ func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra 
 	return cell
 }
 
-func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string {
+func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	for range 50 {
 		f.forget()
 		before, migrated := e.Stats().Faults, f.router.metric(`sluice_migrations_total{outcome="done"}`)
@@ -344,6 +400,8 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string
 		switch {
 		case a.Status == 200 && right && f.router.metric(`sluice_migrations_total{outcome="done"}`) > migrated:
 			return "goes on elsewhere"
+		case a.Status == 200 && right && f.row.atOnce && fault.Phase == "body" && slices.Contains(f.prefills, e):
+			return "unseen"
 		case a.Status == 200 && right && legCount(f.prefills)+legCount(f.decodes) <= 2:
 			return "hidden"
 		case a.Status == 200 && right:
@@ -360,15 +418,21 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, extra string) string
 	return "?"
 }
 
+// holding says whether an engine runs or keeps anything.
+func (f *matrixFleet) holding() bool {
+	for _, e := range f.engines() {
+		s := e.Stats().Sum()
+		if e.Alive() && (s.Running+s.Waiting+s.Leases+s.Rooms != 0 || s.BlocksFree != s.BlocksTotal) {
+			return true
+		}
+	}
+	return false
+}
+
 // rests says whether within that time nothing is under way or kept anywhere.
 func (f *matrixFleet) rests(within time.Duration) bool {
 	for end := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		busy := f.router.booked() != ""
-		for _, e := range f.engines() {
-			s := e.Stats().Sum()
-			busy = busy || e.Alive() && (s.Running+s.Waiting+s.Leases+s.Rooms != 0 || s.BlocksFree != s.BlocksTotal)
-		}
-		if !busy {
+		if f.router.booked() == "" && !f.holding() {
 			return true
 		}
 		if time.Now().After(end) {
@@ -443,8 +507,10 @@ time. Every answer called right was compared with that of an undisturbed engine.
 	b.WriteString(`
 - **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
 - **freed at once**: within 3 s of the client's leaving every block, room, lease and reservation was gone; the leases of these engines are 30 s and longer.
-- **run again**: the client saw a whole right answer, from a second pair or decode engine. **goes on elsewhere**: the same, and its first tokens are the first engine's
-  (docs/migration.md). **error event**: the stream ends with an error in the API's form.
+- **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
+  **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
+- A decode that is not streamed shows no sign of life before its end, so it is cut ` + "`" + `pd.cut_after` + "`" + ` after it was sent (0.3 s here); one that its engine admits later than
+  that leaves its blocks to the lease.
 `)
 	return b.String()
 }

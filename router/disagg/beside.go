@@ -21,8 +21,8 @@ import (
 // its header lines, and what is needed to close its books. Its end is bounded
 // by the prefill time-out.
 //
-// When it fails it cuts the decode leg; whoever reads that leg's end finds the
-// reason here behind done.
+// When it fails before decode has made a token it cuts the decode leg; whoever reads
+// that leg's end finds the reason here behind done.
 type beside struct {
 	r           *Runner
 	family      Family
@@ -41,6 +41,7 @@ type beside struct {
 	keys        []blockhash.Seq // of the approximate index; nil where events tell
 
 	cached atomic.Int64 // as the engine reported, -1 not (yet)
+	say    atomic.Int32 // whose word came first, see besideOpen
 
 	done chan struct{} // closed at the end; what follows is set before
 	// failed says that the leg ended badly by itself, not by a cut.
@@ -48,6 +49,22 @@ type beside struct {
 	status int   // 0: none came
 	err    error // nil with a status
 	answer []byte
+}
+
+// Who had the first word on the hand-over: decode, by making a token, for which it
+// needs all the KV, or prefill, by failing. What comes second changes nothing: a
+// prefill that fails afterwards does not cut the stream, and the first bytes of a
+// decode whose prefill has failed do not go to the client.
+const (
+	besideOpen int32 = iota
+	besideArrived
+	besideBroke
+)
+
+// arrived says that decode has made a token; false: prefill failed before, and the
+// decode leg is cut.
+func (b *beside) arrived() bool {
+	return b == nil || b.say.CompareAndSwap(besideOpen, besideArrived) || b.say.Load() == besideArrived
 }
 
 // startBeside sends the leg that the Family wrote.
@@ -135,7 +152,7 @@ func (b *beside) run() {
 	b.reservation.Release()
 	opt.Observer.LegEnded(schedule.PrefillLeg, b.rank.ID, outcome, time.Since(b.began))
 	close(b.done)
-	if b.failed {
+	if b.failed && b.say.CompareAndSwap(besideOpen, besideBroke) {
 		b.decode.Cut() // it would wait for blocks that never come
 	}
 }

@@ -344,10 +344,17 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 			}
 		}
 	}
-	if err == nil && !declined && q.beside == nil && q.told && bytes.HasPrefix(seen, errorEvent) && q.wait.Await() {
+	if err == nil && !declined && q.beside == nil && q.told && failsAtOnce(seen) > 0 && q.wait.Await() {
 		defer choice.Reservation.Release()
 		defer resp.Release()
 		return q.lostOn(choice.Rank, time.Since(began)), false
+	}
+	if b := q.beside; err == nil && b != nil {
+		if status := failsAtOnce(seen); worthRetry(status) {
+			err = fmt.Errorf("its stream begins with an error of status %d", status)
+		} else if bytes.Contains(seen, dataLine) && !b.arrived() {
+			err = upstream.ErrCut
+		}
 	}
 	if err == nil && !declined && q.settle() {
 		return legAnswered, true

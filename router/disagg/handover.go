@@ -1,8 +1,10 @@
 package disagg
 
 import (
+	"bytes"
 	"time"
 
+	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/nixl/completion"
@@ -11,8 +13,34 @@ import (
 	"sluice/router/worker"
 )
 
-// errorEvent opens a vLLM stream whose request failed before its first token.
-var errorEvent = []byte(`data: {"error"`)
+var (
+	dataLine = []byte("data: ")
+	// errorEvent opens a stream whose request failed before its first token.
+	errorEvent = []byte(`data: {"error"`)
+)
+
+// failsAtOnce is the status in a stream's first event when that is an error, 500
+// where it names none, else 0. seen is the beginning of the stream in whatever
+// framing.
+func failsAtOnce(seen []byte) int {
+	i := bytes.Index(seen, dataLine)
+	if i < 0 || !bytes.HasPrefix(seen[i:], errorEvent) {
+		return 0
+	}
+	event := seen[i+len(dataLine):]
+	if end := bytes.Index(event, eventEnd); end >= 0 {
+		event = event[:end]
+	}
+	if inner, ok, _ := jsonscan.Find(event, "error"); ok && inner.Kind == jsonscan.Object {
+		event = event[inner.Start:inner.End]
+		if code, ok, _ := jsonscan.Find(event, "code"); ok {
+			if n := atoi(string(event[code.Start:code.End])); n >= 400 && n < 600 {
+				return n
+			}
+		}
+	}
+	return 500
+}
 
 // watch begins to listen for what engines tell of the hand-over: from prefill's
 // answer on, or, of a Concurrent pair, before the legs are sent; now is that time.

@@ -149,13 +149,15 @@ func appendRepeated(dst, value []byte, n int) []byte {
 func appendRooms(dst []byte, p *Pair) []byte {
 	n, ranks := prompts(p), uint64(dpSize(p.Prefill))
 	room := p.Token
-	if n == 1 {
-		if ranks > 1 && older(p.Prefill, 0, 5, 10) && several(p.Doc.Raw(choicesKey(p.Kind))) {
-			// The server counts a number up by one for each choice, away from
-			// the rank; a list it repeats.
-			return append(appendUint(append(dst, '['), congruent(room, ranks, p.Prefill)), ']')
-		}
+	choices := several(p.Doc.Raw(choicesKey(p.Kind)))
+	// The server counts a number up by one for each choice of each prompt, away from
+	// the rank; a list it repeats.
+	counts := ranks == 1 || !older(p.Prefill, 0, 5, 10)
+	switch {
+	case choices && counts, n == 1 && !choices:
 		return appendUint(dst, congruent(room, ranks, p.Prefill))
+	case n == 1:
+		return append(appendUint(append(dst, '['), congruent(room, ranks, p.Prefill)), ']')
 	}
 	dst = append(dst, '[')
 	for i := range n {

@@ -70,6 +70,7 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 
 // firstToken takes the prefill work off the rank.
 func (s *streamEnd) firstToken() {
+	s.beside.arrived()
 	s.reservation.PrefillDone()
 	s.r.opt.Observer.FirstToken(s.endpoint, time.Since(s.received))
 }
