@@ -34,6 +34,7 @@ var commands = []command{
 	{"sidecar", "run beside one engine, behind somebody else's router", runSidecar},
 	{"sim", "run one simulated engine", runSim},
 	{"load", "send load and print latencies", runLoad},
+	{"key", "make an API key, and what to write into the configuration for it", plain(runKey)},
 	{"register", "keep a worker registered with a router", runRegister},
 	{"init", "probe engines and write a commented config file", plain(runInit)},
 	{"check", "validate a config and say what it would do", plain(runCheck)},

@@ -12,6 +12,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
 	"sluice/router/admin"
+	"sluice/router/apikey"
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/discovery"
@@ -50,6 +51,7 @@ type router struct {
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
+	keys      *apikey.Ring // nil: anybody may send requests
 
 	notifications *notifications      // nil: no family needs them
 	transfers     *transfers.Watch    // nil: no tier is wanted
@@ -86,6 +88,9 @@ func assemble(r *router) (_ *router, err error) {
 	r.metrics = obs.NewMetrics()
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
+	if err := r.makeKeys(); err != nil {
+		return nil, err
+	}
 	s := cfg.Schedule
 	r.recorder = r.newRecorder()
 	r.scheduler = schedule.New(schedule.Options{
@@ -104,7 +109,7 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
-		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect},
+		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, Key: cfg.EngineKey},
 		ProbeInterval:  cfg.Health.Interval,
 		ProbeTimeout:   cfg.Health.Timeout,
 		FailAfter:      cfg.Health.FailAfter,
@@ -148,7 +153,7 @@ func assemble(r *router) (_ *router, err error) {
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
+		Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
 	})
 	if err != nil {
 		return nil, err

@@ -70,6 +70,9 @@ func rereader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error
 		if err != nil {
 			return nil, err
 		}
+		if err := r.keysChanged(next); err != nil {
+			return nil, err
+		}
 		if other := r.cfg.Differences(next); len(other) > 0 {
 			r.log.Warn("the configuration was edited; these fields take effect at the next start", "file", r.cfg.Path(), "fields", other)
 		}

@@ -35,12 +35,39 @@ type Observer interface {
 	Connections(open int)                                  // changed
 }
 
+// Gate says who may send requests, by the keys they show. It is asked on the
+// request path, before the body is read, and must not block.
+type Gate interface {
+	// Enter gives the holder of key, or why the request may not enter; the holder
+	// too, where it is known who it is. key is borrowed, nil when none was shown.
+	// counts: the request counts against the holder's limits; not so that for a page.
+	Enter(key []byte, counts bool) (Pass, *Denial)
+}
+
+// Pass is the right of one key's holder. It outlives the request.
+type Pass interface {
+	Name() string
+	Allows(model string) bool
+	// Spend takes tokens of what the holder may use.
+	Spend(tokens int)
+	// Limits tells show the header lines that say what is left.
+	Limits(show func(name, value string))
+}
+
+// Denial is why a request may not enter.
+type Denial struct {
+	Reason     Reason
+	Message    string
+	RetryAfter time.Duration
+}
+
 // Options of a Server; zero values mean the default in brackets.
 type Options struct {
 	Handler  Handler
 	Pages    Pages
 	Observer Observer // may be nil
 	Log      *slog.Logger
+	Gate     Gate // nil: anybody may send requests
 
 	MaxBodyBytes      int64         // [32 MiB]
 	BodyBudgetBytes   int64         // all bodies together [1 GiB]
@@ -59,6 +86,10 @@ type Options struct {
 	// the coding that the client accepts; 0: none does. Encoded requests are always
 	// read, MaxBodyBytes being the bound of what they hold.
 	CompressMin int
+
+	// OwnKeys: the keys that clients show are meant for this router, or the engines
+	// are shown one of its own: clients' do not reach engines. True with a Gate.
+	OwnKeys bool
 
 	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
 	// disaggregated_params sent by a client are cut out instead of refused.

@@ -62,6 +62,10 @@ func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, mess
 // anthropicType is the error type that Anthropic's API gives with a status.
 func anthropicType(status int) string {
 	switch status {
+	case 401:
+		return "authentication_error"
+	case 403:
+		return "permission_error"
 	case 404:
 		return "not_found_error"
 	case 413:

@@ -27,6 +27,7 @@ type Exchange struct {
 	head      head
 	body      body
 	answer    answer
+	holder    Pass // nil: no keys are asked for
 	untrusted bool // where the next request begins cannot be known
 	failed    bool // the handler panicked
 	set       []setHeader
@@ -58,6 +59,9 @@ func newExchange(s *Server) *Exchange {
 func (x *Exchange) Log() *slog.Logger {
 	if x.log == nil {
 		x.log = x.srv.opt.Log.With("request_id", x.RequestID)
+		if x.holder != nil {
+			x.log = x.log.With("key", x.holder.Name())
+		}
 	}
 	return x.log
 }
@@ -242,7 +246,7 @@ func (x *Exchange) recycle() {
 	s := x.srv
 	x.body.release()
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
-	x.Doc.Body, x.log, x.passed = nil, nil, nil
+	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed = unanswered, false, false
 	clear(x.set)

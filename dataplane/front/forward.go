@@ -12,13 +12,14 @@ import (
 // Content-Encoding, Accept-Encoding (the router reads the answer), Expect,
 // X-Request-Id, X-Sluice-*, X-data-parallel-rank and those that name hosts
 // (X-Prefiller-Host-Port, X-Data-Parallel-Host-Port) are left out; a missing
-// Content-Type becomes application/json. Strings are valid until return.
+// Content-Type becomes application/json; so are the client's keys where OwnKeys says
+// that they are none of the engine's. Strings are valid until return.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	typed := false
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
 		name := x.head.nameOf(l)
-		if withheld(name) || x.head.isOption(name) {
+		if withheld(name) || x.head.isOption(name) || x.srv.opt.OwnKeys && isKey(name) {
 			continue
 		}
 		typed = typed || equalFold(name, "Content-Type")
@@ -32,6 +33,9 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 
 // borrow makes a string of b without a copy; it lives as long as b's bytes.
 func borrow(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// isKey says whether a header line shows a key.
+func isKey(name []byte) bool { return equalFold(name, "Authorization") || equalFold(name, "X-Api-Key") }
 
 // withheld says whether a client's header never reaches an engine.
 func withheld(name []byte) bool {

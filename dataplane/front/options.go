@@ -14,6 +14,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Handler == nil {
 		return o, errors.New("front: cannot make a server without a Handler")
 	}
+	o.OwnKeys = o.OwnKeys || o.Gate != nil
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

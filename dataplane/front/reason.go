@@ -18,6 +18,10 @@ const (
 	UnknownRoute       Reason = "unknown_route"
 	WrongMethod        Reason = "wrong_method"
 	WrongContentType   Reason = "wrong_content_type"
+	NoKey              Reason = "no_key"
+	UnknownKey         Reason = "unknown_key"
+	KeyModel           Reason = "key_model"
+	KeyLimit           Reason = "key_limit"
 	UnknownModel       Reason = "unknown_model"
 	NoPrefillWorker    Reason = "no_prefill_worker"
 	NoDecodeWorker     Reason = "no_decode_worker"
@@ -52,6 +56,10 @@ var reasonTable = map[Reason]reasonRow{
 	UnknownRoute:       {404, "invalid_request_error", "unknown_url"},
 	WrongMethod:        {405, "invalid_request_error", ""},
 	WrongContentType:   {415, "invalid_request_error", ""},
+	NoKey:              {401, "invalid_request_error", "invalid_api_key"},
+	UnknownKey:         {401, "invalid_request_error", "invalid_api_key"},
+	KeyModel:           {403, "invalid_request_error", "model_not_found"},
+	KeyLimit:           {429, "rate_limit_error", "rate_limit_exceeded"},
 	UnknownModel:       {404, "invalid_request_error", "model_not_found"},
 	NoPrefillWorker:    {503, "service_unavailable", ""},
 	NoDecodeWorker:     {503, "service_unavailable", ""},

@@ -11,22 +11,24 @@ import (
 type page struct {
 	path string
 	show func(*Exchange)
+	asks bool // for a key, where keys are asked for
 }
 
 // pages are answered to GET and HEAD.
 var pages = []page{
-	{"/v1/models", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Models()) }},
-	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }},
-	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready()) }},
-	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health()) }},
-	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }},
-	{"/metrics", (*Exchange).showMetrics},
+	{"/v1/models", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Models()) }, true},
+	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
+	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready()) }, false},
+	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health()) }, false},
+	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }, false},
+	{"/metrics", (*Exchange).showMetrics, false},
 }
 
 // route is what a path leads to: an endpoint or a page.
 type route struct {
 	endpoint *Endpoint
 	page     func(*Exchange)
+	asks     bool
 }
 
 // routes finds a route by its exact path; known lists all of them for the 404.
@@ -46,7 +48,7 @@ func newRoutes(withPages bool) routes {
 		if !withPages && p.path != "/livez" {
 			continue
 		}
-		r.byPath[p.path] = route{page: p.show}
+		r.byPath[p.path] = route{page: p.show, asks: p.asks}
 		known = append(known, "GET "+p.path)
 	}
 	r.known = strings.Join(known, ", ")
@@ -99,6 +101,9 @@ func (x *Exchange) serve() {
 			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
 			return
 		}
+		if found.asks && !x.enter(false) {
+			return
+		}
 		found.page(x)
 	default:
 		x.Endpoint = found.endpoint
@@ -117,6 +122,9 @@ func (x *Exchange) infer() {
 		x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 		return
 	}
+	if !x.enter(true) {
+		return
+	}
 	if !isJSON(x.head.find("Content-Type")) {
 		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+shown(x.head.find("Content-Type")), 0)
 		return
@@ -127,7 +135,7 @@ func (x *Exchange) infer() {
 		x.Error(WrongContentType, "", "Content-Encoding must be one of "+coding.Known+", identity, got "+shown(x.head.findAll("Content-Encoding")), 0)
 		return
 	}
-	if !x.readBody() || !x.decode(encoded) || !x.scan() {
+	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.mayUse() {
 		return
 	}
 	if o := x.srv.opt.Observer; o != nil {

@@ -20,6 +20,7 @@ type Options struct {
 	ConnectTimeout time.Duration // TLS handshake included [2s]
 	WriteTimeout   time.Duration // sending a request, plus its size / 256 KiB/s [30s]
 	MaxHeadBytes   int           // response head, 1xx before it included [64 KiB]
+	Key            string        // shown with every request as a bearer token; Fields that show another are dropped [none]
 }
 
 func (o *Options) defaults() {

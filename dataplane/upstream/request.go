@@ -71,12 +71,17 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	dst = append(dst, "\r\n"...)
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		if ownField(f.Name) {
+		if ownField(f.Name) || e.opt.Key != "" && foldEqual(f.Name, "authorization") {
 			continue
 		}
 		dst = append(dst, f.Name...)
 		dst = append(dst, ": "...)
 		dst = append(dst, f.Value...)
+		dst = append(dst, "\r\n"...)
+	}
+	if e.opt.Key != "" {
+		dst = append(dst, "Authorization: Bearer "...)
+		dst = append(dst, e.opt.Key...)
 		dst = append(dst, "\r\n"...)
 	}
 	if size > 0 || r.Method == "POST" || r.Method == "PUT" || r.Method == "PATCH" {

@@ -112,6 +112,7 @@ func (c *Config) check(f *faults) {
 			bad(fmt.Sprintf("migration.allow[%d]", i), "%s; want one of %s", quoted(word), strings.Join(MigrationAllow, ", "))
 		}
 	}
+	c.checkKeys(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	// A body takes up to twice its size while it grows, and one must not be able

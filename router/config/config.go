@@ -20,6 +20,13 @@ type Config struct {
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
+	// APIKeys: with any, only requests that show one of these keys are served, and
+	// clients' keys do not reach engines; see docs/keys.md [none].
+	APIKeys []APIKey `yaml:"api_keys"`
+	// EngineKey is shown to every engine as a bearer token, in the place of what
+	// clients show; never logged [clients' own are passed on].
+	EngineKey string `yaml:"engine_key" secret:"true"`
+
 	Workers []Worker         `yaml:"workers"`
 	PD      PD               `yaml:"pd"`
 	LMCache LMCache          `yaml:"lmcache"`
@@ -64,6 +71,15 @@ type Admin struct {
 	// RuntimeFile is where serve writes address and token, mode 0600
 	// [$XDG_RUNTIME_DIR or the temporary folder, sluice-UID/ADDR.json].
 	RuntimeFile string `yaml:"runtime_file"`
+}
+
+// APIKey is one key that clients may show, and how much its holder may send.
+type APIKey struct {
+	Name              string   `yaml:"name"`                        // in logs and metrics
+	SHA256            string   `yaml:"sha256"`                      // of the key, 64 hexadecimal digits, as `sluice key` prints them
+	RequestsPerMinute int64    `yaml:"requests_per_minute" min:"0"` // 0: no limit
+	TokensPerMinute   int64    `yaml:"tokens_per_minute" min:"0"`   // prompts and outputs together; 0: no limit
+	Models            []string `yaml:"models"`                      // it may use these; none named: all
 }
 
 // Log is logging to standard error.

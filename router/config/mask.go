@@ -64,7 +64,19 @@ type plainConfig Config
 func (c Config) String() string {
 	p := plainConfig(c)
 	p.origins, p.again = nil, nil
+	if p.EngineKey != "" {
+		p.EngineKey = hidden
+	}
 	return fmt.Sprintf("%+v", p)
+}
+
+// MarshalJSON hides secrets.
+func (c Config) MarshalJSON() ([]byte, error) {
+	p := plainConfig(c)
+	if p.EngineKey != "" {
+		p.EngineKey = hidden
+	}
+	return json.Marshal(p)
 }
 
 // GoString hides secrets from %#v too.

@@ -14,8 +14,9 @@ import (
 func (c *Config) Path() string { return c.path }
 
 // Reread makes the configuration of a new text of its file, with the same
-// environment and flags over it. Of the result Specs may be used at once; the
-// other fields that differ are named by Differences, and need a new start.
+// environment and flags over it. Of the result Specs may be used at once, and
+// APIKeys where SwapsKeys says so; the other fields that differ are named by
+// Differences, and need a new start.
 func (c *Config) Reread(text []byte) (*Config, error) {
 	if c.again == nil {
 		return nil, fmt.Errorf("config: cannot read again what was not read from a file")
@@ -38,8 +39,9 @@ func (c *Config) Differences(other *Config) []string {
 		"models":        {c.Models, other.Models},
 		"discovery.dns": {c.Discovery.DNS, other.Discovery.DNS},
 		"kube.worker":   {c.Kube.Worker, other.Kube.Worker},
+		"api_keys":      {c.APIKeys, other.APIKeys},
 	} {
-		if !reflect.DeepEqual(pair[0], pair[1]) {
+		if !reflect.DeepEqual(pair[0], pair[1]) && (path != "api_keys" || !c.SwapsKeys(other)) {
 			paths = append(paths, path)
 		}
 	}

@@ -24,6 +24,7 @@ type streamEnd struct {
 	requestID   string
 	endpoint    string
 	reservation *schedule.Reservation
+	pass        front.Pass // nil: no keys are asked for
 	status      int
 	received    time.Time
 	began       time.Time
@@ -49,7 +50,7 @@ type streamEnd struct {
 func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
 	s := &streamEnd{
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
-		reservation: choice.Reservation, status: resp.Status, received: q.x.Received, began: began,
+		reservation: choice.Reservation, pass: q.x.Pass(), status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
 		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside,
 	}
@@ -81,6 +82,7 @@ func (s *streamEnd) end(res relay.Result) {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
+	s.spend(&res)
 	s.judge(&res)
 	if s.immovable != "" && (res.EngineErr || res.Cause == relay.EngineClosed || res.Cause == relay.EngineStalled) {
 		s.note("not migrated: " + s.immovable)
@@ -131,6 +133,29 @@ func (s *streamEnd) end(res relay.Result) {
 			level = slog.LevelInfo // clients leave all day; engines should not
 		}
 		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
+	}
+}
+
+// spend books the stream's tokens to the client's key: what the engine reported, else
+// the prompt's as counted here and an event for each of the output's.
+func (s *streamEnd) spend(res *relay.Result) {
+	if s.pass == nil || s.status != 200 {
+		return
+	}
+	prompt, output := res.Usage.Prompt, res.Usage.Completion
+	if prompt < 0 {
+		prompt = s.tokens
+	}
+	if output < 0 {
+		output = int(min(res.Events, 1<<30))
+	}
+	spend(s.pass, prompt, output)
+}
+
+// spend books tokens to a client's key.
+func spend(pass front.Pass, prompt, output int) {
+	if pass != nil {
+		pass.Spend(max(prompt, 0) + max(output, 0))
 	}
 }
 

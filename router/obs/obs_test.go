@@ -15,6 +15,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
+	"sluice/router/apikey"
 	"sluice/router/kvevents"
 	"sluice/router/kvindex"
 	"sluice/router/schedule"
@@ -119,6 +120,11 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	m := NewMetrics()
 	exercise(m, rank("d1", 0))
 	m.WatchPairs(func() []Pair { return []Pair{{"p0/0", "d1/0", 3, 1e9, 1e-6}, {From: "p0/0", To: "d1/1", Transfers: 1}} })
+	ring, err := apikey.NewRing([]apikey.Spec{{Name: "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.WatchKeys(ring)
 	seen := map[string]bool{}
 	label := regexp.MustCompile(`([a-z_]+)="`)
 	for line := range strings.Lines(scrape(m)) {

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/router/apikey"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+func withKeys(keys ...config.APIKey) func(*config.Config) {
+	return func(c *config.Config) { c.APIKeys = keys }
+}
+
+const keyBody = `{"model":"sim","prompt":"hello","max_tokens":4}`
+
+// TestKeysAreAskedFor goes over all doors, with keys as each client library shows them.
+func TestKeysAreAskedFor(t *testing.T) {
+	e := startSim(t, nil)
+	key := apikey.New()
+	r := startRouter(t, withKeys(config.APIKey{Name: "team-a", SHA256: apikey.HashOf(key).String(), Models: []string{"sim"}}), at(e, worker.Aggregated, "e"))
+	for _, c := range []struct {
+		name, path, body string
+		headers          []string
+		status           int
+		says, reason     string
+	}{
+		{"none", "/v1/completions", keyBody, nil, 401, `"code":"invalid_api_key"`, "no_key"},
+		{"wrong", "/v1/completions", keyBody, []string{"Authorization", "Bearer " + apikey.New()}, 401, `"code":"invalid_api_key"`, "unknown_key"},
+		{"another scheme", "/v1/completions", keyBody, []string{"Authorization", "Basic " + key}, 401, "", "no_key"},
+		{"OpenAI's", "/v1/completions", keyBody, []string{"Authorization", "Bearer " + key}, 200, "", ""},
+		{"scheme in small letters", "/v1/completions", keyBody, []string{"Authorization", "bearer  " + key}, 200, "", ""},
+		{"Anthropic's", "/v1/messages", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hello"}]}`, []string{"X-Api-Key", key}, 200, "", ""},
+		{"Anthropic's, none", "/v1/messages", `{}`, nil, 401, `"type":"authentication_error"`, "no_key"},
+		{"another model", "/v1/completions", strings.Replace(keyBody, "sim", "other", 1), []string{"Authorization", "Bearer " + key}, 403, `"param":"model"`, "key_model"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := post(t, r.URL+c.path, c.body, c.headers...)
+			if a.Status != c.status || !strings.Contains(string(a.Body), c.says) || a.Header.Get("X-Sluice-Reason") != c.reason {
+				t.Errorf("%d %q %s; want %d %q %s", a.Status, a.Header.Get("X-Sluice-Reason"), a.Body, c.status, c.reason, c.says)
+			}
+			if a.Status == 401 && a.Header.Get("WWW-Authenticate") != "Bearer" {
+				t.Error("a 401 does not say what is asked for")
+			}
+		})
+	}
+	for path, want := range map[string]int{"/v1/models": 401, "/health": 200, "/readyz": 200, "/metrics": 200} {
+		resp, err := http.Get(r.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("GET %s without a key: %d, want %d", path, resp.StatusCode, want)
+		}
+		if path == "/metrics" && !strings.Contains(string(body), `sluice_key_requests_total{key="team-a",outcome="admitted"} 4`) {
+			t.Error("the metrics do not count the key's requests")
+		}
+	}
+	if strings.Contains(r.logs.String(), key) {
+		t.Error("the log tells the key")
+	}
+}
+
+// TestKeysStayHere: an engine sees the router's own key, never a client's.
+func TestKeysStayHere(t *testing.T) {
+	var mu sync.Mutex
+	var seen []string
+	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		seen = append(seen, fmt.Sprint(r.Header["Authorization"], r.Header["X-Api-Key"]))
+		mu.Unlock()
+		replyJSON(w, 200, `{"choices":[{"text":"hi"}]}`)
+	})
+	key := apikey.New()
+	keys := withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String()})
+	for name, c := range map[string]struct {
+		mod     func(*config.Config)
+		headers []string
+		want    string
+	}{
+		"keys":                  {keys, []string{"Authorization", "Bearer " + key, "X-Api-Key", key}, "[] []"},
+		"keys and an engine's":  {func(c *config.Config) { keys(c); c.EngineKey = "engine-key" }, []string{"Authorization", "Bearer " + key}, "[Bearer engine-key] []"},
+		"an engine's alone":     {func(c *config.Config) { c.EngineKey = "engine-key" }, []string{"Authorization", "Bearer whatever"}, "[Bearer engine-key] []"},
+		"none: the client's is": {nil, []string{"Authorization", "Bearer the-client's"}, "[Bearer the-client's] []"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := startRouter(t, c.mod, e.at(worker.Aggregated, "e"))
+			mu.Lock()
+			seen = nil
+			mu.Unlock()
+			if a := post(t, r.URL+"/v1/completions", keyBody, c.headers...); a.Status != 200 {
+				t.Fatalf("%d %s", a.Status, a.Body)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, got := range seen {
+				if got != c.want {
+					t.Errorf("the engine saw %s, want %s", got, c.want)
+				}
+			}
+			if strings.Contains(r.logs.String(), "engine-key") || strings.Contains(fmt.Sprintf("%+v %#v", r.cfg, *r.cfg), "engine-key") {
+				t.Error("the engine's key is told")
+			}
+		})
+	}
+}
+
+// TestKeysHaveLimits counts the tokens of whole and of streamed answers, and of a
+// stream that its client left.
+func TestKeysHaveLimits(t *testing.T) {
+	e := startSim(t, nil)
+	key := apikey.New()
+	r := startRouter(t, withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String(), RequestsPerMinute: 10, TokensPerMinute: 100_000}), at(e, worker.Aggregated, "e"))
+	auth := []string{"Authorization", "Bearer " + key}
+	spent := func() uint64 { return r.keys.Keys()[0].Counts().Tokens }
+	a := post(t, r.URL+"/v1/completions", keyBody, auth...)
+	if a.Status != 200 || a.Header.Get("x-ratelimit-limit-requests") != "10" || a.Header.Get("x-ratelimit-remaining-requests") != "9" || a.Header.Get("x-ratelimit-limit-tokens") != "100000" {
+		t.Fatalf("%d %v", a.Status, a.Header)
+	}
+	whole := spent()
+	if whole < 5 || whole > 50 {
+		t.Errorf("%d tokens for a short prompt and 4 of output", whole)
+	}
+	stream := strings.Replace(keyBody, "{", `{"stream":true,`, 1)
+	if a = post(t, r.URL+"/v1/completions", stream, auth...); a.Status != 200 || a.Header.Get("x-ratelimit-remaining-requests") == "" {
+		t.Fatalf("%d %v", a.Status, a.Header)
+	}
+	eventually(t, 5*time.Second, "a stream's tokens are counted as a whole answer's", func() bool {
+		got := spent() - whole
+		return got >= whole && got <= whole+2 // without usage, events are counted: a last one has no token
+	})
+	for i := range 20 {
+		if a = post(t, r.URL+"/v1/completions", keyBody, auth...); a.Status != 200 {
+			if i < 7 {
+				t.Errorf("refused after %d of 10", i+2)
+			}
+			break
+		}
+	}
+	if a.Status != 429 || a.Header.Get("Retry-After") == "" || a.Header.Get("X-Sluice-Reason") != "key_limit" || a.Header.Get("x-ratelimit-remaining-requests") != "0" || !strings.Contains(string(a.Body), "rate_limit_exceeded") {
+		t.Errorf("%d %v %s", a.Status, a.Header, a.Body)
+	}
+}
+
+// TestKeysAreReadAgain edits the file under a running router.
+func TestKeysAreReadAgain(t *testing.T) {
+	e := startSim(t, nil)
+	first, second := apikey.New(), apikey.New()
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	write := func(key string) {
+		text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: \"off\"}\ndiscovery: {file_poll: 20ms}\nworkers: [{id: e, url: %q}]\napi_keys: [{name: a, sha256: %s}]\n", e.URL(), apikey.HashOf(key))
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(first)
+	r := launchConfigured(t, path)
+	status := func(key string) int {
+		a, err := tryPost(context.Background(), r.URL+"/v1/completions", keyBody, "Authorization", "Bearer "+key)
+		if err != nil {
+			return 0
+		}
+		return a.Status
+	}
+	eventually(t, 10*time.Second, "the first key is good", func() bool { return status(first) == 200 })
+	if got := status(second); got != 401 {
+		t.Errorf("a key to come: %d", got)
+	}
+	write(second)
+	eventually(t, 10*time.Second, "the second key is good", func() bool { return status(second) == 200 })
+	if got := status(first); got != 401 {
+		t.Errorf("the key that was taken out: %d", got)
+	}
+}
+
+func TestKeyCommand(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := keyCommand([]string{"--name", "team-a"}, nil, &out, &errs); code != 0 {
+		t.Fatal(errs.String())
+	}
+	key := regexp.MustCompile(`shown this once: (\S+)`).FindStringSubmatch(out.String())
+	if key == nil {
+		t.Fatalf("no key in %s", out.String())
+	}
+	cfg, err := config.Parse("printed", out.Bytes())
+	if err != nil {
+		t.Fatalf("what is printed is no configuration: %v", err)
+	}
+	if len(cfg.APIKeys) != 1 || cfg.APIKeys[0].Name != "team-a" || cfg.APIKeys[0].SHA256 != apikey.HashOf(key[1]).String() {
+		t.Errorf("%+v", cfg.APIKeys)
+	}
+	out.Reset()
+	if code := keyCommand([]string{"--hash"}, strings.NewReader(key[1]+"\n"), &out, &errs); code != 0 || !strings.Contains(out.String(), apikey.HashOf(key[1]).String()) || strings.Contains(out.String(), key[1]) {
+		t.Errorf("%d %s %s", code, out.String(), errs.String())
+	}
+	for _, args := range [][]string{{"sk-sluice-on-the-command-line"}, {"--hash"}, {"--nmae", "x"}} {
+		errs.Reset()
+		if code := keyCommand(args, strings.NewReader("\n"), io.Discard, &errs); code != 2 || errs.Len() == 0 {
+			t.Errorf("%v: code %d, %q", args, code, errs.String())
+		}
+	}
+}

@@ -1,0 +1,37 @@
+package config
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+func (c *Config) checkKeys(bad report) {
+	names, hashes := map[string]int{}, map[string]int{}
+	for i := range c.APIKeys {
+		k, path := &c.APIKeys[i], fmt.Sprintf("api_keys[%d]", i)
+		if k.Name == "" {
+			bad(path+".name", "it is missing; want a word for logs and metrics, as team-a")
+		} else if first, twice := names[k.Name]; twice {
+			bad(path+".name", "%s is that of api_keys[%d] too; want a name for each", quoted(k.Name), first)
+		}
+		names[k.Name] = i
+		// What stands there may be the key itself, so it is not shown.
+		if raw, err := hex.DecodeString(k.SHA256); err != nil || len(raw) != 32 {
+			bad(path+".sha256", "want the 64 hexadecimal digits of the key's SHA-256, as `sluice key` prints them; got %d characters", len(k.SHA256))
+			continue
+		}
+		hash := strings.ToLower(k.SHA256)
+		if first, twice := hashes[hash]; twice {
+			bad(path+".sha256", "it is that of api_keys[%d] too; want each key once", first)
+		}
+		hashes[hash] = i
+	}
+	if strings.ContainsFunc(c.EngineKey, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		bad("engine_key", "it holds a space or a character that a header line may not have")
+	}
+}
+
+// SwapsKeys says whether other's keys may take the place of c's while the router
+// runs: from some to some. To ask for keys at all, or no longer, is another router.
+func (c *Config) SwapsKeys(other *Config) bool { return len(c.APIKeys) > 0 && len(other.APIKeys) > 0 }

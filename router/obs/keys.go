@@ -1,0 +1,20 @@
+package obs
+
+import (
+	"fmt"
+	"io"
+
+	"sluice/router/apikey"
+)
+
+// WatchKeys shows what the holders of API keys have used.
+func (m *Metrics) WatchKeys(ring *apikey.Ring) {
+	m.set.RegisterMetricsWriter(func(w io.Writer) {
+		for _, k := range ring.Keys() {
+			c := k.Counts()
+			fmt.Fprintf(w, "%s %d\n", series("sluice_key_requests_total", "key", k.Name(), "outcome", "admitted"), c.Admitted)
+			fmt.Fprintf(w, "%s %d\n", series("sluice_key_requests_total", "key", k.Name(), "outcome", "limited"), c.Limited)
+			fmt.Fprintf(w, "%s %d\n", series("sluice_key_tokens_total", "key", k.Name()), c.Tokens)
+		}
+	})
+}
