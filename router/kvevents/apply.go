@@ -15,26 +15,28 @@ func (f *feed) apply(seq uint64, payload []byte) {
 		f.counts["batches"]++
 		f.counts["oversize"]++
 		f.distrust("resets")
+		f.unreadable++
 		f.resyncSoon()
 		return
 	}
 	if err := f.Apply(payload); err != nil {
-		f.resyncSoon()
 		f.unreadable++
+		f.resyncSoon()
 		if bits.OnesCount64(f.unreadable) == 1 { // ever more seldom: an engine may send nothing else
 			f.log.Warn("kv events: cannot read", "times", f.unreadable, "error", err)
 		}
 	}
 }
 
-// maxResyncs bounds, for one life of an engine, how often all that it keeps is
-// asked for because a message could not be read: it may have been damaged on its
-// way, or be like that.
+// maxResyncs bounds, for one life of an engine, how often all that it keeps is asked
+// for in vain because a message could not be read: it may have been damaged on its
+// way, or be like that. What was damaged on its way is asked for each time, ever
+// later, up to RetryMax.
 const maxResyncs = 8
 
 func (f *feed) resyncSoon() {
-	if f.src.Replay != "" && f.resyncAt.IsZero() && f.resyncs < maxResyncs {
-		f.resyncAt = time.Now().Add(min(f.opt.RetryMin<<f.resyncs, f.opt.RetryMax))
+	if f.src.Replay != "" && f.resyncAt.IsZero() && f.vain < maxResyncs {
+		f.resyncAt = time.Now().Add(min(f.opt.RetryMin<<min(f.resyncs, 16), f.opt.RetryMax))
 		f.resyncs++
 	}
 }
@@ -44,6 +46,10 @@ func (f *feed) resync() {
 	f.resyncAt = time.Time{}
 	if f.known && f.canAsk() {
 		f.counts["resyncs"]++
+		before := f.unreadable
 		f.catchUp(false, false)
+		if f.unreadable != before {
+			f.vain++
+		}
 	}
 }

@@ -164,7 +164,7 @@ func (e *engine) serveReplay(ready chan<- string) {
 func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	e.mu.Lock()
 	e.asked = append(e.asked, from)
-	deaf, pause, to := e.deaf, e.pause, e.next
+	deaf, to := e.deaf, e.next
 	e.mu.Unlock()
 	if deaf {
 		return
@@ -179,7 +179,7 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	for seq := from; seq < to; seq++ {
 		e.mu.Lock()
 		payload, ok := e.kept[seq]
-		drop := e.dropOnce[seq]
+		drop, pause := e.dropOnce[seq], e.pause
 		delete(e.dropOnce, seq)
 		e.mu.Unlock()
 		if !ok || drop {

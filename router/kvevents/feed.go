@@ -48,6 +48,7 @@ type feed struct {
 	checking  bool      // it is being asked
 	resyncAt  time.Time // when all that the engine keeps is asked for, after a message that could not be read
 	resyncs   int       // of this life
+	vain      int       // of those, where something could not be read again
 	resuming  resumption
 	shown     published
 }
@@ -321,7 +322,7 @@ func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
 // newLife forgets the engine's old life.
 func (f *feed) newLife() {
 	f.distrust("restarts")
-	f.resyncs = 0
+	f.resyncs, f.vain = 0, 0
 	f.position = position{}
 	f.forget()
 }

@@ -189,6 +189,61 @@ func TestReplayWithLosses(t *testing.T) {
 	}
 }
 
+// What is published between the replay's answer and the subscription's arrival is
+// heard by nobody; the feed asks for it though no message follows that would tell.
+func TestLostBeforeTheSubscriptionStood(t *testing.T) {
+	e := newEngine(t, true)
+	s := newScribe(6, 1)
+	all := batches(s, 4)
+	for _, b := range all[:3] {
+		e.keep(b)
+	}
+	r := newRig(t, e, func(o *Options) { o.TailCheck = time.Second })
+	r.start()
+	r.awaitState(worker.FeedLive)
+	e.keep(all[3])
+	want := r.describe(r.oracle(all...))
+	eventually(t, "the batch is asked for", func() bool { return r.describe(r.index) == want })
+	if r.get("gaps") != 0 || r.get("tail_checks") == 0 {
+		t.Errorf("counted %v, want a tail check and no gap", r.n)
+	}
+}
+
+// However many messages are damaged on their way, the engine is asked for what they
+// said as long as it can tell.
+func TestManyDamagedMessages(t *testing.T) {
+	e := newEngine(t, true)
+	s := newScribe(7, 1)
+	r := newRig(t, e, nil)
+	r.start()
+	r.awaitState(worker.FeedLive)
+	e.subscribed()
+	var all [][]byte
+	for n := range maxResyncs + 4 {
+		b := s.batch()
+		all = append(all, b)
+		e.send(e.keep(b), b[:len(b)-1])
+		want := r.describe(r.oracle(all...))
+		eventually(t, fmt.Sprint("damaged message ", n, " is asked for"), func() bool { return r.get("resyncs") > n && r.describe(r.index) == want })
+	}
+}
+
+// A replay that takes long is not given up while it brings something.
+func TestLongReplay(t *testing.T) {
+	e := newEngine(t, true)
+	e.pause = 6 * time.Millisecond
+	s := newScribe(5, 1)
+	for range 300 {
+		e.keep(s.batch())
+	}
+	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 100 * time.Millisecond })
+	r.start()
+	eventually(t, "the replay is through", func() bool { return r.state() == worker.FeedLive && r.get("batches") >= 300 })
+	if n, f := r.get("replayed_batches"), r.get("replay_failures"); n != 300 || f != 0 {
+		t.Errorf("%d batches came by replay, %d replays failed; want 300 and 0", n, f)
+	}
+}
+
 func TestReplayWithAPermanentHole(t *testing.T) {
 	e := newEngine(t, true)
 	all := batches(newScribe(8, 1), 60)

@@ -22,7 +22,9 @@ var (
 // replayEnd is the number of the message that ends a replay: -1.
 const replayEnd = math.MaxUint64
 
-// maxWaits bounds a whole catch-up, in ReplayTimeouts.
+// maxWaits bounds, in ReplayTimeouts, how long a catch-up goes on that brings nothing
+// new. One that does is not given up: a long replay to a slow machine would else be
+// begun anew, from its first message, time and again.
 const maxWaits = 12
 
 // catchUp brings the position up to date by replay and sets the feed's state.
@@ -37,18 +39,23 @@ func (f *feed) catchUp(resume, suspect bool) {
 		f.setState(worker.FeedSyncing)
 	}
 	f.flush()
-	deadline := time.Now().Add(maxWaits * f.opt.ReplayTimeout)
-	r := &replay{feed: f, fresh: !resume, suspect: suspect}
-	err := r.run(deadline)
+	deadline := f.patience()
+	r := &replay{feed: f, fresh: !resume, suspect: suspect, deadline: deadline}
+	err := r.run()
 	for errors.Is(err, errNewLife) {
 		f.newLife()
-		r = &replay{feed: f, fresh: true, applied: true}
-		err = r.run(deadline)
+		r = &replay{feed: f, fresh: true, applied: true, deadline: deadline}
+		err = r.run()
 	}
 	switch {
 	case err == nil:
 		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
 		f.setState(worker.FeedLive)
+		if !f.checking {
+			// The subscription may have come to the engine later than the question: what
+			// it published between the two, and was its last for now, nobody told.
+			f.checkAt = time.Now().Add(f.opt.TailCheck)
+		}
 	case errors.Is(err, errStopped):
 	case f.checking && !r.applied: // no answer says nothing against what is held
 		f.counts["replay_failures"]++
@@ -76,24 +83,29 @@ type replay struct {
 	suspect bool
 	applied bool // the rank was cleared or changed
 	took    bool // the last question brought something new
+
+	deadline time.Time // put off by whatever brings something new
 }
 
-func (r *replay) run(deadline time.Time) error {
+// patience is when a catch-up that brings nothing from now on is given up.
+func (f *feed) patience() time.Time { return time.Now().Add(maxWaits * f.opt.ReplayTimeout) }
+
+func (r *replay) run() error {
 	for {
 		before, began := r.next, r.applied
-		err := r.ask(deadline)
+		err := r.ask()
 		progress := r.applied && (!began || r.next > before)
 		if err == nil || errors.Is(err, errStopped) || errors.Is(err, errNewLife) || !progress {
 			return err
 		}
-		if !errors.Is(err, errHole) && time.Now().After(deadline) {
+		if !errors.Is(err, errHole) && time.Now().After(r.deadline) {
 			return err
 		}
 	}
 }
 
 // ask sends one question and applies the answers.
-func (r *replay) ask(deadline time.Time) error {
+func (r *replay) ask() error {
 	dealer, err := r.socket(zmq.DEALER)
 	if err != nil {
 		return err
@@ -115,7 +127,10 @@ func (r *replay) ask(deadline time.Time) error {
 	poll.Add(r.wake, zmq.POLLIN)
 	poll.Add(dealer, zmq.POLLIN)
 	for first := true; ; first = false {
-		seq, payload, err := r.receive(dealer, poll, deadline)
+		seq, payload, err := r.receive(dealer, poll)
+		if err == nil && time.Now().After(r.deadline) {
+			err = fmt.Errorf("nothing new came for %v", maxWaits*r.opt.ReplayTimeout)
+		}
 		if err != nil {
 			return err
 		}
@@ -187,7 +202,7 @@ func (r *replay) take(seq uint64, payload []byte) error {
 		b, _ := r.dec.Reset(payload)
 		r.replayedTime = b.Time
 	}
-	r.applied, r.took = true, true
+	r.applied, r.took, r.deadline = true, true, r.patience()
 	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
 	r.counts["replayed_batches"]++
 	r.apply(seq, payload)
@@ -214,10 +229,10 @@ func (r *replay) ended(empty bool, from uint64) error {
 // receive waits for one message of the answer. The number and the payload are
 // the last two frames; before them stand a delimiter and, in newer releases, the
 // topic.
-func (r *replay) receive(dealer *zmq.Socket, poll *zmq.Poller, deadline time.Time) (seq uint64, payload []byte, err error) {
+func (r *replay) receive(dealer *zmq.Socket, poll *zmq.Poller) (seq uint64, payload []byte, err error) {
 	until := time.Now().Add(r.opt.ReplayTimeout)
-	if until.After(deadline) {
-		until = deadline
+	if until.After(r.deadline) {
+		until = r.deadline
 	}
 	for {
 		if r.stopping.Load() {
