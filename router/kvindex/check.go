@@ -14,8 +14,8 @@ func (ix *radix) checkSome(own *rankState) {
 	}
 	ix.births.Lock() // no rank may come meanwhile
 	defer ix.births.Unlock()
-	for i := range ix.ranks {
-		if r := ix.ranks[i].Load(); r != nil && r != own {
+	for _, slot := range ix.born {
+		if r := ix.ranks[slot].Load(); r != own {
 			if !r.mu.TryLock() {
 				return
 			}
@@ -53,15 +53,12 @@ func (ix *radix) check() error {
 		return fmt.Errorf("shards take %d bytes, counted %d", sum.bytes, ix.Bytes())
 	}
 	entries := 0
-	for slot := range ix.ranks {
-		slot := worker.Slot(slot)
+	for _, slot := range ix.born {
 		if ix.Held(slot) != sum.held[slot] {
 			return fmt.Errorf("slot %d holds %d, counted %d", slot, sum.held[slot], ix.Held(slot))
 		}
+		delete(sum.held, slot)
 		rank := ix.ranks[slot].Load()
-		if rank == nil {
-			continue
-		}
 		n, left := 0, 0
 		for i, cells := range [][]sideCell{rank.side.cells, rank.side.old} {
 			for j, c := range cells {
@@ -88,6 +85,9 @@ func (ix *radix) check() error {
 		if n != rank.side.n || left != rank.side.left && rank.side.old != nil {
 			return fmt.Errorf("slot %d: %d cells in use, %d counted", slot, n, rank.side.n)
 		}
+	}
+	if len(sum.held) > 0 {
+		return fmt.Errorf("held by slots that no event came from: %v", sum.held)
 	}
 	for i, n := range inShard {
 		if n != 0 {

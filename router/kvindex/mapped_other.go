@@ -11,4 +11,5 @@ func newCells(size int) ([]sideCell, *mapped) { return make([]sideCell, size), n
 
 func (m *mapped) free()               {}
 func (m *mapped) populate()           {}
+func (m *mapped) fill(begun, n int)   {}
 func (m *mapped) leave(begun, at int) {}

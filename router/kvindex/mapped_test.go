@@ -23,12 +23,13 @@ func TestTablesThatMove(t *testing.T) {
 	valid := func(uint64) bool { return true }
 	_, m := newCells(mapFrom) // nil where nothing can be mapped
 	defer m.free()
+	strayed := 0
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		var side sideTable
 		want := make(map[uint64]uint64)
 		var keys []uint64
-		moves, passed := 0, 0
+		moves, passed, strays := 0, 0, 0
 		for step := range 60_000 {
 			// Up to some thousands of keys and down to few, again and again.
 			if grows := step%15_000 < 9_000; rng.IntN(10) < 7 == grows || len(keys) == 0 {
@@ -67,6 +68,9 @@ func TestTablesThatMove(t *testing.T) {
 			if side.oldMem != nil && side.oldMem.given > 0 {
 				passed++
 			}
+			if side.old != nil && side.strays {
+				strays++
+			}
 			if side.n != len(want) {
 				t.Fatalf("seed %d, step %d: %d keys, want %d", seed, step, side.n, len(want))
 			}
@@ -79,7 +83,29 @@ func TestTablesThatMove(t *testing.T) {
 		if moves < 400 || m != nil && passed < 100 {
 			t.Errorf("seed %d: %d steps within moves, %d after pages were given back: this test shows little", seed, moves, passed)
 		}
+		strayed += strays
 		side.empty()
+	}
+	if strayed < 20 {
+		t.Errorf("%d steps with a key beyond the end: this test shows little", strayed)
+	}
+}
+
+// Room that is made for what is there already leaves that alone.
+func TestReserveAfterStores(t *testing.T) {
+	mapSmallTables(t)
+	ix := New(Options{})
+	ev, seqs := chain(3, 1, 150)
+	ix.Store(&ev)
+	ix.(Reserver).Reserve(3, 50_000)
+	if removed, unknown := ix.Remove(3, Device, ev.Engine[100:]); removed != 50 || unknown != 0 {
+		t.Errorf("%d removed, %d unknown of 50 after Reserve", removed, unknown)
+	}
+	if got := depthOf(ix, 3, seqs); got != 100 {
+		t.Errorf("depth %d after Reserve, want 100", got)
+	}
+	if err := ix.(*radix).check(); err != nil {
+		t.Error(err)
 	}
 }
 

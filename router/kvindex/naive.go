@@ -148,15 +148,16 @@ func (n *Naive) holdsAnywhere(slot worker.Slot, seq blockhash.Seq) bool {
 
 // below notes block by block where a rank keeps what it holds.
 func (n *Naive) below(slot worker.Slot, seqs []blockhash.Seq, o *Overlap) {
-	var none, bit [worker.MaxSlots / 64]uint64
+	var nobody, alone [worker.MaxSlots / 64]uint64
+	none, bit := nobody[:slot/64+1], alone[:slot/64+1]
 	bit[slot/64] = 1 << (slot % 64)
 	for _, seq := range seqs {
 		switch {
 		case n.holds(place{slot, Device}, seq):
 		case n.holds(place{slot, Host}, seq):
-			o.low.add(1, bit[:], none[:])
+			o.low.add(1, bit, none)
 		default:
-			o.low.add(1, none[:], bit[:])
+			o.low.add(1, none, bit)
 		}
 	}
 }

@@ -61,7 +61,8 @@ type radix struct {
 	evicted  atomic.Uint64
 	reserved atomic.Int64 // cells that all ranks' tables are never to go below
 	checks   atomic.Uint64
-	births   sync.Mutex // held while a rank's state is made
+	births   sync.Mutex    // held while a rank's state is made
+	born     []worker.Slot // those that have one; under births
 }
 
 // rankState is what the index knows of one rank. The rank's lock comes before any
@@ -94,7 +95,10 @@ func (ix *radix) rank(slot worker.Slot) *rankState {
 	}
 	ix.births.Lock()
 	defer ix.births.Unlock()
-	ix.ranks[slot].CompareAndSwap(nil, new(rankState))
+	if ix.ranks[slot].Load() == nil {
+		ix.ranks[slot].Store(new(rankState))
+		ix.born = append(ix.born, slot)
+	}
 	return ix.ranks[slot].Load()
 }
 

@@ -11,16 +11,25 @@ import (
 // keep their order when the table is moved to another size: it is moved a few
 // clusters at a time, from the front, by the operations that use it. A large one is
 // mapped, so that nobody waits while it is zeroed.
+//
+// While a table is moved a key is in the old array until the front has passed its
+// home there, and in the new one from then on, also if it comes meanwhile: so one
+// array is probed, and the new one is written from its beginning on, page after page.
+// Were new keys strewn over it, each would wait for the kernel to zero a page.
 type sideTable struct {
 	cells []sideCell
 	n     int          // cells in use, in both arrays
 	stale atomic.Int64 // of those, how many name blocks that were evicted; about
 
-	old   []sideCell // what is being moved: clusters from begun to before at are
-	begun int
-	at    int
-	left  int // cells of old still in use
-	floor int // cells never to go below
+	old   []sideCell // what is being moved, from begun on, round its end
+	begun int        // an empty cell when the move began
+	done  int        // how many cells the front has passed
+	left  int        // cells of old still in use
+	purge bool       // what was evicted is left behind
+	// strays: a key is in cells before its home in old was passed, because it would
+	// have gone behind begun there.
+	strays bool
+	floor  int // cells never to go below
 
 	mem, oldMem *mapped // of cells and old, nil where they are on the heap
 }
@@ -36,6 +45,9 @@ const sideMin = 16 // cells
 
 // sideStep is the most cells of a table that is moved at once; tests make it less.
 var sideStep = 1 << 12
+
+// sideAhead is about how many cells more than asked for a step moves.
+const sideAhead = 64
 
 func placeOf(run uint32, pos int, tier Tier, gen uint16) uint64 {
 	return uint64(run)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
@@ -57,7 +69,10 @@ func homeIn(cells []sideCell, hash uint64, tier Tier, factor uint64) int {
 
 // probe finds a key's cell, or the empty one where it would go.
 func probe(cells []sideCell, hash uint64, tier Tier, factor uint64) (int, bool) {
-	i := homeIn(cells, hash, tier, factor)
+	return probeFrom(cells, homeIn(cells, hash, tier, factor), hash, tier)
+}
+
+func probeFrom(cells []sideCell, i int, hash uint64, tier Tier) (int, bool) {
 	for {
 		c := &cells[i]
 		if c.place == 0 {
@@ -72,30 +87,33 @@ func probe(cells []sideCell, hash uint64, tier Tier, factor uint64) (int, bool) 
 	}
 }
 
+// ahead is how far the front has to go from begun to come to a cell of old.
+func (t *sideTable) ahead(i int) int {
+	if i -= t.begun; i < 0 {
+		i += len(t.old)
+	}
+	return i
+}
+
 // get finds a key's cell, by its array and its index there; -1 when there is none.
 func (t *sideTable) get(hash uint64, tier Tier, factor uint64) (cells []sideCell, i int) {
 	if t.n == 0 {
 		return nil, -1
 	}
+	if t.old != nil {
+		if home := homeIn(t.old, hash, tier, factor); t.ahead(home) >= t.done {
+			if i, ok := probeFrom(t.old, home, hash, tier); ok {
+				return t.old, i
+			}
+			if !t.strays {
+				return nil, -1
+			}
+		}
+	}
 	if i, ok := probe(t.cells, hash, tier, factor); ok {
 		return t.cells, i
 	}
-	if t.old != nil {
-		if i, ok := t.probeOld(hash, tier, factor); ok {
-			return t.old, i
-		}
-	}
 	return nil, -1
-}
-
-// probeOld is probe in what is being moved. A key whose home has been passed is not
-// there any more: whole clusters are moved.
-func (t *sideTable) probeOld(hash uint64, tier Tier, factor uint64) (int, bool) {
-	home := homeIn(t.old, hash, tier, factor)
-	if home >= t.begun && (home < t.at || t.at < t.begun) || home < t.at && t.at < t.begun {
-		return -1, false
-	}
-	return probe(t.old, hash, tier, factor)
 }
 
 // touch looks at the cells of keys before they are needed one after another: loads
@@ -103,6 +121,16 @@ func (t *sideTable) probeOld(hash uint64, tier Tier, factor uint64) (int, bool) 
 func (t *sideTable) touch(hashes []EngineHash, tier Tier, factor uint64) (sink uint64) {
 	if len(t.cells) == 0 {
 		return 0
+	}
+	if t.old != nil {
+		for _, hash := range hashes {
+			if home := homeIn(t.old, uint64(hash), tier, factor); t.ahead(home) >= t.done {
+				sink += t.old[home].place
+			} else {
+				sink += t.cells[homeIn(t.cells, uint64(hash), tier, factor)].place
+			}
+		}
+		return sink
 	}
 	for _, hash := range hashes {
 		sink += t.cells[homeIn(t.cells, uint64(hash), tier, factor)].place
@@ -114,19 +142,45 @@ func (t *sideTable) touch(hashes []EngineHash, tier Tier, factor uint64) (sink u
 // room; the caller fills the place in, which is 0 in a new one. at is for cell, and
 // good until cells are removed or moved.
 func (t *sideTable) put(hash uint64, tier Tier, factor uint64) (c *sideCell, at int32) {
-	i, ok := probe(t.cells, hash, tier, factor)
-	c = &t.cells[i]
-	if ok {
-		return c, int32(i)
-	}
+	var i int
+	var ok, isOld bool
 	if t.old != nil {
-		if j, ok := t.probeOld(hash, tier, factor); ok {
-			return &t.old[j], ^int32(j)
+		i, ok, isOld = t.putOld(hash, tier, factor)
+	}
+	if isOld {
+		c, at = &t.old[i], ^int32(i)
+	} else {
+		i, ok = probe(t.cells, hash, tier, factor)
+		c, at = &t.cells[i], int32(i)
+	}
+	if !ok {
+		if t.n++; isOld {
+			t.left++
+		}
+		c.hash = hash
+	}
+	return c, at
+}
+
+// putOld finds the cell of a key in old, or the empty one where it should go, unless
+// its place is in the new array.
+func (t *sideTable) putOld(hash uint64, tier Tier, factor uint64) (i int, ok, isOld bool) {
+	home := homeIn(t.old, hash, tier, factor)
+	if t.ahead(home) < t.done {
+		return 0, false, false
+	}
+	if i, ok = probeFrom(t.old, home, hash, tier); ok {
+		return i, true, true
+	}
+	if t.ahead(i) < t.ahead(home) {
+		t.strays = true
+	}
+	if t.strays {
+		if _, strayed := probe(t.cells, hash, tier, factor); strayed || t.ahead(i) < t.ahead(home) {
+			return 0, false, false
 		}
 	}
-	t.n++
-	c.hash = hash
-	return c, int32(i)
+	return i, false, true
 }
 
 // cell is what put has found.
@@ -226,13 +280,17 @@ func (t *sideTable) from(point uint64, cells int, factor uint64, do func(sideCel
 // room makes room for more keys, and does a share of a move that is under way.
 func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 	if t.old != nil {
-		t.step(8*more+64, factor, valid)
+		t.share(more, factor, valid)
 	}
 	full := 4*(t.n+more) > 3*len(t.cells)
+	if t.old != nil && !full {
+		return
+	}
 	// Much was evicted. Only what is counted for sure says how little will do: stale
 	// is an estimate.
 	if small := max(t.floor, sizeFor(2*(t.n+more)), sideMin); t.old == nil && 2*small < len(t.cells) {
 		t.move(small, factor, valid)
+		t.share(more, factor, valid)
 		return
 	}
 	if !full && t.stale.Load() <= int64(t.n/4+64) {
@@ -243,12 +301,35 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 	}
 	size := len(t.cells)
 	if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
-		size = max(size+size/2, sizeFor(live+2*more), sideMin)
+		size = max(grown(size), sizeFor(live+2*more), sideMin)
 	}
 	t.move(size, factor, valid)
+	t.share(more, factor, valid)
 	if 4*(t.n+more) > 3*len(t.cells) { // stale was an estimate
 		t.room(more, factor, valid)
 	}
+}
+
+// grown is the next size of a table that is full. Small ones are doubled, which
+// moves a key once on the average; large ones leave less unused.
+func grown(size int) int {
+	if size < 1<<15 {
+		return 2 * size
+	}
+	return size + size/2
+}
+
+// share does the part of a move that so many new keys owe, so that it ends before
+// either array is full.
+func (t *sideTable) share(more int, factor uint64, valid func(uint64) bool) {
+	if t.old == nil {
+		return
+	}
+	cells := 8*more + 64
+	if room := 3*len(t.cells)/4 - t.n; room > 0 {
+		cells += (len(t.old) - t.done) * more / room
+	}
+	t.step(cells, factor, valid)
 }
 
 // shrink gives memory back when few cells are left in use.
@@ -273,7 +354,7 @@ func (t *sideTable) empty() {
 
 // forget is empty for whoever has taken the tables and their memory.
 func (t *sideTable) forget() {
-	t.cells, t.n, t.old, t.begun, t.at, t.left = nil, 0, nil, 0, 0, 0
+	t.cells, t.n, t.old, t.begun, t.done, t.left = nil, 0, nil, 0, 0, 0
 	t.mem, t.oldMem = nil, nil
 	t.stale.Store(0)
 }
@@ -283,14 +364,14 @@ func (t *sideTable) move(size int, factor uint64, valid func(uint64) bool) {
 	for t.old != nil {
 		t.step(len(t.old), factor, valid)
 	}
-	t.stale.Store(0)
-	t.old, t.oldMem, t.left, t.at = t.cells, t.mem, t.n, 0
+	t.purge = t.stale.Swap(0) != 0
+	t.old, t.oldMem, t.left = t.cells, t.mem, t.n
+	t.begun, t.done, t.strays = 0, 0, false
 	t.cells, t.mem = newCells(size)
-	// Begin behind an empty cell, so that whole clusters are moved.
-	for t.at < len(t.old) && t.old[t.at].place != 0 {
-		t.at++
+	// Begin at an empty cell, so that whole clusters are moved.
+	for t.begun < len(t.old) && t.old[t.begun].place != 0 {
+		t.begun++
 	}
-	t.begun = t.at
 	if t.left == 0 {
 		t.moved()
 	} else if len(t.old) <= sideStep {
@@ -300,25 +381,35 @@ func (t *sideTable) move(size int, factor uint64, valid func(uint64) bool) {
 
 // step moves at least the given number of cells on, to the end of a cluster.
 func (t *sideTable) step(cells int, factor uint64, valid func(uint64) bool) {
+	if t.mem != nil {
+		scale := float64(len(t.cells)) / float64(len(t.old))
+		t.mem.fill(int(scale*float64(t.begun)), int(scale*float64(t.done+cells+sideAhead)))
+	}
+	at := t.begun + t.done
+	if at >= len(t.old) {
+		at -= len(t.old)
+	}
 	for ; t.left > 0; cells-- {
-		c := t.old[t.at]
+		c := &t.old[at]
 		if c.place == 0 && cells <= 0 {
 			return
 		}
 		if c.place != 0 {
-			t.old[t.at] = sideCell{}
 			t.left--
-			if valid(c.place) {
+			// To ask about each cell is a load from anywhere.
+			if !t.purge || valid(c.place) {
 				i, _ := probe(t.cells, c.hash, placeTier(c.place), factor)
-				t.cells[i] = c
+				t.cells[i] = *c
 			} else {
 				t.n--
 			}
+			*c = sideCell{}
 		}
-		if t.at++; t.at == len(t.old) {
-			t.at = 0
-		} else if t.at&(giveBack-1) == 0 && t.at > t.begun {
-			t.oldMem.leave(t.begun, t.at)
+		t.done++
+		if at++; at == len(t.old) {
+			at = 0
+		} else if at&(giveBack-1) == 0 && at > t.begun {
+			t.oldMem.leave(t.begun, at)
 		}
 	}
 	t.moved()

@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 )
 
@@ -147,9 +148,19 @@ func (s *wordSlab) setLen(ref uint32, arrays int) (n int) {
 
 // sameSets compares two sets, whatever their widths.
 func (s *wordSlab) sameSets(a, b uint32, arrays int) bool {
+	if setWidth(a) > setWidth(b) {
+		a, b = b, a
+	}
+	narrow, wide := setWidth(a), setWidth(b)
+	p, at := s.page(a >> 2)
+	q, bt := s.page(b >> 2)
 	for array := range uint32(arrays) {
-		for w := range max(setWidth(a), setWidth(b)) {
-			if s.setWord(a, array, w) != s.setWord(b, array, w) {
+		x, y := p[at+array*narrow:][:narrow], q[bt+array*wide:][:wide]
+		if !slices.Equal(x, y[:narrow]) {
+			return false
+		}
+		for _, w := range y[narrow:] {
+			if w != 0 {
 				return false
 			}
 		}
