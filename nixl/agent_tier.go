@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 )
@@ -38,6 +39,8 @@ type AgentTierConfig struct {
 	tier Tier // of what open opens; NIXL's when empty
 	// after is a tier whose start is awaited: it may bring the library.
 	after Means
+	// refused keeps the tier off, with the reason.
+	refused error
 }
 
 // maxAbandoned is how many agents that hang may be left behind: each keeps a
@@ -102,6 +105,10 @@ func (t *AgentTier) set(s TierState, a *Agent, format string, args ...any) {
 
 func (t *AgentTier) run(ctx context.Context) {
 	defer close(t.done)
+	if t.cfg.refused != nil {
+		t.set(TierOff, nil, "%v", t.cfg.refused)
+		<-ctx.Done()
+	}
 	t.awaitOther(ctx)
 	abandoned := 0
 	for ctx.Err() == nil {
@@ -197,6 +204,10 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
 	cfg := t.cfg.Agent
 	cfg.Name += "/self-test"
 	cfg.OnNotification, cfg.OnPeerDown = nil, nil
+	if _, ports := cfg.Parameters[ucxPorts]; ports { // those are the agent's own, and may be few
+		cfg.Parameters = maps.Clone(cfg.Parameters)
+		delete(cfg.Parameters, ucxPorts)
+	}
 	cfg.Commands, cfg.Events = 16, 16
 	other, err := t.cfg.open(ctx, cfg)
 	if err != nil {
@@ -226,6 +237,9 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
 		return &Error{Doing: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
 	}
 }
+
+// ucxPorts is UCX's setting of the ports to listen on.
+const ucxPorts = "TCP_PORT_RANGE"
 
 const probeMessage = "sluice self-test"
 

@@ -2,6 +2,7 @@ package nixl
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +43,20 @@ func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 		return nil, err
 	}
 	return openOn(ctx, cfg.Agent, library, startUCX)
+}
+
+// ucxAddressHead is "SLUCX", a version, UCX's major and minor, and the length of the
+// name that follows (native/ucx_worker.h: struct address_head).
+const ucxAddressHead = 9
+
+// UCXAddress takes the metadata of an agent over UCX apart: UCP's own address of its
+// worker, and the UCX there, as "1.23". It is for peers that are no agents of ours.
+func UCXAddress(metadata []byte) (address []byte, version string, err error) {
+	m := metadata
+	if len(m) < ucxAddressHead || string(m[:6]) != "SLUCX\x01" || len(m) <= ucxAddressHead+int(m[8]) {
+		return nil, "", fmt.Errorf("nixl: %d bytes are no address of an agent over UCX", len(m))
+	}
+	return m[ucxAddressHead+int(m[8]):], fmt.Sprintf("%d.%d", m[6], m[7]), nil
 }
 
 // LoadUCX takes the UCX that is in the process, or finds one and loads it, once per
@@ -126,6 +141,8 @@ type UCXTierConfig struct {
 	// After is the NIXL tier, where there is one: its library may bring the UCX
 	// that must be used, so its start is waited for.
 	After Means
+	// Refused, when not nil, keeps the tier off: what was configured cannot be.
+	Refused error
 	// Ready, OnState, Watch and Retry are as in AgentTierConfig.
 	Ready        func(context.Context, *Agent) error
 	OnState      func(TierState, string)
@@ -136,7 +153,7 @@ type UCXTierConfig struct {
 // is tested and watched as NIXL's is.
 func StartUCXTier(cfg UCXTierConfig) *AgentTier {
 	return StartAgentTier(AgentTierConfig{
-		Agent: cfg.UCX.Agent, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After,
+		Agent: cfg.UCX.Agent, refused: cfg.Refused, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After,
 		open: func(ctx context.Context, c Config) (*Agent, error) {
 			return OpenUCX(ctx, UCXConfig{Agent: c, Path: cfg.UCX.Path})
 		},

@@ -134,6 +134,10 @@ func (d *doctor) configured(file string) error {
 	t := &c.Transfers
 	d.probe.NIXL = cmp.Or(d.probe.NIXL, t.Library)
 	d.probe.Python = append(d.probe.Python, t.Python...)
+	d.probe.UCX = cmp.Or(d.probe.UCX, t.UCXLibrary)
+	if t.UCX == "on" {
+		d.want = append(d.want, "ucx")
+	}
 	if t.NIXL == "on" || t.SideChannel == "renew" || t.SideChannel == "release" {
 		d.want = append(d.want, "nixl")
 	}

@@ -22,6 +22,12 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.Library, Python: cfg.Transfers.Python},
 		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
 	}
+	if t := &cfg.Transfers; cfg.WantsUCX() {
+		opt.UCX = &transfers.UCX{Library: t.UCXLibrary, Devices: t.UCXDevices}
+		if t.UCXPorts != "" {
+			opt.UCX.Settings = map[string]string{"TCP_PORT_RANGE": t.UCXPorts}
+		}
+	}
 	if cfg.Register.On() {
 		opt.Networks = cfg.Register.Prefixes()
 	}
@@ -49,7 +55,7 @@ func (r *router) connectorDocument(reached netip.Addr) (any, error) {
 // watchTransfers exposes tiers, reports, outcomes and pairs.
 func (r *router) watchTransfers() {
 	m, w := r.metrics, r.transfers
-	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierZMQ, nixl.TierHTTP} {
+	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ, nixl.TierHTTP} {
 		m.Func(func() float64 {
 			if w.Up(tier) {
 				return 1

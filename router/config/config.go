@@ -149,7 +149,7 @@ type LMCache struct {
 }
 
 // Transfers is how the router is told what became of KV transfers, best means
-// first: NIXL, ZMQ, and always the engines' HTTP answers. See docs/nixl.md.
+// first: NIXL, UCX, ZMQ, and always the engines' HTTP answers. See docs/nixl.md.
 type Transfers struct {
 	// NIXL: an agent of the router's own. auto: where engines can learn of it (the
 	// registration listener is on) or the side channel is used, a model hands over
@@ -158,6 +158,14 @@ type Transfers struct {
 	NIXL    string   `yaml:"nixl" oneof:"auto on off"`
 	Library string   `yaml:"library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
 	Python  []string `yaml:"python"`  // the engines' Python environments, whose own NIXL is tried first [none]
+	// UCX: active messages of the connector's, for engines without NIXL. auto: where
+	// engines can learn of it, a model hands over by NIXL and libucp is found; idle
+	// it costs nothing, beside NIXL 5 MB [auto].
+	UCX        string `yaml:"ucx" oneof:"auto on off"`
+	UCXLibrary string `yaml:"ucx_library"` // libucp's file or folder, and then nothing else is tried [NIXL's own, else looked for]
+	// UCXDevices are the network devices that UCX listens on [those with an address in register.networks].
+	UCXDevices []string `yaml:"ucx_devices"`
+	UCXPorts   string   `yaml:"ucx_ports"` // TCP ports it listens on, FROM-TO, one for each device at least [any free ones]
 	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
 	// where engines can learn of it [auto].
 	ZMQ        string `yaml:"zmq" oneof:"auto off"`

@@ -16,7 +16,7 @@ func Default() *Config {
 		LMCache: LMCache{
 			ProxyHost: "127.0.0.1", ProxyPort: 8500, FinishedReqTTL: 300 * time.Second, CleanupInterval: 60 * time.Second,
 		},
-		Transfers: Transfers{NIXL: "auto", ZMQ: "auto", BoardSlots: 16384, SideChannel: "off"},
+		Transfers: Transfers{NIXL: "auto", UCX: "auto", ZMQ: "auto", BoardSlots: 16384, SideChannel: "off"},
 		Limits: Limits{
 			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096, PoolWaiters: 1000,
 		},

@@ -22,6 +22,11 @@ func (c *Config) WantsNIXL() bool {
 	}
 }
 
+// WantsUCX says whether the router takes UCX's active messages.
+func (c *Config) WantsUCX() bool {
+	return c.Transfers.UCX == "on" || c.Transfers.UCX == "auto" && c.HandsOverByNIXL() && c.Register.On()
+}
+
 // ReportEndpoint is where the connector's reports are taken over ZMQ, as ZMQ binds
 // it; "" nowhere.
 func (c *Config) ReportEndpoint() string {
@@ -57,6 +62,22 @@ func (c *Config) checkTransfers(bad report) {
 		}
 		if t.ZMQ == "off" {
 			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
+		}
+	}
+	if t.UCX == "on" && !c.Register.On() {
+		bad("transfers.ucx", "on, and register.listen is not set, where connectors learn UCX's address")
+	}
+	for i, d := range t.UCXDevices {
+		if d == "" || strings.ContainsAny(d, ", \t") {
+			bad("transfers.ucx_devices["+strconv.Itoa(i)+"]", "%s; want the name of a network device, as eth0", quoted(d))
+		}
+	}
+	if r := t.UCXPorts; r != "" {
+		from, to, _ := strings.Cut(r, "-")
+		a, errA := strconv.ParseUint(from, 10, 16)
+		b, errB := strconv.ParseUint(to, 10, 16)
+		if errA != nil || errB != nil || a == 0 || a > b {
+			bad("transfers.ucx_ports", "%s; want FROM-TO, as 8095-8099", quoted(r))
 		}
 	}
 	if (t.SideChannel == "renew" || t.SideChannel == "release") && t.NIXL == "off" {

@@ -10,18 +10,28 @@ import (
 
 // Document is what a connector is told of how to reach the router: the answer to
 // GET /v1/connector, as nixl/connector/sluice_connector/endpoint.py parses it.
-// NIXL's metadata lets its holder write into the completion board: a Document goes
+// NIXL's metadata lets its holder write into the completion board, UCX's secret lets
+// it report: a Document goes
 // to bearers of the token in allowed networks, and into no log.
 type Document struct {
 	Version int           `json:"version"`
 	Epoch   string        `json:"epoch"` // another after every start and every change of a tier
 	ZMQ     *DocumentZMQ  `json:"zmq"`   // null: not offered
+	UCX     *DocumentUCX  `json:"ucx"`
 	NIXL    *DocumentNIXL `json:"nixl"`
 }
 
 // DocumentZMQ is the PULL socket for reports.
 type DocumentZMQ struct {
 	Endpoint string `json:"endpoint"` // tcp://HOST:PORT
+}
+
+// DocumentUCX is the worker that takes active messages. A message's header is Secret,
+// its payload a report.
+type DocumentUCX struct {
+	Address []byte `json:"address"` // of the worker, as UCP packs it; base64 in JSON
+	Version string `json:"version"` // of UCX here, as 1.23
+	Secret  string `json:"secret"`
 }
 
 // DocumentNIXL is the router's agent.
@@ -40,11 +50,11 @@ type DocumentBoard struct {
 	Device    int    `json:"device"`
 }
 
-// String hides the metadata from whoever prints a Document.
+// String hides keys and secrets from whoever prints a Document.
 func (d *Document) String() string { return fmt.Sprintf("connector document, epoch %s", d.Epoch) }
 
 // ErrNoTier: there is nothing that a connector could report to.
-var ErrNoTier = errors.New("this router takes no reports of transfers: transfers.nixl and transfers.zmq are off, or no model hands over by NIXL")
+var ErrNoTier = errors.New("this router takes no reports of transfers: transfers.nixl, transfers.ucx and transfers.zmq are off, or no model hands over by NIXL")
 
 // Document tells where the tiers are. reached is the address that the asker has
 // reached this machine at, which stands for a socket bound to all addresses.
@@ -56,6 +66,7 @@ func (w *Watch) Document(reached netip.Addr) (*Document, error) {
 	if at := w.zmq.at(); at != "" {
 		d.ZMQ = &DocumentZMQ{Endpoint: reachable(at, reached)}
 	}
+	d.UCX = w.ucx.document()
 	if w.agent != nil {
 		if o := w.agent.offer.Load(); o != nil {
 			d.NIXL = &DocumentNIXL{Agent: o.agent, Metadata: o.metadata, Version: o.version,

@@ -20,7 +20,7 @@ type Status struct {
 }
 
 // allTiers in their order; those not in a ladder were not asked for.
-var allTiers = [...]nixl.Tier{nixl.TierNIXL, nixl.TierZMQ}
+var allTiers = [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ}
 
 // Status tells of the tiers; of a nil Watch that none was asked for.
 func (w *Watch) Status() Status {

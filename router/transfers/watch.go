@@ -22,12 +22,20 @@ type Options struct {
 	NIXL       bool              // open an agent
 	Search     nixl.Search       // where NIXL may be
 	Parameters map[string]string // of NIXL's backend; nil for its own
+	UCX        *UCX              // UCX's active messages; nil: none
 	Endpoint   string            // of the ZMQ PULL socket; "" none
-	Networks   []netip.Prefix    // whose reports are taken over ZMQ; nil: any
+	Networks   []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
 	Slots      int               // of the completion board, a multiple of 64 [16384]
 	Log        *slog.Logger      // [none]
 
 	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
+}
+
+// UCX is how active messages are taken.
+type UCX struct {
+	Library  string            // libucp's file or folder, and then nothing else is tried
+	Devices  []string          // network devices to listen on; nil: those with an address in Networks
+	Settings map[string]string // of UCX, without its prefix: "TCP_PORT_RANGE"
 }
 
 // Watch takes in what is told of transfers. All methods may be called from any
@@ -38,6 +46,7 @@ type Watch struct {
 	pairs completion.Pairs
 
 	agent  *agentTier // nil: off
+	ucx    *ucxTier   // nil: off
 	zmq    *zmqTier   // nil: off
 	ladder nixl.Ladder
 	up     atomic.Int32 // tiers that are up: waits are worth opening
@@ -49,6 +58,7 @@ type Watch struct {
 	start      string // random, of this Watch
 	generation atomic.Uint64
 	refused    atomic.Int64 // records that fitted no ticket
+	forged     atomic.Int64 // messages over UCX without the document's secret
 	outcomes   [outcomes]atomic.Int64
 
 	waits  sync.Pool
@@ -61,7 +71,7 @@ type Watch struct {
 // Start opens the tiers and returns at once; which of them work shows in Status.
 // It is nil when none is wanted.
 func Start(opt Options) (*Watch, error) {
-	if !opt.NIXL && opt.Endpoint == "" {
+	if !opt.NIXL && opt.UCX == nil && opt.Endpoint == "" {
 		return nil, nil
 	}
 	if opt.Log == nil {
@@ -89,7 +99,14 @@ func Start(opt Options) (*Watch, error) {
 		w.agent = w.startAgent(&opt)
 		w.ladder = append(w.ladder, w.agent)
 	}
-	// UCX active messages, where NIXL is missing, would stand here in the ladder.
+	if opt.UCX != nil {
+		var brings nixl.Means
+		if w.agent != nil {
+			brings = w.agent
+		}
+		w.ucx = w.startUCX(&opt, brings)
+		w.ladder = append(w.ladder, w.ucx)
+	}
 	if opt.Endpoint != "" {
 		w.zmq = w.startZMQ(&opt)
 		w.ladder = append(w.ladder, w.zmq)

@@ -95,7 +95,7 @@ func TestNoTierCostsNothing(t *testing.T) {
 	if wait.Lost() != "" || !wait.Settle() || wait.Close() != (completion.Result{}) || wait.AppendTicket(nil) != nil {
 		t.Error("a nil Wait does something")
 	}
-	if s := w.Status(); s.Active != nixl.TierHTTP || len(s.Tiers) != 3 {
+	if s := w.Status(); s.Active != nixl.TierHTTP || len(s.Tiers) != 4 {
 		t.Errorf("%+v", s)
 	}
 	if _, err := w.Document(netip.Addr{}); err != ErrNoTier {

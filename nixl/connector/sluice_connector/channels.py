@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Optional
 
-from .endpoint import Nixl
+from .endpoint import Nixl, Ucx
 from .report import RECORD_BYTES, Ticket, message
 
 
@@ -135,6 +135,43 @@ class NixlChannel:
         self._agent = None  # its end waits for nothing
 
 
+class UcxChannel:
+    """Active messages, by the libucp of this process or of a wheel. Only a message
+    under the router's secret is heard."""
+
+    name = "ucx"
+    SLOW = 0.5  # seconds between looks whether the router is still there
+
+    def __init__(self, router: Ucx):
+        from . import ucx
+
+        self._error = ucx.UcxError
+        try:
+            self._sender = ucx.Sender(router.address, router.version, router.secret.encode())
+        except (ucx.UcxError, ValueError, IndexError) as e:
+            raise Dead(f"cannot reach the router's UCX {router.version}: {e}") from e
+
+    def send(self, line: bytes) -> bool:
+        try:
+            self._sender.send(line)
+        except self._error as e:
+            raise Dead(str(e)) from e
+        return True
+
+    def record(self, ticket: Ticket, record: bytes) -> bool:
+        return self.send(message(ticket, record))
+
+    def idle(self) -> float:
+        try:
+            self._sender.progress()
+        except self._error as e:
+            raise Dead(str(e)) from e
+        return self.SLOW
+
+    def close(self) -> None:
+        self._sender.close()
+
+
 def open_channel(kind: str, endpoint, log) -> Optional[object]:
     """The best channel of endpoint that kind allows, or None, with the reasons logged."""
     if kind in ("auto", "nixl") and endpoint.nixl:
@@ -142,6 +179,11 @@ def open_channel(kind: str, endpoint, log) -> Optional[object]:
             return NixlChannel(endpoint.nixl)
         except Dead as e:
             log(f"NIXL to the router is off: {e}")
+    if kind in ("auto", "ucx") and endpoint.ucx:
+        try:
+            return UcxChannel(endpoint.ucx)
+        except Dead as e:
+            log(f"UCX to the router is off: {e}")
     if kind in ("auto", "zmq") and endpoint.zmq:
         try:
             return ZmqChannel(endpoint.zmq)

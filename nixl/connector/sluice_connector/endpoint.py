@@ -5,10 +5,12 @@
 
     {"version": 1, "epoch": "5f0c…",             another after each start of the router
      "zmq": {"endpoint": "tcp://10.0.0.1:8091"},  null where there is none
+     "ucx": {"address": "<base64>", "version": "1.23", "secret": "…"},
      "nixl": {"agent": "sluice-5f0c…", "metadata": "<base64>", "version": "1.5.1",
               "board": {"address": 139…, "slots": 65536, "slot_bytes": 64, "device": 0}}}
 
-The metadata lets its holder write into the board, so it is never logged.
+The metadata lets its holder write into the board, and the secret report, so
+neither is ever logged.
 """
 
 import base64
@@ -32,10 +34,17 @@ class Nixl(NamedTuple):
     board: Optional[Board] = None
 
 
+class Ucx(NamedTuple):
+    address: bytes
+    version: str
+    secret: str
+
+
 class Endpoint(NamedTuple):
     epoch: str
     zmq: Optional[str]
     nixl: Optional[Nixl]
+    ucx: Optional[Ucx] = None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -75,6 +84,9 @@ def parse(body: bytes) -> Endpoint:
             else:
                 board = None  # of a kind that we cannot write to: notifications will do
             nixl = Nixl(nixl["agent"], base64.b64decode(nixl["metadata"]), str(nixl.get("version", "")), board)
-        return Endpoint(str(doc.get("epoch", "")), zmq["endpoint"] if zmq else None, nixl or None)
+        ucx = doc.get("ucx")
+        if ucx:
+            ucx = Ucx(base64.b64decode(ucx["address"]), str(ucx["version"]), str(ucx["secret"]))
+        return Endpoint(str(doc.get("epoch", "")), zmq["endpoint"] if zmq else None, nixl or None, ucx or None)
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f"the connector document lacks {e}") from None

@@ -4,7 +4,7 @@
     router   SLUICE_ROUTER   http://HOST:PORT of its registration listener, which tells the rest
     zmq      SLUICE_ZMQ      tcp://HOST:PORT of its PULL socket: instead of asking the router
     worker   SLUICE_WORKER   this engine's name in the router's configuration [the engine id]
-    channel  SLUICE_CHANNEL  auto, nixl, zmq or off [auto: the best that both sides have]
+    channel  SLUICE_CHANNEL  auto, nixl, ucx, zmq or off [auto: the best that both sides have]
     token_file  SLUICE_TOKEN_FILE  a file with the registration token (SLUICE_TOKEN: the token itself)
 
 The token is never taken from the connector's configuration, which vLLM logs.
@@ -14,7 +14,7 @@ import os
 from typing import NamedTuple, Optional
 from urllib.parse import urlsplit
 
-CHANNELS = ("auto", "nixl", "zmq", "off")
+CHANNELS = ("auto", "nixl", "ucx", "zmq", "off")
 
 
 class Settings(NamedTuple):

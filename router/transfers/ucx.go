@@ -1,0 +1,154 @@
+package transfers
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"sluice/nixl"
+)
+
+// ucxTier is the tier of active messages with what connectors are told of it. UCX
+// cannot be told whose connections to take, so it listens only on the network devices
+// that have an address in the allowed networks, and a message counts only under the
+// secret that goes out with the document.
+type ucxTier struct {
+	*nixl.AgentTier
+	w      *Watch
+	secret string // the sender's name in every message of a connector
+
+	mu    sync.Mutex
+	was   nixl.TierState
+	made  *ucxOffer
+	offer atomic.Pointer[ucxOffer]
+}
+
+// ucxOffer is what a connector needs to reach the worker.
+type ucxOffer struct {
+	address []byte
+	version string
+}
+
+// startUCX begins to open the tier. after is the NIXL tier that brings the library,
+// nil for none.
+func (w *Watch) startUCX(opt *Options, after nixl.Means) *ucxTier {
+	var secret [16]byte
+	rand.Read(secret[:])
+	u := &ucxTier{w: w, secret: hex.EncodeToString(secret[:]), was: nixl.TierStarting}
+	settings := maps.Clone(opt.UCX.Settings)
+	if settings == nil {
+		settings = map[string]string{}
+	}
+	if os.Getenv("UCX_TLS") == "" { // reports are small: no shared memory, GPU or RDMA need be opened for them
+		settings["TLS"] = "tcp"
+	}
+	if devices := opt.UCX.Devices; len(devices) > 0 {
+		settings["NET_DEVICES"] = strings.Join(devices, ",")
+	}
+	var refused error
+	if _, chosen := settings["NET_DEVICES"]; !chosen && len(opt.Networks) > 0 {
+		devices, err := devicesIn(opt.Networks)
+		if err != nil {
+			refused = err
+		}
+		settings["NET_DEVICES"] = strings.Join(devices, ",")
+	}
+	u.AgentTier = nixl.StartUCXTier(nixl.UCXTierConfig{
+		UCX: nixl.UCXConfig{
+			Agent: nixl.Config{Name: "sluice-" + w.start, Search: opt.Search, Parameters: settings, OnNotification: u.message},
+			Path:  opt.UCX.Library,
+		},
+		After: after, Refused: refused, Ready: u.ready, OnState: u.state,
+	})
+	return u
+}
+
+// devicesIn are the network devices of this machine with an address in networks.
+func devicesIn(networks []netip.Prefix) ([]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("transfers: cannot list network devices: %w", err)
+	}
+	var found []string
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			ip, ok := netip.AddrFromSlice(n.IP)
+			if ok && slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(ip.Unmap()) }) && !slices.Contains(found, i.Name) {
+				found = append(found, i.Name)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("transfers: no network device here has an address in register.networks (%s); name some in transfers.ucx_devices", networks)
+	}
+	return found, nil
+}
+
+// message takes what came; who does not know the secret is not heard.
+func (u *ucxTier) message(n nixl.Notification) {
+	if subtle.ConstantTimeCompare([]byte(n.From), []byte(u.secret)) != 1 {
+		u.w.forged.Add(1)
+		return
+	}
+	u.w.frame(n.Message)
+}
+
+// ready notes where a new worker is reached.
+func (u *ucxTier) ready(ctx context.Context, agent *nixl.Agent) error {
+	metadata, err := agent.Metadata(ctx)
+	if err != nil {
+		return err
+	}
+	o := &ucxOffer{}
+	if o.address, o.version, err = nixl.UCXAddress(metadata); err != nil {
+		return err
+	}
+	u.mu.Lock()
+	u.made = o
+	u.mu.Unlock()
+	return nil
+}
+
+func (u *ucxTier) state(s nixl.TierState, reason string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if s == nixl.TierUp {
+		u.offer.Store(u.made)
+	} else {
+		u.offer.Store(nil)
+	}
+	u.made = nil
+	was := u.was
+	u.was = s
+	u.w.changed(nixl.TierUCX, was, s, reason)
+}
+
+// document is what a connector is told of the tier; nil while it is not up.
+func (u *ucxTier) document() *DocumentUCX {
+	if u == nil {
+		return nil
+	}
+	o := u.offer.Load()
+	if o == nil {
+		return nil
+	}
+	return &DocumentUCX{Address: o.address, Version: o.version, Secret: u.secret}
+}
