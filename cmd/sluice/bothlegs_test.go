@@ -336,6 +336,46 @@ func TestStreamBeginsWithAnError(t *testing.T) {
 	}
 }
 
+// The copy that the leg beside decode has of its body is counted like the body: what
+// the budget does not hold is refused, and all comes back.
+func TestBesideIsWithinTheBodyBudget(t *testing.T) {
+	free := make(chan struct{})
+	p := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-free
+		replyJSON(w, 200, wholeAnswer)
+	})
+	d := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-free
+		replyJSON(w, 200, wholeAnswer)
+	})
+	r := startRouter(t, both(sglangPD, func(c *config.Config) { c.Limits.MaxBody, c.Limits.BodyBudget = 64<<10, 256<<10 }),
+		p.withBootstrap("p0"), d.at(worker.Decode, "d0"))
+	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%s"}]}`, strings.Repeat("word ", 8<<10))
+	answers := make(chan *answer, 3)
+	for range 3 {
+		go func() {
+			a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", body)
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- a
+		}()
+	}
+	if a := <-answers; a != nil {
+		wantReason(t, a, 503, "memory_budget")
+	}
+	close(free)
+	for range 2 {
+		if a := <-answers; a != nil && a.Status != 200 {
+			wantReason(t, a, 503, "memory_budget")
+		}
+	}
+	idle(t, r)
+	eventually(t, 5*time.Second, "the budget is whole again", func() bool { return r.metric("sluice_memory_budget_used_bytes") == 0 })
+}
+
 // A client that leaves takes both legs down, before decode's head and after it.
 func TestClientLeavesBothLegs(t *testing.T) {
 	for _, after := range []string{"before the head", "in the stream"} {
@@ -561,8 +601,9 @@ func TestPushNoticesAnotherEngine(t *testing.T) {
 			t.Fatalf("%s: %v, %+v", e, err, a)
 		}
 	}
-	if r.fellBack("stale_fact") != 1 || d.seen() != 5 {
-		t.Errorf("stale_fact counted %v times, decode saw %d legs; want once, and one leg more than requests", r.fellBack("stale_fact"), d.seen())
+	// The leg of the stale pair may be cut before it is sent.
+	if n := d.seen(); r.fellBack("stale_fact") != 1 || n < 4 || n > 5 {
+		t.Errorf("stale_fact counted %v times, decode saw %d legs; want once, and at most one leg more than 4 requests", r.fellBack("stale_fact"), n)
 	}
 	idle(t, r)
 }

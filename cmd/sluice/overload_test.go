@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,6 +82,62 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	eventually(t, 5*time.Second, "places are given back", func() bool { return !r.busy() })
 	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 {
 		t.Errorf("status %d after the load", a.Status)
+	}
+}
+
+// TestWorkersOwnBounds: a worker's own bounds stand in the place of the limits, for
+// each rank and for all of them together.
+func TestWorkersOwnBounds(t *testing.T) {
+	slow := func(o *sim.Options) { o.Speed, o.Ranks = 0.2, 2 }
+	for _, c := range []struct {
+		name           string
+		own            func(*config.Worker)
+		rank, together int
+	}{
+		{"rank_requests", func(w *config.Worker) { w.RankRequests = 3 }, 3, 6},
+		{"max_requests", func(w *config.Worker) { w.MaxRequests = 5 }, 5, 5},
+		{"both", func(w *config.Worker) { w.RankRequests, w.MaxRequests = 3, 4 }, 3, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startSim(t, slow)
+			w := at(e, worker.Aggregated, "a")
+			w.Ranks = []uint16{0, 1}
+			c.own(&w)
+			r := startRouter(t, func(cfg *config.Config) {
+				if cfg.Limits.RankRequests = 1; c.name == "max_requests" {
+					cfg.Limits.RankRequests = 0
+				}
+			}, w)
+			var most [3]atomic.Int64 // by rank, and together
+			stop := make(chan struct{})
+			var watch sync.WaitGroup
+			watch.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(time.Millisecond):
+					}
+					sum := 0
+					for i, s := range e.Stats().Ranks {
+						most[i].Store(max(most[i].Load(), int64(s.Running+s.Waiting)))
+						sum += s.Running + s.Waiting
+					}
+					most[2].Store(max(most[2].Load(), int64(sum)))
+				}
+			})
+			count, _ := statuses(t, r.URL, 30)
+			close(stop)
+			watch.Wait()
+			if count[200] == 0 || count[429] == 0 || count[200]+count[429] != 30 {
+				t.Errorf("statuses %v; want some 200 and the others 429", count)
+			}
+			one, all := max(most[0].Load(), most[1].Load()), most[2].Load()
+			t.Logf("%v; most on a rank %d, together %d", count, one, all)
+			if one > int64(c.rank) || all > int64(c.together) || all <= 2 {
+				t.Errorf("most on a rank %d, together %d; want at most %d and %d, more than the limit of 1 a rank", one, all, c.rank, c.together)
+			}
+		})
 	}
 }
 

@@ -261,3 +261,9 @@ func (x *Exchange) badBody(err error) bool {
 	x.Error(reason, field, err.Error(), 0)
 	return false
 }
+
+// Lend gives n bytes counted like a body's, for a copy that may outlive the exchange;
+// false when the budget is spent. The caller releases them.
+func (x *Exchange) Lend(n int) (membudget.Lease, bool) {
+	return membudget.Default.Lease(x.srv.budget, n)
+}

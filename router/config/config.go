@@ -90,19 +90,22 @@ type Log struct {
 
 // Worker is one entry of workers, or of --engine/--prefill/--decode.
 type Worker struct {
-	ID         string              `yaml:"id"`
-	URL        string              `yaml:"url"`
-	Role       worker.Role         `yaml:"role"` // [aggregated]
-	Models     []string            `yaml:"models"`
-	Ranks      []uint16            `yaml:"ranks"`
-	RankURLs   []string            `yaml:"rank_urls"`
-	Labels     []string            `yaml:"labels"`
-	Engine     string              `yaml:"engine"`
-	BlockSize  int                 `yaml:"block_size" min:"0" max:"1048576"`
-	KVEvents   []string            `yaml:"kv_events"` // ["auto"]
-	KVReplay   []string            `yaml:"kv_replay"`
-	LoadEvents []string            `yaml:"load_events"` // [SGLang is asked]
-	Options    map[string][]string `yaml:"options"`
+	ID           string              `yaml:"id"`
+	URL          string              `yaml:"url"`
+	Role         worker.Role         `yaml:"role"` // [aggregated]
+	Models       []string            `yaml:"models"`
+	Ranks        []uint16            `yaml:"ranks"`
+	RankURLs     []string            `yaml:"rank_urls"`
+	Labels       []string            `yaml:"labels"`
+	Engine       string              `yaml:"engine"`
+	BlockSize    int                 `yaml:"block_size" min:"0" max:"1048576"`
+	KVEvents     []string            `yaml:"kv_events"` // ["auto"]
+	KVReplay     []string            `yaml:"kv_replay"`
+	LoadEvents   []string            `yaml:"load_events"` // [SGLang is asked]
+	MaxRequests  int64               `yaml:"max_requests" min:"0"`
+	RankRequests int64               `yaml:"rank_requests" min:"0"` // [limits.rank_requests]
+	RankTokens   int64               `yaml:"rank_tokens" min:"0"`   // [limits.rank_tokens]
+	Options      map[string][]string `yaml:"options"`
 }
 
 // PD is prefill/decode disaggregation.

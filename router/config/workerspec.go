@@ -24,23 +24,31 @@ var workerKeys = []workerKey{
 	{"id", "NAME", "name in metrics, logs, headers [role and number: prefill-0]", one(func(w *Worker, v string) { w.ID = v })},
 	{"label", "WORD", "a word that pools select by; may be given several times", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
 	{"engine", "vllm|sglang|trtllm", "what it runs [found out]", one(func(w *Worker, v string) { w.Engine = v })},
-	{"block_size", "TOKENS", "tokens per KV block [found out]", func(w *Worker, v []string) error {
-		n, err := strconv.Atoi(v[0])
-		if err != nil || len(v) > 1 || n < 0 {
-			return fmt.Errorf("%s is no number of tokens", quoted(strings.Join(v, "+")))
-		}
-		w.BlockSize = n
-		return nil
-	}},
+	{"block_size", "TOKENS", "tokens per KV block [found out]", number("tokens", func(w *Worker) *int { return &w.BlockSize })},
 	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
 	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
 	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load snapshots, forward-pass metrics), by the same rule; they name their ranks themselves [SGLang is asked]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
+	{"max_requests", "COUNT", "requests under way on all of its ranks together; beyond it they go elsewhere, or get 429 [no bound]", number("requests", func(w *Worker) *int64 { return &w.MaxRequests })},
+	{"rank_requests", "COUNT", "requests under way on each of its ranks [limits.rank_requests]", number("requests", func(w *Worker) *int64 { return &w.RankRequests })},
+	{"rank_tokens", "TOKENS", "prompt tokens waiting to be computed on each of its ranks [limits.rank_tokens]", number("tokens", func(w *Worker) *int64 { return &w.RankTokens })},
 	{"bootstrap_port", "PORT[+PORT…]", "bootstrap server of a prefill worker (families sglang, mooncake)", nil},
 	{"bootstrap_host", "HOST", "host of that server as decode workers reach it [that of the URL]", nil},
 	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
 	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, likewise (family lmcache)", nil},
 	{"peer_host", "HOST", "host of those ports [that of the URL] (family lmcache)", nil},
 	{"connector", "true|false", "it runs Sluice's connector (nixl/connector), so decode is lent a slot of the completion board [false] (families nixl, nixl-push)", nil},
+}
+
+// number sets a count of something.
+func number[N int | int64](of string, field func(*Worker) *N) func(*Worker, []string) error {
+	return func(w *Worker, v []string) error {
+		n, err := strconv.ParseInt(v[0], 10, 31)
+		if err != nil || len(v) > 1 || n < 0 {
+			return fmt.Errorf("%s is no number of %s", quoted(strings.Join(v, "+")), of)
+		}
+		*field(w) = N(n)
+		return nil
+	}
 }
 
 func one(set func(*Worker, string)) func(*Worker, []string) error {
@@ -205,7 +213,8 @@ func (w *Worker) Spec(source string) worker.Spec {
 	}
 	return worker.Spec{
 		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents, Options: w.Options, Source: source,
+		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
+		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens, Options: w.Options, Source: source,
 	}
 }
 

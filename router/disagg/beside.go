@@ -33,7 +33,7 @@ type beside struct {
 	call        upstream.Call
 	decode      *upstream.Call
 	req         upstream.Request
-	body        *membudget.Buffer
+	body        membudget.Lease // counted in limits.body_budget
 	segment     [1][]byte
 	began       time.Time
 	tokens      int // of the prompt
@@ -67,25 +67,28 @@ func (b *beside) arrived() bool {
 	return b == nil || b.say.CompareAndSwap(besideOpen, besideArrived) || b.say.Load() == besideArrived
 }
 
-// startBeside sends the leg that the Family wrote.
+// startBeside sends the leg that the Family wrote; nil when there is no memory for a
+// copy of its body, which the leg may need longer than the client's request lives.
 func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *beside {
-	rank := choice.Rank
-	b := &beside{
-		r: q.r, family: q.plan.Family, fact: q.pair.Fact, requestID: q.x.RequestID, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
-		tokens: q.prompt.Count, predicted: choice.CachedTokens, keys: slices.Clone(q.guessKeys(rank)),
-		done: make(chan struct{}),
-	}
-	b.cached.Store(-1)
-	size := 0
+	rank, size := choice.Rank, 0
 	for _, s := range q.body() {
 		size += len(s)
 	}
-	b.body = membudget.Default.Get(size)
+	body, ok := q.x.Lend(size)
+	if !ok {
+		return nil
+	}
+	b := &beside{
+		r: q.r, family: q.plan.Family, fact: q.pair.Fact, requestID: q.x.RequestID, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
+		tokens: q.prompt.Count, predicted: choice.CachedTokens, keys: slices.Clone(q.guessKeys(rank)),
+		body: body, done: make(chan struct{}),
+	}
+	b.cached.Store(-1)
 	at := 0
 	for _, s := range q.segments {
-		at += copy(b.body.B[at:], s)
+		at += copy(b.body.Bytes()[at:], s)
 	}
-	b.segment[0] = b.body.B
+	b.segment[0] = b.body.Bytes()
 	b.req = upstream.Request{
 		Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: b.segment[:],
 		Deadline: b.began.Add(q.r.opt.Timeouts.Prefill),
@@ -122,8 +125,8 @@ func (b *beside) run() {
 		b.answer, err = resp.ReadAll(nil, maxPrefillAnswer)
 		resp.Release()
 	}
-	membudget.Default.Put(b.body)
-	b.body, b.segment[0], b.req = nil, nil, upstream.Request{}
+	b.body.Release()
+	b.segment[0], b.req = nil, upstream.Request{}
 	outcome := "ok"
 	switch {
 	case err == nil:
@@ -221,7 +224,12 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 	q.plan.Family.Prefill(&q.leg, &q.pair)
 	call := new(upstream.Call)
 	q.watch(time.Now())
-	q.beside = q.startBeside(&prefill, call)
+	if q.beside = q.startBeside(&prefill, call); q.beside == nil {
+		prefill.Reservation.Release()
+		choice.Reservation.Release()
+		q.refuse(front.BudgetSpent, "the memory for request bodies (limits.body_budget) is spent; try again", time.Second)
+		return legAnswered
+	}
 	defer func() { q.beside = nil }()
 
 	opt.Observer.LegStarted(schedule.DecodeLeg, choice.Rank.ID)

@@ -11,7 +11,7 @@ import (
 )
 
 // chooseWithin asks the scheduler for a rank that is not at a bound of its load
-// (limits.rank_requests, limits.rank_tokens, a breaker that is half open). A
+// (limits.rank_requests, limits.rank_tokens, its worker's own, a breaker that is half open). A
 // decode that holds a handle is let over the bound rather than refused: it was
 // admitted before its prefill, and the blocks of a handle that nobody reads are
 // lost until the lease ends.
@@ -57,7 +57,7 @@ func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
 	if full == 0 {
 		return false
 	}
-	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at their bound of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens)",
+	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at a bound of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens, or the workers' own)",
 		full, legName(leg), q.pool.Model), time.Second)
 	return true
 }

@@ -3,8 +3,6 @@ package fleet
 import (
 	"sync/atomic"
 	"time"
-
-	"sluice/router/worker"
 )
 
 // budget is a pool's account of retries: each request pays a share of one in,
@@ -100,30 +98,4 @@ func (b *budget) tick() {
 	if room := b.most - b.held.Load(); room > 0 {
 		b.held.Add(min(n*oneRetry, room))
 	}
-}
-
-// Full says whether a rank takes no more requests now: it is at a bound of
-// MaxRequests or MaxTokens, or half open with a request under way.
-func (f *Fleet) Full(r *worker.Rank) bool {
-	n := r.Requests.Load()
-	switch {
-	case f.opt.MaxRequests > 0 && n >= f.opt.MaxRequests,
-		f.opt.MaxTokens > 0 && r.PrefillTokens.Load() >= f.opt.MaxTokens:
-		return true
-	}
-	return n > 0 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
-}
-
-// Limited says whether any rank can be Full at all; where none can, nobody need
-// be asked.
-func (f *Fleet) Limited() bool {
-	return f.opt.MaxRequests > 0 || f.opt.MaxTokens > 0 || f.narrow.Load() > 0
-}
-
-// Overbooked says whether a rank that a request was just booked on holds more
-// requests than it may. The one that finds it so gives its place back: of two
-// that took the last place at once, both do.
-func (f *Fleet) Overbooked(r *worker.Rank) bool {
-	n := r.Requests.Load()
-	return f.opt.MaxRequests > 0 && n > f.opt.MaxRequests || n > 1 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
 }

@@ -35,7 +35,7 @@ type Options struct {
 	BreakFor   time.Duration
 	// MaxRequests and MaxTokens bound what this router has under way on one
 	// rank: requests, and prompt tokens still to be computed. A rank at a bound
-	// is Full until some end; 0: no bound.
+	// is Full until some end; 0: no bound. A worker's Spec may say otherwise.
 	MaxRequests, MaxTokens int64
 	// RetryShare is how many retries a pool is granted for each of its requests,
 	// RetryPerSecond how many beside those [0.2, 3]; below 0: none.
@@ -107,14 +107,15 @@ func (o Options) DetectWithin() time.Duration {
 // it is never held over I/O or a callback. Readers take none: View and the slot
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
-	opt    Options
-	view   atomic.Pointer[View]
-	slots  [worker.MaxSlots]atomic.Pointer[seat]
-	narrow atomic.Int32  // breakers half open
-	denied atomic.Uint64 // retries
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	opt     Options
+	view    atomic.Pointer[View]
+	slots   [worker.MaxSlots]atomic.Pointer[seat]
+	narrow  atomic.Int32  // breakers half open
+	bounded atomic.Bool   // a worker has, or had, bounds of its own
+	denied  atomic.Uint64 // retries
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
 
 	mu      sync.Mutex
 	members map[string]*member

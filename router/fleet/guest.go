@@ -68,6 +68,9 @@ func (f *Fleet) Guests() int {
 
 // seatRanks gives every rank of a member a slot. Called with mu.
 func (f *Fleet) seatRanks(m *member) {
+	if hasBounds(&m.w.Spec) {
+		f.bounded.Store(true)
+	}
 	for _, s := range m.servers {
 		for _, r := range s.ranks {
 			r.Slot = f.takeSlot()

@@ -37,6 +37,10 @@ type Spec struct {
 	// LoadEvents are ZMQ PUB endpoints of load messages, by the same rule; empty:
 	// what the engine tells.
 	LoadEvents []string
+	// MaxRequests bounds the requests under way on all ranks together, RankRequests
+	// and RankTokens those and the prompt tokens waiting to be computed on each rank,
+	// all by the router's own count; 0: what limits says for every rank.
+	MaxRequests, RankRequests, RankTokens int64
 	// Options are family-specific keys (bootstrap_port, init_port, …), each
 	// with one or more values, handed to the disagg family unread.
 	Options map[string][]string
