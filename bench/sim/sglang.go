@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -18,6 +19,14 @@ func readSGLangBody(path string, raw []byte) (*body, error) {
 		return readNative(raw)
 	}
 	return readBody(raw)
+}
+
+// sglangSince says whether the engine is SGLang 0.5.patch or later; a version that
+// names none is.
+func (o *Options) sglangSince(patch int) bool {
+	var minor, have int
+	n, _ := fmt.Sscanf(o.Version, "0.%d.%d", &minor, &have)
+	return n < 2 || minor > 5 || minor == 5 && have >= patch
 }
 
 // sglangError is an error of SGLang's OpenAI endpoints and of its HTTP layer: flat.

@@ -30,11 +30,28 @@ var sglangGet = map[string]func(*conn, *httpRequest){
 var sglangPost = map[string]func(*conn, *httpRequest){
 	"/flush_cache":   serveFlush,
 	"/abort_request": serveAbortRID,
-	"/tokenize":      serveTokenize,
-	"/v1/tokenize":   serveTokenize,
+	"/tokenize":      serveSGLangTokenize,
+	"/v1/tokenize":   serveSGLangTokenize,
 	"/detokenize":    serveDetokenize,
 	"/v1/detokenize": serveDetokenize,
 	"/v1/embeddings": serveEmbeddings,
+}
+
+// serveSGLangTokenize takes several texts at once, too, and tells no spellings.
+func serveSGLangTokenize(c *conn, r *httpRequest) {
+	var list struct {
+		Prompt []string `json:"prompt"`
+	}
+	if json.Unmarshal(r.body, &list) != nil || list.Prompt == nil {
+		serveTokenize(c, r)
+		return
+	}
+	tokens, counts := make([][]uint32, len(list.Prompt)), make([]int, len(list.Prompt))
+	for i, text := range list.Prompt {
+		tokens[i] = vocab().encode(nil, text)
+		counts[i] = len(tokens[i])
+	}
+	c.json(r, map[string]any{"tokens": tokens, "count": counts, "max_model_len": c.life.e.o.MaxModelLen})
 }
 
 // serveHealthGenerate is a probe of one token through the scheduler, which looks

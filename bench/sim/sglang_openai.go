@@ -67,6 +67,9 @@ type sglangChat struct{ sglangOpenAI }
 func newSGLangChat(j *job) format { return &sglangChat{sglangOpenAI{j}} }
 
 func (f *sglangChat) prompts(j *job, b *body) ([][]uint32, error) {
+	if b.ReturnIDs && b.Stream && j.c.life.e.o.sglangSince(19) {
+		return nil, refuse(400, "", "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.")
+	}
 	return (&chatFormat{}).prompts(j, b)
 }
 
@@ -164,7 +167,19 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 	}
 	b = appendEscaped(b, text)
 	b = append(b, `","logprobs":null,"finish_reason":`...)
-	w.end(append(f.ending(b, s), "}]}\n\n"...))
+	b = f.ending(b, s)
+	if f.tellsIDs() {
+		b = appendIDs(append(b, `,"token_ids":`...), []uint32{id})
+		if len(s.out) == 1 {
+			b = appendIDs(append(b, `,"prompt_token_ids":`...), s.prompt)
+		}
+	}
+	w.end(append(b, "}]}\n\n"...))
+}
+
+// tellsIDs: return_token_ids of completions, streamed too (0.5.19).
+func (f *sglangCompletion) tellsIDs() bool {
+	return f.j.params.returnIDs && f.j.c.life.e.o.sglangSince(19)
 }
 
 func (f *sglangCompletion) last(w *chunker, _ *job) { f.usageEvent(w, "text_completion") }
@@ -184,7 +199,12 @@ func (f *sglangCompletion) whole(b []byte, j *job) []byte {
 		}
 		b = appendEscaped(b, string(s.text))
 		b = append(b, `","logprobs":null,"finish_reason":`...)
-		b = append(f.ending(b, s), '}')
+		b = f.ending(b, s)
+		if f.tellsIDs() {
+			b = appendIDs(append(b, `,"token_ids":`...), s.out)
+			b = appendIDs(append(b, `,"prompt_token_ids":`...), s.prompt)
+		}
+		b = append(b, '}')
 	}
 	b = append(b, `],"usage":`...)
 	b = f.usage(b)

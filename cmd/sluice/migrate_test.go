@@ -320,7 +320,8 @@ func TestNobodyTakesTheStream(t *testing.T) {
 			for _, e := range m.engines {
 				n += len(generating(e))
 			}
-			if most := map[string]int{"busy": 3, "gone": 3, "refuse": 2}[name]; n != most {
+			// Two that break are enough for one request; a refusal others would repeat.
+			if most := map[string]int{"busy": 3, "gone": 2, "refuse": 2}[name]; n != most {
 				t.Errorf("%d engines were asked, want %d", n, most)
 			}
 			quiet(t, m.testRouter, 10*time.Second, m.engines...)

@@ -361,6 +361,7 @@ func (r *router) changed(w *worker.Worker, from, to worker.State, reason string)
 			r.scheduler.Forget(rank.Slot)
 		}
 	}
+	r.runner.Changed(w, to)
 	if r.admin != nil {
 		r.admin.WorkerChanged(w, from, to, reason)
 	}

@@ -96,20 +96,25 @@ type Options struct {
 	StripForbidden bool
 }
 
+// Leaver tells of a client's leaving; see Exchange.OnGone and Exchange.Gone.
+type Leaver interface {
+	OnGone(f func())
+	Gone() bool
+}
+
 // RelayHooks are called from the relaying goroutine.
 type RelayHooks struct {
 	// Rewrite, when set, changes the events of the stream on their way.
 	Rewrite      relay.Rewriter
 	OnFirstToken func()
 	// Transcript and Next, both or none, let the stream go on from another engine
-	// when its own fails; Rewrite is not used then. Next sends a call to another
-	// worker and gives its answer, which the front owns from then on, with the call;
-	// nil when there is none. It may block. Each Call it makes it must give to watch
-	// before its Do, so that a client that leaves cuts it. See relay.Carry, also for
-	// Usage.
+	// when its own fails; Rewrite is not used then. Next asks other workers and
+	// gives the answer of one, which the front owns from then on, with the call; nil
+	// when there is none. It may block, and hears of a client that leaves by client
+	// as a Handler does by its Exchange. See relay.Carry, also for Usage.
 	Transcript *relay.Transcript
 	Usage      bool
-	Next       func(b relay.Break, watch func(*upstream.Call)) (*upstream.Response, *upstream.Call)
+	Next       func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
 	// OnEnd is called once, after the last byte; the response has been
 	// Released. Required.
 	OnEnd func(relay.Result)

@@ -12,6 +12,12 @@ import (
 // Anthropic's on /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
 // field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
 func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
+	if x.party != nil {
+		if x.answers(reason.Status()) {
+			x.party.Refuse(reason, param, message, retryAfter)
+		}
+		return
+	}
 	if !x.begin(reason.Status()) {
 		return
 	}

@@ -35,6 +35,11 @@ type Exchange struct {
 	log       *slog.Logger
 	pass      func(name, value []byte) // x.passHeader, made once
 	passed    *[]byte                  // where passHeader writes a stream's head; nil: to fasthttp's answer
+
+	// Of a detached exchange, which has no srv, ctx, c and head.
+	party  Party
+	fields []upstream.Field
+	ip     netip.Addr
 }
 
 type setHeader struct{ name, value string }
@@ -67,16 +72,31 @@ func (x *Exchange) Log() *slog.Logger {
 }
 
 // Header gives a request header; nil when absent. Borrowed until return.
-func (x *Exchange) Header(name string) []byte { return x.head.find(name) }
+func (x *Exchange) Header(name string) []byte {
+	if x.party != nil {
+		return x.detachedHeader(name, false)
+	}
+	return x.head.find(name)
+}
 
 // HeaderList is Header for a header that holds a list: the values of all lines of
 // that name, in their order, joined by commas (RFC 9110, 5.3). It allocates only
 // where there are several.
-func (x *Exchange) HeaderList(name string) []byte { return x.head.findAll(name) }
+func (x *Exchange) HeaderList(name string) []byte {
+	if x.party != nil {
+		return x.detachedHeader(name, true)
+	}
+	return x.head.findAll(name)
+}
 
 // ClientIP is the address of the connection's other end, invalid where it is no
 // TCP connection. A proxy in front stands for all of its clients.
-func (x *Exchange) ClientIP() netip.Addr { return x.c.ip }
+func (x *Exchange) ClientIP() netip.Addr {
+	if x.party != nil {
+		return x.ip
+	}
+	return x.c.ip
+}
 
 // OnGone arranges that f runs once, on another goroutine, within a few
 // milliseconds of the client's closing or resetting its connection; at most
@@ -87,6 +107,10 @@ func (x *Exchange) OnGone(f func()) {
 	if x.answer == relayed {
 		return
 	}
+	if x.party != nil {
+		x.party.OnGone(f)
+		return
+	}
 	if f != nil {
 		x.srv.watch.add(x.c)
 	}
@@ -95,6 +119,9 @@ func (x *Exchange) OnGone(f func()) {
 
 // Gone says whether the client has left.
 func (x *Exchange) Gone() bool {
+	if x.party != nil {
+		return x.party.Gone()
+	}
 	return x.c.gone.left.Load() || x.c.raw != nil && hasLeft(x.c.raw)
 }
 
@@ -153,6 +180,10 @@ func (x *Exchange) begin(status int) bool {
 // for byte; only Date is our own. resp may be Released after it returns; body is
 // copied.
 func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
+	if x.party != nil {
+		x.tell(resp.Status, body)
+		return
+	}
 	if !x.begin(resp.Status) {
 		return
 	}
@@ -166,6 +197,10 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 
 // ReplyJSON answers with a body of the router's own.
 func (x *Exchange) ReplyJSON(status int, body []byte) {
+	if x.party != nil {
+		x.tell(status, body)
+		return
+	}
 	if !x.begin(status) {
 		return
 	}
@@ -175,6 +210,10 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 
 // ReplyEvents answers 200 with an event stream that is whole already.
 func (x *Exchange) ReplyEvents(body []byte) {
+	if x.party != nil {
+		x.tell(200, body)
+		return
+	}
 	if !x.begin(200) {
 		return
 	}

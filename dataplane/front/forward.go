@@ -15,6 +15,9 @@ import (
 // Content-Type becomes application/json; so are the client's keys where OwnKeys says
 // that they are none of the engine's. Strings are valid until return.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
+	if x.party != nil {
+		return x.detachedFields(dst)
+	}
 	typed := false
 	for i := range x.head.lines {
 		l := &x.head.lines[i]

@@ -59,6 +59,10 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		return
 	}
 	x.answer = relayed
+	if x.party != nil {
+		x.party.Relay(resp, call, hooks)
+		return
+	}
 	st, _ := x.srv.streams.Get().(*stream)
 	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
 	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
@@ -217,7 +221,7 @@ func (st *stream) next(b relay.Break) *upstream.Response {
 	if gone.left.Load() {
 		return nil
 	}
-	resp, call := st.hooks.Next(b, func(c *upstream.Call) { gone.set(c.Cut) })
+	resp, call := st.hooks.Next(b, (*leaver)(gone))
 	gone.set(nil)
 	if resp == nil {
 		return nil
@@ -226,6 +230,12 @@ func (st *stream) next(b relay.Break) *upstream.Response {
 	st.resp, st.call = resp, call
 	return resp
 }
+
+// leaver is the Leaver of a stream's client.
+type leaver watch
+
+func (l *leaver) OnGone(f func()) { (*watch)(l).set(f) }
+func (l *leaver) Gone() bool      { return (*watch)(l).left.Load() }
 
 // endStream tells the end once and recycles st.
 func (s *Server) endStream(c *conn, st *stream, res relay.Result) {

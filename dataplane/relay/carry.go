@@ -18,9 +18,10 @@ type Carry struct {
 	Next func(b Break) *upstream.Response
 }
 
-// Break is how an engine failed in the middle of a stream.
+// Break is how an engine failed in the middle of a stream, or that it is to be left
+// (Transcript.AskMove): then the stream stays where it is when Next gives nil.
 type Break struct {
-	Cause Cause // EngineClosed or EngineStalled; Completed with Event
+	Cause Cause // EngineClosed or EngineStalled; Completed with Event; Cut: it is to be left
 	Err   error
 	Event []byte // the engine's own word that it failed, borrowed
 }
@@ -37,6 +38,9 @@ func (s *stream) carryOn() bool {
 		return false
 	}
 	t := c.Transcript
+	if s.leaving {
+		return s.leave()
+	}
 	b := Break{Cause: s.res.Cause, Err: s.res.Err, Event: t.Failed}
 	switch {
 	case t.Failed == nil && (s.res.Err == nil || s.res.Cause != EngineClosed && s.res.Cause != EngineStalled):
@@ -49,17 +53,39 @@ func (s *stream) carryOn() bool {
 	resp := c.Next(b)
 	if resp == nil {
 		if t.Failed != nil {
-			s.closeWell(append(t.Failed, "data: [DONE]\n\n"...))
+			s.closeWell(t.appendFailure(nil, s.opt.Protocol))
 		}
 		return false
 	}
+	s.turn(resp)
+	return true
+}
+
+// leave has the stream go on from another engine although its own is well; where
+// there is none it goes on as it did.
+func (s *stream) leave() bool {
+	s.leaving = false
+	if resp := s.opt.Carry.Next(Break{Cause: Cut}); resp != nil {
+		s.turn(resp)
+	}
+	return true
+}
+
+// turn begins to read another engine's answer.
+func (s *stream) turn(resp *upstream.Response) {
 	most := s.edit.events.most
 	s.edit.events.drop()
 	s.edit.events = framer{most: most}
 	s.resp, s.chunks = resp, upstream.Chunks{}
 	s.res.Cause, s.res.Err = Completed, nil
-	t.Turn()
-	return true
+	s.opt.Carry.Transcript.Turn()
+}
+
+// mayLeave says whether the stream is asked to leave its engine, and stands where it
+// can: behind a whole event, with nothing half told, and not at its end.
+func (s *stream) mayLeave() bool {
+	c := s.opt.Carry
+	return c != nil && c.Transcript.asked.Load() && !s.chunks.Done() && s.edit.events.between() && c.Transcript.leaves() && c.Transcript.asked.CompareAndSwap(true, false)
 }
 
 // closeWell ends the stream with events, and the body.

@@ -75,6 +75,7 @@ type stream struct {
 	armed    time.Time // when the write deadline was last set
 	slack    time.Duration
 	calm     int
+	leaving  bool // for another engine, though this one is well
 	res      Result
 }
 
@@ -216,7 +217,8 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 		s.res.Reusable = true
 		return true
 	}
-	return false
+	s.leaving = s.mayLeave()
+	return s.leaving
 }
 
 // unchunk follows the chunk framing and feeds the payload to the scan. It gives

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"strconv"
+	"sync/atomic"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -13,16 +14,27 @@ import (
 // where those of the first ended. The client is shown neither the seam nor, where
 // it did not ask for them, the ids.
 //
-// The ids are the engine's own (return_token_ids of vLLM 0.10.2 and later): the
-// prompt's in the first event, then those of each event. One Transcript serves one
-// stream of one choice, of chat completions or completions; 4 bytes are kept for
-// each id of prompt and output. Its fields are for the relaying goroutine.
+// The ids are the engine's own where it tells them (see Form); else the text is
+// kept, for somebody to make ids of it (ByText). One Transcript serves one stream of
+// one choice; 4 bytes are kept for each id of prompt and output, and of the text what
+// the stream's end repeats of it. Its fields are for the relaying goroutine.
 type Transcript struct {
-	Chat bool
-	// ShowIDs: the client asked for token ids itself.
+	Form Form
+	// ShowIDs: the client sees token ids: it asked for them, or the endpoint always
+	// tells them.
 	ShowIDs bool
+	// NoText: the stream has ids and no text.
+	NoText bool
+	// ByText: the engine tells no ids; Text has what has been told, the insides of
+	// JSON strings, and Cuts where each event's part of it ends.
+	ByText bool
+	Text   []byte
+	Cuts   []uint32
+	// Before, when set, makes of the engine's events those that the client's
+	// endpoint has.
+	Before Rewriter
 
-	Prompt []uint32
+	Prompt []uint32 // known beforehand, or told by the first event
 	Out    []uint32 // of all engines so far
 	// Told is how many of Out the client has the text of. What is behind them is
 	// half a character, or a token without text, that an engine has not shown yet;
@@ -40,11 +52,14 @@ type Transcript struct {
 	// From it on nothing of that engine is passed.
 	Failed []byte
 
-	holds    bool   // an event that tells of a failure is held back
-	prompted bool   // the prompt's ids have come
-	ended    bool   // [DONE] is out
-	head     []byte // id, object, created and model of all events
-	next     *Conversion
+	holds    bool // an event that tells of a failure is held back
+	prompted bool // the prompt's ids have come
+	ended    bool // [DONE] is out
+	asked    atomic.Bool
+	head     []byte // what all events begin with: id, object, created and model
+	next     Rewriter
+	own      speaker // of a Form that is not OpenAI's
+	room     []byte
 	plain    idTemplate
 	spans    [4]span
 	nspans   int
@@ -65,12 +80,52 @@ type noted struct {
 	failedCode int
 }
 
+// AskMove asks the stream to leave its engine as soon as it stands where it can; see
+// Carry. It may be called from any goroutine.
+func (t *Transcript) AskMove() { t.asked.Store(true) }
+
+// leaves says whether nothing is half told, and something is left to tell.
+func (t *Transcript) leaves() bool {
+	return t.Failed == nil && t.Stuck == "" && !t.Half && !t.Finished && !t.ended && (t.ByText && t.next == nil || t.Told == len(t.Out))
+}
+
+// Tell adds ids that the client has been told, for a stream that is not relayed by
+// this package.
+func (t *Transcript) Tell(ids ...uint32) {
+	t.Out = append(t.Out, ids...)
+	t.Told = len(t.Out)
+}
+
 // Event implements Rewriter.
 func (t *Transcript) Event(dst, event []byte) []byte {
+	if t.Before == nil {
+		return t.event(dst, event)
+	}
+	t.room = t.Before.Event(t.room[:0], event)
+	for rest := t.room; len(rest) > 0; {
+		n := len(rest)
+		if i := bytes.Index(rest, eventEnd); i >= 0 {
+			n = i + len(eventEnd)
+		}
+		dst = t.event(dst, rest[:n:n])
+		rest = rest[n:]
+	}
+	return dst
+}
+
+var eventEnd = []byte("\n\n")
+
+func (t *Transcript) event(dst, event []byte) []byte {
 	if t.Failed != nil {
 		return dst
 	}
-	if t.next == nil {
+	if t.own == nil {
+		t.own = t.speaker()
+	}
+	if _, openAI := t.own.(openAIStream); !openAI {
+		return t.own.event(dst, event)
+	}
+	if t.next == nil && !t.ByText {
 		if from, to, ok := t.plain.match(event, t); ok {
 			if t.ShowIDs {
 				return append(dst, event...)
@@ -92,15 +147,14 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 	case !ok:
 		t.stuck("unreadable")
 		return append(dst, event...)
-	case n.failed && t.holds && (n.failedCode < 400 || n.failedCode >= 500):
-		t.Failed = bytes.Clone(event)
-		return dst
 	case n.failed:
-		t.stuck("refused") // the client's to see
-		return append(dst, event...)
+		return t.broke(dst, event, n.failedCode)
 	case t.next != nil:
 		return t.next.Event(dst, event)
 	case t.ShowIDs:
+		return append(dst, event...)
+	}
+	if t.ByText {
 		return append(dst, event...)
 	}
 	if !n.news && n.choices == 1 && n.ids > 0 && len(n.text) > 0 && n.textAt < n.idsAt {
@@ -112,6 +166,21 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 		at = s.to
 	}
 	return append(dst, event[at:]...)
+}
+
+// Why says in one word why no other engine can go on now, "" when one can.
+func (t *Transcript) Why() string {
+	switch native, _ := t.own.(*nativeStream); {
+	case t.Stuck != "":
+		return t.Stuck
+	case t.Half || t.ShowIDs && t.Told < len(t.Out):
+		return "half_character"
+	case len(t.Prompt) == 0:
+		return "no_ids"
+	case native != nil && native.unsure():
+		return "unreadable"
+	}
+	return ""
 }
 
 func (t *Transcript) stuck(why string) {
@@ -171,7 +240,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	}
 	if t.head == nil && n.choices > 0 {
 		object := "text_completion"
-		if t.Chat {
+		if t.Form == ChatForm {
 			object = "chat.completion.chunk"
 		}
 		t.head = appendHead(nil, false, object, id, created, model)
@@ -179,7 +248,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	if n.choices == 0 {
 		return n, true
 	}
-	if !t.prompted {
+	if !t.prompted && len(t.Prompt) == 0 {
 		t.stuck("no_ids")
 	}
 	t.told(n.text, n.ids)
@@ -189,7 +258,11 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 // told counts in an event's ids, and whether its text shows all of them.
 func (t *Transcript) told(text []byte, ids int) {
 	switch {
+	case t.NoText:
+		t.Told = len(t.Out)
 	case len(text) == 0:
+	case t.ByText && t.next == nil:
+		t.keep(text)
 	case ids == 0:
 		t.stuck("no_ids")
 	default:
@@ -217,7 +290,7 @@ func (t *Transcript) promptIDs(w *walker, base int) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return
 	}
-	if !t.prompted {
+	if !t.prompted && t.next == nil {
 		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
 		if err != nil || len(ids) == 0 {
 			t.stuck("no_ids")
@@ -316,22 +389,38 @@ func (t *Transcript) delta(w *walker, base int, n *noted) {
 }
 
 // Turn makes what follows the events of another engine, that was given the prompt
-// and the tokens told as a prompt of completions.
+// and the tokens told as a prompt.
 func (t *Transcript) Turn() {
 	t.Out = t.Out[:t.Told]
 	t.Failed = nil
-	t.next = &Conversion{
-		Chat: t.Chat, Choices: 1, Cached: -1,
-		Seam: &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs},
+	if t.own == nil {
+		t.own = t.speaker()
 	}
-	if t.head == nil { // nothing was told: the next engine begins the stream
-		t.next.Seam.Head = nil
-	}
+	t.next = t.own.turn()
+}
+
+// seam is where the stream passes to another engine.
+func (t *Transcript) seam() *Seam {
+	return &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs}
 }
 
 // AppendEnd appends what ends a stream whose finish reason is out: the usage, where
 // the client asked for it, and the last event.
 func (t *Transcript) AppendEnd(dst []byte, usage bool) []byte {
+	return t.own.end(dst, usage)
+}
+
+// openAIStream is the speaker of chat completions and completions.
+type openAIStream struct{ t *Transcript }
+
+func (o openAIStream) event(dst, event []byte) []byte { return o.t.event(dst, event) }
+
+func (o openAIStream) turn() Rewriter {
+	return &Conversion{Chat: o.t.Form == ChatForm, Choices: 1, Cached: -1, Seam: o.t.seam()}
+}
+
+func (o openAIStream) end(dst []byte, usage bool) []byte {
+	t := o.t
 	if usage && t.head != nil {
 		dst = append(append(dst, "data: "...), t.head...)
 		dst = append(dst, `,"choices":[],"usage":{"prompt_tokens":`...)

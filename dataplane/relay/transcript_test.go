@@ -35,7 +35,7 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 		text string
 		ids  []int
 	}{{"Hello", []int{1}}, {" there", []int{22}}, {" \\\"token_ids\\\":[7]", []int{333, 4}}, {"x", []int{4294967295}}, {"", []int{9}}, {"\\ufffd", []int{5}}, {"é", []int{6}}, {" end", []int{0}}}
-	tr := &Transcript{Chat: true}
+	tr := &Transcript{Form: ChatForm}
 	var got, want []byte
 	got = tr.Event(got, fmt.Appendf(nil, roleEvent, "[10,11,12]"))
 	want = fmt.Appendf(want, roleEvent, "null")
@@ -56,7 +56,7 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 	if tr.plain.beforeLen == 0 {
 		t.Error("no template was learned: every event is walked")
 	}
-	shown := &Transcript{Chat: true, ShowIDs: true}
+	shown := &Transcript{Form: ChatForm, ShowIDs: true}
 	for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2), idEvent("c", 3)} {
 		if got := shown.Event(nil, []byte(e)); string(got) != e {
 			t.Errorf("a client that asked for ids gets %q, not %q", got, e)
@@ -67,7 +67,7 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 // The seam lies behind the last token whose text is out whole.
 func TestTranscriptStopsBeforeHalfACharacter(t *testing.T) {
 	for _, half := range []string{"", "\ufffd", `x\ufffd`} {
-		tr := &Transcript{Chat: true}
+		tr := &Transcript{Form: ChatForm}
 		for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 2), idEvent("b", 3), idEvent(half, 4)} {
 			tr.Event(nil, []byte(e))
 		}
@@ -90,7 +90,7 @@ func TestTranscriptIsStuck(t *testing.T) {
 		"refused":      {fmt.Sprintf(roleEvent, "[1]"), `data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}` + "\n\n"},
 		"unreadable":   {"data: {\"a\":[}\n\n"},
 	} {
-		tr := &Transcript{Chat: true, holds: true}
+		tr := &Transcript{Form: ChatForm, holds: true}
 		out := ""
 		for _, e := range events {
 			out += string(tr.Event(nil, []byte(e)))
@@ -165,7 +165,7 @@ func TestCarriedStreamIsOne(t *testing.T) {
 		if name == "half a letter" {
 			wanted = strings.Replace(want, plainEvent("lo"), plainEvent("lo")+plainEvent(""), 1)
 		}
-		tr := &Transcript{Chat: true}
+		tr := &Transcript{Form: ChatForm}
 		got, res, breaks := carried(t, tr, true, begin+end, rest)
 		if got != wanted {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, wanted)
@@ -178,17 +178,17 @@ func TestCarriedStreamIsOne(t *testing.T) {
 		}
 	}
 	// Nobody goes on: the client is told as without a Carry.
-	got, res, _ := carried(t, &Transcript{Chat: true}, true, begin+chunksOf(failed), "")
+	got, res, _ := carried(t, &Transcript{Form: ChatForm}, true, begin+chunksOf(failed), "")
 	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.EngineErr || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
-	got, res, _ = carried(t, &Transcript{Chat: true}, true, begin, "")
+	got, res, _ = carried(t, &Transcript{Form: ChatForm}, true, begin, "")
 	if !strings.HasSuffix(got, doneEvent) || !strings.Contains(got, `"code":502`) || res.Cause != EngineClosed {
 		t.Errorf("got %s, %+v", got, res)
 	}
 	// The answer was whole but for its last events.
 	finish := strings.Replace(idEvent("", 0), `"finish_reason":null`, `"finish_reason":"stop"`, 1)
-	got, res, breaks := carried(t, &Transcript{Chat: true}, true, begin+chunksOf(finish), rest)
+	got, res, breaks := carried(t, &Transcript{Form: ChatForm}, true, begin+chunksOf(finish), rest)
 	if !strings.HasSuffix(got, h+`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3}}`+"\n\n"+doneEvent) || len(breaks) != 0 || res.Cause != Completed || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
@@ -207,7 +207,7 @@ func TestCarriedChunkAllocatesNothing(t *testing.T) {
 }
 
 func carriedStream() *stream {
-	tr := &Transcript{Chat: true, holds: true, Out: make([]uint32, 0, 1<<20)}
+	tr := &Transcript{Form: ChatForm, holds: true, Out: make([]uint32, 0, 1<<20)}
 	s := voidStream()
 	s.opt.Carry = &Carry{Transcript: tr}
 	s.edit.begin(tr)

@@ -228,11 +228,15 @@ type Timeouts struct {
 type Migration struct {
 	Max    int      `yaml:"max" min:"0" max:"8"`        // how often one stream may go on from another engine when its own has failed; 0: never [1]
 	Tokens string   `yaml:"tokens" oneof:"auto client"` // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
-	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed [none]
+	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized [none]
+
+	HandoverTokens int           `yaml:"handover_tokens" min:"0"`          // a stream that moves in a pool with prefill workers is handed over anew when the decode worker would have to compute so many tokens; 0: always [4096]
+	DrainAfter     time.Duration `yaml:"drain_after" min:"0s" off:"true"`  // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
+	TokenizeWait   time.Duration `yaml:"tokenize_wait" min:"1ms" max:"1m"` // for an engine's tokenizer, where the text told must be made ids again [2s]
 }
 
 // MigrationAllow lists the words of migration.allow.
-var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed"}
+var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized"}
 
 // Health of workers.
 type Health struct {

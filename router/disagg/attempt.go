@@ -178,10 +178,11 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 // attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
 // wrong on an id they have seen.
 func (q *request) legID() string {
-	if q.attempt <= 1 {
+	n := q.before + q.attempt
+	if n <= 1 {
 		return q.x.RequestID
 	}
-	return q.x.RequestID + "-" + strconv.Itoa(q.attempt)
+	return q.x.RequestID + "-" + strconv.Itoa(n)
 }
 
 // headers makes the header lines of one leg.

@@ -286,7 +286,7 @@ func (q *request) prefillBroke(b *beside) legEnd {
 	}
 	if b.err == nil && !worthRetry(b.status) {
 		// What prefill refuses decode would refuse too: the client's to see.
-		q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+		q.endRecord(schedule.Outcome{
 			Status: b.status, Reason: "engine_" + statusClass(b.status), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
 		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)

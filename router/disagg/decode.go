@@ -141,10 +141,12 @@ func (q *request) takeDecode(leg schedule.Leg, candidates []*worker.Rank) (sched
 func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.Time) (*upstream.Response, error) {
 	q.leg.reset()
 	q.lend(rank)
-	if q.handed = q.pair.Handle != nil || q.beside != nil || q.pair.Trial; q.handed {
+	q.handed = q.pair.Handle != nil || q.beside != nil || q.pair.Trial
+	q.pair.IDs = q.asksIDs(rank)
+	if q.handed {
 		q.plan.Family.Decode(&q.leg, &q.pair)
 	}
-	if q.asksIDs(rank) {
+	if q.pair.IDs && q.leg.Body == nil {
 		q.leg.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
 	}
 	head := time.Duration(0) // a whole answer's head comes with its end
@@ -160,8 +162,16 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		Fields:      q.headers(rank),
 		Body:        q.body(),
 		HeadTimeout: head,
-		Deadline:    began.Add(q.r.opt.Timeouts.Decode),
+		Deadline:    q.decodeBy(began),
 	}, call)
+}
+
+// decodeBy is the end of a decode leg's time.
+func (q *request) decodeBy(began time.Time) time.Time {
+	if !q.by.IsZero() {
+		return q.by // it counts on where the stream goes on elsewhere
+	}
+	return began.Add(q.r.opt.Timeouts.Decode)
 }
 
 // cutWhenGone is what to do, before the response head, when the client leaves.
@@ -204,8 +214,8 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		opt.Fleet.Answered(rank, resp.Status)
 	}
 	if relays {
-		if q.beside != nil || q.pair.Trial || q.told || q.vigil.watches() {
-			if end, on := q.firstBytes(choice, call, resp, began); !on {
+		if q.beside != nil || q.pair.Trial || q.told || q.vigil.watches() || q.taking != nil || q.firstByText() {
+			if end, on := q.firstBytes(leg, candidates, choice, call, resp, began); !on {
 				return end
 			}
 		}
@@ -325,7 +335,7 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 // firstBytes waits for the first bytes of a stream, before anything of it goes
 // to the client: until then a pair that breaks can be run again, and a trial
 // can be declined. on says that the stream is to be relayed.
-func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
+func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
 	q.x.OnGone(q.cutBoth(call))
 	defer q.x.OnGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt.Timeouts.StreamIdle))
@@ -364,23 +374,23 @@ func (q *request) firstBytes(choice *schedule.Choice, call *upstream.Call, resp 
 	opt, took := &q.r.opt, time.Since(began)
 	switch {
 	case declined:
-		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, "ok", took)
+		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", took)
 		return q.declined(choice.Rank), false
 	case q.beside != nil:
 		return q.pairBroke(choice, call, err, took), false
 	case !q.settle():
 		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
-		opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(front.ClientGone), took)
+		opt.Observer.LegEnded(leg, choice.Rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false
 	}
-	f := q.failed(choice.Rank, "decode", err)
-	opt.Observer.LegEnded(schedule.DecodeLeg, choice.Rank.ID, string(f.reason), took)
-	if f.reason != front.UpstreamTimeout && q.mayRunAgain(q.plan.Decode) {
+	f := q.failed(choice.Rank, legName(leg), err)
+	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
+	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
 		return legAgain, false
 	}
-	q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", choice.Rank.ID, err), 0)
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), choice.Rank.ID, err), 0)
 	return legAnswered, false
 }
 
@@ -401,7 +411,6 @@ func (q *request) try() (end legEnd, declined bool) {
 
 // finish passes a whole answer on and closes the books.
 func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
-	opt := &q.r.opt
 	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: time.Since(q.x.Received)}
 	body := q.reply
 	if resp.Status == 200 {
@@ -426,13 +435,13 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
 	out.Transfer = q.transferred(choice)
-	opt.Scheduler.End(q.x.RequestID, out)
+	q.endRecord(out)
 	q.x.Reply(resp, withoutHandle(body))
 }
 
 // end passes on an answer of the prefill engine, an error of the client's.
 func (q *request) end(resp *upstream.Response, status int) {
-	q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+	q.endRecord(schedule.Outcome{
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
 	q.x.Reply(resp, q.answer)

@@ -144,6 +144,9 @@ func (f lmcache) Decode(leg *Leg, p *Pair) {
 			b.key("max_tokens")
 			b.out = strconv.AppendInt(b.out, int64(n), 10)
 		}
+		if p.IDs && !p.Doc.Bool(jsonscan.KeyReturnTokenIDs) {
+			b.member("return_token_ids", jsonTrue)
+		}
 		return b.end()
 	})
 }

@@ -56,6 +56,10 @@ func (b *idsBody) end() []byte {
 			"messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs",
 			"add_generation_prompt", "continue_final_message", "documents", "top_logprobs", "add_special_tokens":
 			continue
+		case "return_token_ids":
+			if b.decode && b.p.IDs {
+				continue
+			}
 		case "stream", "stream_options", "min_completion_tokens":
 			if !b.decode {
 				continue

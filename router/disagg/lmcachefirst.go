@@ -38,7 +38,7 @@ func firstToken(p *Pair) *relay.FirstToken {
 	if !ok || text.Kind != jsonscan.String {
 		return nil
 	}
-	f := &relay.FirstToken{ID: uint32(n), Text: choice[text.Start+1 : text.End-1], IDs: p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
+	f := &relay.FirstToken{ID: uint32(n), Text: choice[text.Start+1 : text.End-1], IDs: p.IDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
 	if bytes.HasSuffix(f.Text, []byte("\ufffd")) || bytes.HasSuffix(bytes.ToLower(f.Text), []byte(`\ufffd`)) {
 		return nil // half a character: only the engine that makes both halves knows it
 	}

@@ -3,7 +3,6 @@ package disagg
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"sluice/dataplane/front"
@@ -11,32 +10,29 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
-	"sluice/router/schedule"
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
 // carried is a request whose stream is to go on from another engine when its own
-// fails: what that engine must be asked, kept because the request's scratch and
-// the client's bytes are gone by then. The Transcript has the tokens.
+// fails, or is to be left: what that engine must be asked, kept because the request's
+// scratch and the client's bytes are gone by then. The Transcript has the tokens.
 type carried struct {
 	relay.Transcript
 	s        *streamEnd
-	body     []byte // of a completions request, but for prompt and limits
+	kind     front.Kind
+	asked    asked
 	fields   []upstream.Field
 	model    string
 	salt     blockhash.Salt
 	steering steering
 	most     int // tokens the client wants at most; 0: it said nothing
-	least    int
 	failed   []*worker.Rank
 	suspects int
 	attempt  int
-	moves    int
+	moves    int       // away from engines that failed
 	deadline time.Time // of the leg, wherever it runs
 }
-
-// maxTakers bounds how many engines are asked to take one stream over.
-const maxTakers = 3
 
 // movability looks once whether the request's stream could go on elsewhere.
 func (q *request) movability() {
@@ -45,47 +41,106 @@ func (q *request) movability() {
 	}
 	q.looked = true
 	m := &q.r.opt.Migration
-	switch own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs); {
-	case m.Max == 0 || !q.stream || q.x.Endpoint.Kind != front.Chat && q.x.Endpoint.Kind != front.Completions:
+	kind := q.x.Endpoint.Kind
+	switch own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs) || kind == front.Generate || kind == front.NativeGenerate; {
+	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:
 		q.unmovable = "off"
 	case m.Tokens != "auto" && !own:
 		q.unmovable = "tokens"
-	case q.plan.Family != nil && (q.plan.Traits.NoPlain || !q.pd.PlainDecode):
-		q.unmovable = "plain_decode"
-	case q.pd.ReasoningParser && q.x.Endpoint.Kind == front.Chat:
+	case q.pd.ReasoningParser && (kind == front.Chat || kind == front.Messages || kind == front.ResponsesAPI):
 		q.unmovable = "reasoning"
 	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
 		q.unmovable = "alone"
+	case kind == front.Generate && q.maxTokens == 0:
+		q.unmovable = "no_max_tokens" // what an engine takes then differs by release
+	case kind != front.Chat && kind != front.Completions && !q.knowsPrompt():
+		q.unmovable = "no_prompt_ids"
 	default:
-		q.movable, q.unmovable = movable(&q.x.Doc, q.x.Endpoint.Kind, m.Allow)
+		q.movable, q.unmovable = movable(&q.x.Doc, kind, m.Allow)
 	}
 }
 
-// asksIDs says whether the leg that was written for rank asks the engine for token
-// ids, so that its stream can be carried.
+// knowsPrompt says whether the prompt's ids are known as an engine knows them.
+func (q *request) knowsPrompt() bool {
+	switch q.prompt.Source {
+	case tokenize.FromRequest, tokenize.FromEngine, tokenize.FromCache:
+		return len(q.prompt.Tokens) > 0 && len(q.prompt.Tokens) == q.prompt.Count
+	}
+	return false
+}
+
+// asksIDs says whether the leg for rank is to ask the engine for token ids, so that
+// its stream can be carried; why says what keeps it from being carried at all.
 func (q *request) asksIDs(rank *worker.Rank) bool {
+	if q.taking != nil {
+		return false // its body asks
+	}
 	q.movability()
 	q.why = q.unmovable
-	_, rewrites := q.plan.Family.(Answerer)
+	tells := tellsIDs(rank, q.x.Endpoint.Kind)
 	switch {
 	case q.why != "":
 	case q.pair.Trial:
 		q.why = "trial"
-	case q.leg.Body != nil || q.handed && rewrites:
-		q.why = "family"
-	case !givesIDs(rank) && !q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs):
+	case tells == never && (!q.knowsPrompt() || !retokenizes(rank)):
 		q.why = "engine"
 	}
-	return q.why == ""
+	return q.why == "" && tells == whenAsked
+}
+
+// telling is how a stream tells the ids of its tokens.
+type telling uint8
+
+const (
+	never     telling = iota // text alone
+	whenAsked                // by return_token_ids
+	always
+)
+
+// tellsIDs says how a rank's engine is known to tell ids on a kind of stream. Read in
+// vLLM 0.8.5 … 0.32 and SGLang 0.5.10 … 0.5.23, whose chat does so only in whole
+// answers; TensorRT-LLM tells ids in the place of text.
+func tellsIDs(r *worker.Rank, kind front.Kind) telling {
+	engine := r.Worker.Info().Engine
+	switch kind {
+	case front.Generate, front.NativeGenerate:
+		return always
+	case front.Chat:
+		if engine == "vllm" && atLeast(r, 0, 10, 2) {
+			return whenAsked
+		}
+	case front.Completions:
+		if engine == "vllm" && atLeast(r, 0, 10, 2) || engine == "sglang" && atLeast(r, 0, 5, 19) {
+			return whenAsked
+		}
+	}
+	return never
+}
+
+// firstByText says whether the stream is one whose first event must be there before
+// the client gets anything: what follows repeats it.
+func (q *request) firstByText() bool {
+	return q.why == "" && q.unmovable == "" && q.looked && (q.x.Endpoint.Kind == front.Messages || q.x.Endpoint.Kind == front.ResponsesAPI)
+}
+
+// forms are the streams that can be carried.
+var forms = map[front.Kind]relay.Form{
+	front.Chat: relay.ChatForm, front.Completions: relay.CompletionsForm, front.Generate: relay.GenerateForm,
+	front.NativeGenerate: relay.NativeForm, front.Messages: relay.MessagesForm, front.ResponsesAPI: relay.ResponsesForm,
 }
 
 // carry makes the stream's carried, nil where it cannot be, and says so in a
 // header.
 func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
+	kind := q.x.Endpoint.Kind
+	own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)
 	switch {
 	case q.unmovable == "off":
 		return nil
-	case q.why == "" && (resp.Status != 200 || resp.ContentLength != upstream.LengthChunked):
+	case q.why == "engine" && own:
+		q.why = "" // the client asked for itself; what comes will show
+	}
+	if q.why == "" && (resp.Status != 200 || resp.ContentLength != upstream.LengthChunked) {
 		q.why = "endpoint"
 	}
 	if q.why != "" {
@@ -94,12 +149,20 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 		return nil
 	}
 	q.x.SetHeader("X-Sluice-Migration", "ready")
-	least, _ := q.x.Doc.Int(jsonscan.KeyMinTokens)
 	c := &carried{
-		Transcript: relay.Transcript{Chat: q.x.Endpoint.Kind == front.Chat, ShowIDs: q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)},
-		s:          s, body: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
-		model: q.pool.Model, salt: q.salted, most: q.maxTokens, least: int(min(max(least, 0), 1<<24)),
+		s: s, kind: kind, asked: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
+		model: q.pool.Model, salt: q.salted, most: q.maxTokens,
 		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: s.began.Add(q.r.opt.Timeouts.Decode),
+	}
+	c.Form = forms[kind]
+	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate
+	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
+	c.ByText = !q.pair.IDs && !c.ShowIDs
+	if q.knowsPrompt() {
+		c.Prompt = slices.Clone(q.prompt.Tokens)
+	}
+	if a := q.answerer(); a != nil {
+		c.Before = a.Events(&q.pair)
 	}
 	g := &q.steering
 	c.steering = steering{session: g.session, workers: slices.Clone(g.workers), ranks: slices.Clone(g.ranks), allowed: slices.Clone(g.allowed), labels: slices.Clone(g.labels)}
@@ -114,20 +177,24 @@ func wantsEndUsage(doc *jsonscan.Doc) bool {
 }
 
 // next is front.RelayHooks.Next.
-func (c *carried) next(b relay.Break, watch func(*upstream.Call)) (*upstream.Response, *upstream.Call) {
+func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, *upstream.Call) {
 	s := c.s
 	opt := &s.r.opt
-	why := c.Stuck
-	c.suspects++
+	leaves := b.Cause == relay.Cut // its engine is well
+	if !leaves {
+		c.suspects++
+	}
+	why := c.Why()
 	switch {
 	case why != "":
-	case c.moves >= opt.Migration.Max || c.suspects > opt.Migration.Max:
+	case !leaves && (c.moves >= opt.Migration.Max || c.suspects > opt.Migration.Max):
 		why = "limit"
 	case time.Now().After(c.deadline):
 		why = "deadline"
-	case c.Half || c.ShowIDs && c.Told < len(c.Out):
-		why = "half_character"
-	case c.most > 0 && c.Told >= c.most:
+	case c.ByText:
+		why = c.retokenize(client)
+	}
+	if why == "" && c.most > 0 && c.Told >= c.most {
 		why = "spent"
 	}
 	if why != "" {
@@ -136,146 +203,30 @@ func (c *carried) next(b relay.Break, watch func(*upstream.Call)) (*upstream.Res
 		return nil, nil
 	}
 	from := s.rank
-	s.breakLeg(b)
-	c.failed = append(c.failed, from)
-	resp, call := c.take(watch)
-	if resp == nil {
-		opt.Observer.Migrated("failed")
+	if !leaves {
+		s.breakLeg(b)
+	}
+	t := c.take(client, from)
+	if t == nil {
+		if !client.Gone() {
+			opt.Observer.Migrated("failed")
+		}
 		return nil, nil
 	}
-	c.moves++
-	opt.Observer.Migrated("done")
-	s.note(fmt.Sprintf("migrated: %s failed after %d tokens, %s goes on", from.ID, c.Told, s.rank.ID))
-	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", c.Told, "cause", b.Cause.String(), "err", b.Err)
-	return resp, call
-}
-
-// take asks other engines, one after the other, to go on with the stream. The
-// first is no load that the pool did not have; those after it are paid from its
-// budget of retries.
-func (c *carried) take(watch func(*upstream.Call)) (*upstream.Response, *upstream.Call) {
-	s := c.s
-	opt := &s.r.opt
-	q := s.r.requests.Get().(*request)
-	q.r, q.id, q.model, q.maxTokens, q.steering = s.r, s.requestID, c.model, max(c.most-c.Told, 0), c.steering
-	defer q.recycle()
-	var ok bool
-	if q.pool, ok = opt.Fleet.View().Pool(c.model); !ok {
-		return nil, nil
+	outcome, cause := "done", b.Cause.String()
+	if leaves {
+		s.leaveLeg()
+		outcome, cause = "drained", "drain"
+	} else {
+		c.failed = append(c.failed, from)
+		c.moves++
 	}
-	m := s.r.pdOf(c.model)
-	q.pd = &m.pd
-	q.plan.Whole = wholeRanks(q.pool)
-	if disaggregated(q.pool, m) {
-		q.plan.Whole = labelled(decodeRanks(q.pool, m), m.pd.DecodeLabel)
-	}
-	q.plan.Whole = c.steering.fitting(q.plan.Whole, make([]bool, len(c.steering.workers)))
-	q.prompt.Tokens = append(append(q.prompt.Tokens[:0], c.Prompt...), c.Out[:c.Told]...)
-	q.prompt.Count = len(q.prompt.Tokens)
-	q.excluded = append(q.excluded[:0], c.failed...)
-	q.salted = c.salt
-	q.lookUp(time.Now())
-	body := c.request(q.prompt.Tokens)
-	for try := 1; try <= maxTakers; try++ {
-		if try > 1 && !opt.Fleet.Retry(q.pool) {
-			s.note("not migrated: the pool's budget of retries is spent")
-			return nil, nil
-		}
-		c.attempt++
-		q.attempt = c.attempt
-		choice, ok := q.choose(schedule.Whole, q.plan.Whole)
-		if !ok {
-			s.note("not migrated: no other worker can take the stream")
-			return nil, nil
-		}
-		rank := choice.Rank
-		q.excluded = append(q.excluded, rank)
-		segments, ok := c.limits(body, rank)
-		if !ok {
-			choice.Reservation.Release()
-			s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known of " + rank.ID.String())
-			continue
-		}
-		call := new(upstream.Call)
-		watch(call)
-		began, refused := time.Now(), false
-		opt.Observer.LegStarted(schedule.Whole, rank.ID)
-		resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-			Method: "POST", Path: completionsPath, Fields: c.headers(rank), Body: segments,
-			HeadTimeout: opt.Timeouts.FirstByte, Deadline: c.deadline,
-		}, call)
-		if err == nil {
-			if resp.Status == 200 && resp.ContentLength == upstream.LengthChunked {
-				opt.Fleet.Began(rank)
-				_ = resp.SetReadDeadline(time.Now().Add(opt.Timeouts.StreamIdle))
-				if _, err = resp.Peek(); err == nil {
-					choice.Reservation.PrefillDone()
-					s.moveTo(&choice, began)
-					return resp, call
-				}
-			} else {
-				opt.Fleet.Answered(rank, resp.Status)
-				err, refused = fmt.Errorf("it answered %d", resp.Status), true
-			}
-			status := resp.Status
-			resp.Release()
-			if status >= 400 && status < 500 && status != 429 {
-				try = maxTakers // others would say the same
-			}
-		}
-		choice.Reservation.Release()
-		outcome := string(sort(err).reason)
-		switch {
-		case call.WasCut():
-			outcome = string(front.ClientGone)
-		case refused: // Answered has told
-			outcome = "refused"
-		case sort(err).ofEngine:
-			opt.Fleet.Failed(rank, err)
-		}
-		opt.Observer.LegEnded(schedule.Whole, rank.ID, outcome, time.Since(began))
-		if call.WasCut() {
-			return nil, nil
-		}
-		s.note("migration to " + rank.ID.String() + " failed: " + err.Error())
-	}
-	return nil, nil
-}
-
-// request is the body without its limits: what the client asked for, behind the
-// prompt and what has been told.
-func (c *carried) request(tokens []uint32) []byte {
-	body := append(make([]byte, 0, len(c.body)+8*len(tokens)+64), c.body...)
-	return jsonscan.AppendTokenIDs(append(body, `,"prompt":`...), tokens)
-}
-
-// limits adds what is left of the client's limits. Without one a chat goes on to
-// the end of the model's length, which completions must be told; not ok when that
-// is not known.
-func (c *carried) limits(body []byte, rank *worker.Rank) (segments [][]byte, ok bool) {
-	left := c.most - c.Told
-	if c.most == 0 {
-		left = completionsDefault - c.Told
-		if c.Chat {
-			left = rank.Worker.Info().MaxModelLen - len(c.Prompt) - c.Told
-		}
-	}
-	if left <= 0 {
-		return nil, false
-	}
-	end := strconv.AppendInt([]byte(`,"max_tokens":`), int64(left), 10)
-	if least := c.least - c.Told; least > 0 {
-		end = strconv.AppendInt(append(end, `,"min_tokens":`...), int64(least), 10)
-	}
-	return [][]byte{body, append(end, '}')}, true
-}
-
-func (c *carried) headers(rank *worker.Rank) []upstream.Field {
-	fields := append(slices.Clip(c.fields), upstream.Field{Name: "X-Request-Id", Value: c.s.requestID + "-" + strconv.Itoa(c.attempt)})
-	if rank.SendRank {
-		fields = append(fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(rank.ID.Rank))})
-	}
-	return fields
+	c.ByText, c.Before = false, t.rewriter
+	s.moveTo(t.s)
+	opt.Observer.Migrated(outcome)
+	s.note(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on", from.ID, cause, c.Told, s.rank.ID))
+	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", c.Told, "cause", cause, "err", b.Err)
+	return t.resp, t.call
 }
 
 // note adds a note to the request's explain record.
@@ -285,6 +236,21 @@ func (s *streamEnd) note(text string) { s.r.opt.Scheduler.Note(s.requestID, text
 // on.
 func (s *streamEnd) breakLeg(b relay.Break) {
 	s.blame(b)
+	outcome := b.Cause.String()
+	if b.Event != nil {
+		outcome = "engine_error"
+	}
+	s.closeLeg(outcome)
+}
+
+// leaveLeg closes the books of a leg that goes on elsewhere though its engine is
+// well.
+func (s *streamEnd) leaveLeg() {
+	s.r.opt.Fleet.Answered(s.rank, 200)
+	s.closeLeg("moved")
+}
+
+func (s *streamEnd) closeLeg(outcome string) {
 	s.reservation.Release()
 	if s.beside != nil {
 		s.beside.call.Cut()
@@ -292,10 +258,6 @@ func (s *streamEnd) breakLeg(b relay.Break) {
 	}
 	if s.wait != nil {
 		s.transfer, s.wait = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted), nil
-	}
-	outcome := b.Cause.String()
-	if b.Event != nil {
-		outcome = "engine_error"
 	}
 	s.r.opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
 	s.closed = true
@@ -313,8 +275,11 @@ func (s *streamEnd) blame(b relay.Break) {
 }
 
 // moveTo opens the books of the leg that goes on.
-func (s *streamEnd) moveTo(choice *schedule.Choice, began time.Time) {
-	s.leg, s.rank, s.reservation, s.began, s.closed = schedule.Whole, choice.Rank, choice.Reservation, began, false
+func (s *streamEnd) moveTo(to *streamEnd) {
+	s.leg, s.rank, s.reservation, s.began, s.closed = to.leg, to.rank, to.reservation, to.began, false
+	s.beside, s.wait, s.prefill = to.beside, to.wait, to.prefill
 	s.moved = true
 	s.keys = nil // the prompt is another, and so is what was found of it
+	s.r.movers.move(s)
+	s.reservation.PrefillDone()
 }

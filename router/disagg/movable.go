@@ -8,7 +8,6 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/router/worker"
 )
 
 // Bounds of what is kept of a request for the case that its stream must go on
@@ -18,129 +17,253 @@ const (
 	maxMovableRest = 16 << 10 // without prompt, messages and tools
 )
 
-// movable is what a request is asked again with by another engine: a completions
-// body but for prompt and limits, which are added then. why is one word for what
-// keeps a stream from going on, "" when nothing does; the words stand in
+// asked is what another engine is asked with, but for prompt and limits, which are
+// added then (continuation.go): a body without its closing brace, and the members
+// of its sampling_params, where it has them, each behind a comma.
+type asked struct {
+	body, sampling []byte
+	least          int // min_tokens
+}
+
+// movable makes of a request what another engine is asked with. why is one word for
+// what keeps a stream from going on, "" when nothing does; the words stand in
 // docs/migration.md.
-func movable(doc *jsonscan.Doc, kind front.Kind, allow []string) (body []byte, why string) {
-	switch {
-	case kind != front.Chat && kind != front.Completions:
-		return nil, "endpoint"
-	case len(doc.Body) > maxMovableBody:
-		return nil, "too_long"
-	case several(doc.Raw(jsonscan.KeyN)) || several(doc.Raw(jsonscan.KeyBestOf)):
-		return nil, "many_choices"
-	case doc.Bool(jsonscan.KeyUseBeamSearch):
-		return nil, "beam_search"
-	case kind == front.Completions && batched(doc.Raw(jsonscan.KeyPrompt)):
-		return nil, "batch_prompt"
+func movable(doc *jsonscan.Doc, kind front.Kind, allow []string) (a asked, why string) {
+	if len(doc.Body) > maxMovableBody {
+		return a, "too_long"
 	}
-	if kind == front.Chat {
-		if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
-			return nil, "tools"
+	if why = notOne(kind, doc); why != "" {
+		return a, why
+	}
+	if kind == front.NativeGenerate && (isBatch(doc.Raw(jsonscan.KeyInputIDs)) || isBatch(doc.Raw(jsonscan.KeyText))) {
+		return a, "batch_prompt"
+	}
+	m := mover{kind: kind, allow: allow}
+	switch kind {
+	case front.Chat:
+		if why = stateOfChat(doc); why != "" {
+			return a, why
 		}
-		for it := jsonscan.Walk(doc.Raw(jsonscan.KeyChatTemplateKwargs)); it.Next(); {
-			if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && isSet(it.Raw()) {
-				return nil, "reasoning"
-			}
+		m.body = append(m.body, `{"return_token_ids":true`...)
+	case front.Completions:
+		m.body = append(m.body, `{"return_token_ids":true`...)
+	case front.Messages, front.ResponsesAPI:
+		if why = stateOfChat(doc); why != "" {
+			return a, why
 		}
-		if holdsMedia(doc) {
-			return nil, "media"
-		}
+		m.body = append(m.body, `{"return_token_ids":true,"stream_options":{"include_usage":true}`...)
+	case front.Generate, front.NativeGenerate:
+		m.body = append(m.body, '{')
+	default:
+		return a, "endpoint"
 	}
 	rest := doc.Edited(nil,
 		jsonscan.Edit{Key: jsonscan.KeyMessages, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyPrompt, Op: jsonscan.Remove},
+		jsonscan.Edit{Key: jsonscan.KeyInput, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeySystem, Op: jsonscan.Remove},
+		jsonscan.Edit{Key: jsonscan.KeyInstructions, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyTokenIDs, Op: jsonscan.Remove},
+		jsonscan.Edit{Key: jsonscan.KeyText, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyInputIDs, Op: jsonscan.Remove},
 		jsonscan.Edit{Key: jsonscan.KeyTools, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyToolChoice, Op: jsonscan.Remove},
 		jsonscan.Edit{Key: jsonscan.KeyChatTemplate, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyChatTemplateKwargs, Op: jsonscan.Remove},
 		jsonscan.Edit{Key: jsonscan.KeyMaxTokens, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyMaxCompletionTokens, Op: jsonscan.Remove},
+		jsonscan.Edit{Key: jsonscan.KeyMaxOutputTokens, Op: jsonscan.Remove},
 		jsonscan.Edit{Key: jsonscan.KeyMinTokens, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyMinCompletionTokens, Op: jsonscan.Remove},
-		jsonscan.Edit{Key: jsonscan.KeyReturnTokenIDs, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyAddSpecialTokens, Op: jsonscan.Remove},
+		jsonscan.Edit{Key: jsonscan.KeyAddSpecialTokens, Op: jsonscan.Remove},
 	)
-	if len(rest) > maxMovableRest {
-		return nil, "too_long"
+	if kind == front.ResponsesAPI && doc.Has(jsonscan.KeyText) {
+		// Not a prompt here, but the answer's format.
+		if why = formatOf(doc.Raw(jsonscan.KeyText)); why != "" {
+			return a, why
+		}
 	}
-	body = append(make([]byte, 0, len(rest)+len(`{"return_token_ids":true`)), `{"return_token_ids":true`...)
+	if len(rest) > maxMovableRest {
+		return a, "too_long"
+	}
+	if n, ok := doc.Int(jsonscan.KeyMinTokens); ok {
+		m.least = int(min(max(n, 0), 1<<24))
+	}
+	if why = m.members(rest, &m.body); why != "" {
+		return a, why
+	}
+	if m.seeded && !m.greedy && !slices.Contains(allow, "seed") {
+		return a, "seed" // an engine draws from the seed's beginning, not from where another stood
+	}
+	return m.asked, ""
+}
+
+// mover collects what is asked again.
+type mover struct {
+	asked
+	kind           front.Kind
+	allow          []string
+	seeded, greedy bool
+	inside         bool // of sampling_params
+}
+
+// members copies the members of an object that count for the rest of an answer; why
+// names one that another engine could not honour.
+func (m *mover) members(object []byte, dst *[]byte) (why string) {
 	var room [64]byte
-	seeded, greedy := false, false
-	for it := jsonscan.Walk(rest); it.Next(); {
+	for it := jsonscan.Walk(object); it.Next(); {
 		raw := it.Raw()
-		key := memberName(room[:0], rest, it.Value.KeyStart)
-		switch what := stateful(string(key), raw); what {
-		case "":
-		case "chat_only":
-			continue
-		case "seed":
-			seeded = true
-		default:
-			if !slices.Contains(allow, what) {
-				return nil, what
-			}
-		}
-		if string(key) == "temperature" {
-			t, err := strconv.ParseFloat(string(raw), 64)
-			greedy = err == nil && t == 0
-		}
+		key := memberName(room[:0], object, it.Value.KeyStart)
 		if bytes.ContainsAny(key, "\"\\\n") {
 			continue // no member that an engine knows
 		}
-		body = append(append(append(body, `,"`...), key...), `":`...)
-		body = append(body, raw...)
+		name := string(key)
+		if m.skips(name, raw) {
+			continue
+		}
+		if name == "sampling_params" && m.kind != front.Chat && m.kind != front.Completions {
+			if it.Value.Kind != jsonscan.Object {
+				if isSet(raw) {
+					return "batch_prompt" // a list: one for each prompt
+				}
+				continue
+			}
+			m.inside = true
+			if why = m.members(raw, &m.sampling); why != "" {
+				return why
+			}
+			m.inside = false
+			continue
+		}
+		switch what := m.stateful(name, raw); what {
+		case "":
+		case "seed":
+			m.seeded = true
+		default:
+			if !slices.Contains(m.allow, what) {
+				return what
+			}
+		}
+		if name == "temperature" {
+			t, err := strconv.ParseFloat(string(raw), 64)
+			m.greedy = err == nil && t == 0
+		}
+		if m.kind == front.Messages && name == "stop_sequences" {
+			name = "stop"
+		}
+		if len(*dst) != 1 { // more than an opening brace
+			*dst = append(*dst, ',')
+		}
+		*dst = append(append(append(*dst, '"'), name...), `":`...)
+		*dst = append(*dst, raw...)
 	}
-	if seeded && !greedy && !slices.Contains(allow, "seed") {
-		return nil, "seed" // an engine draws from the seed's beginning, not from where another stood
+	return ""
+}
+
+// skips says whether a member says nothing about the rest of the answer, or is asked
+// for by the router in its own way.
+func (m *mover) skips(key string, raw []byte) bool {
+	switch m.kind {
+	case front.Chat:
+		switch key {
+		case "return_token_ids", "documents", "add_generation_prompt", "continue_final_message", "parallel_tool_calls",
+			"include_reasoning", "mm_processor_kwargs", "media_io_kwargs", "top_logprobs":
+			return true
+		case "logprobs": // false is no value of completions
+			return !isSet(raw) && string(raw) != "0"
+		}
+	case front.Completions:
+		return key == "return_token_ids"
+	case front.Messages:
+		switch key {
+		case "metadata", "service_tier", "return_token_ids", "stream_options", "container", "betas":
+			return true
+		}
+	case front.ResponsesAPI:
+		switch key {
+		case "metadata", "service_tier", "store", "user", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
+			"max_tool_calls", "return_token_ids", "stream_options", "include_reasoning", "enable_response_messages", "request_id", "session_id":
+			return true
+		case "truncation": // completions know no word for it
+			return string(raw) == `"disabled"` || string(raw) == `"auto"`
+		case "include", "top_logprobs":
+			return !bytes.Contains(raw, []byte("logprobs")) && (key == "include" || !isSet(raw))
+		}
+	case front.Generate:
+		switch key {
+		case "max_tokens", "request_id":
+			return true
+		case "min_tokens":
+			if m.inside {
+				m.least = atoi(string(raw))
+			}
+			return true
+		case "return_token_ids": // they are known, and told already
+			return true
+		}
+	case front.NativeGenerate:
+		switch key {
+		case "max_new_tokens", "rid":
+			return true
+		case "min_new_tokens":
+			m.least = atoi(string(raw))
+			return true
+		}
 	}
-	return body, ""
+	return false
 }
 
 // stateful says in one word what a member asks an engine to keep that another
 // engine, given prompt and output as a prompt, does not know; "" when nothing.
-func stateful(key string, raw []byte) string {
+func (m *mover) stateful(key string, raw []byte) string {
 	switch key {
-	case "messages", "documents", "add_generation_prompt", "continue_final_message", "parallel_tool_calls",
-		"include_reasoning", "mm_processor_kwargs", "media_io_kwargs", "chat_template", "chat_template_kwargs":
-		return "chat_only"
-	case "prompt_logprobs": // 0 asks for something
+	case "prompt_logprobs", "logprobs": // 0 asks for something
 		if isSet(raw) || string(raw) == "0" {
 			return "logprobs"
 		}
 		return ""
-	case "logprobs":
-		if isSet(raw) || string(raw) == "0" {
-			return "logprobs"
-		}
-		return "chat_only" // false is no value of completions
-	case "top_logprobs":
-		return "chat_only"
 	}
 	if !isSet(raw) {
-		if key == "seed" && string(raw) == "0" {
+		if (key == "seed" || key == "sampling_seed") && string(raw) == "0" {
 			return "seed"
 		}
 		return ""
 	}
 	switch key {
-	case "seed":
+	case "seed", "sampling_seed":
 		return "seed"
-	case "stop":
+	case "stop", "stop_sequences", "stop_regex":
 		return "stop"
 	case "presence_penalty", "frequency_penalty":
 		return "penalties"
-	case "bad_words":
+	case "bad_words", "bad_words_token_ids":
 		return "bad_words"
 	case "echo", "suffix":
 		return "echo"
-	case "reasoning_effort", "thinking", "thinking_token_budget":
+	case "reasoning_effort", "thinking_token_budget", "reasoning", "reasoning_ended", "reasoning_parser_kwargs", "parse_context":
 		return "reasoning"
-	case "structured_outputs", "json_schema", "regex", "ebnf":
+	case "thinking":
+		if kind, ok, _ := jsonscan.Find(raw, "type"); ok && string(raw[kind.Start:kind.End]) == `"disabled"` {
+			return ""
+		}
+		return "reasoning"
+	case "structured_outputs", "json_schema", "regex", "ebnf", "structural_tag":
 		return "structured"
 	case "response_format":
 		if kind, ok, _ := jsonscan.Find(raw, "type"); !ok || string(raw[kind.Start:kind.End]) != `"text"` {
 			return "structured"
 		}
-	case "logits_processors", "vllm_xargs", "custom_logit_processor":
+	case "output_config":
+		if v, ok, _ := jsonscan.Find(raw, "format"); ok && v.Kind > jsonscan.Null {
+			return "structured"
+		}
+		return "reasoning"
+	case "output_mode":
+		if string(raw) == `"derender"` {
+			return "reasoning"
+		}
+	case "logits_processors", "vllm_xargs", "custom_logit_processor", "extra_args", "custom_params":
 		return "processors"
-	case "truncate_prompt_tokens", "prompt_embeds":
+	case "truncate_prompt_tokens", "prompt_embeds", "input_embeds", "previous_response_id", "previous_input_messages", "prompt", "session_params", "background":
 		return "prompt"
+	case "mcp_servers":
+		return "tools"
+	case "features", "content_parts", "image_data", "audio_data", "video_data", "modalities":
+		return "media"
+	case "include", "top_logprobs", "return_logprob", "top_logprobs_num", "logprob_start_len", "token_ids_logprob", "return_hidden_states", "prompt_logprob_token_ids":
+		return "logprobs"
 	}
 	if strings.HasPrefix(key, "guided_") {
 		return "structured"
@@ -148,7 +271,32 @@ func stateful(key string, raw []byte) string {
 	return ""
 }
 
-// givesIDs says whether a rank's engine is known to tell token ids when asked.
-func givesIDs(r *worker.Rank) bool {
-	return r.Worker.Info().Engine == "vllm" && atLeast(r, 0, 10, 2)
+// formatOf says whether the text member of a responses request asks for a grammar.
+func formatOf(text []byte) string {
+	format, ok, err := jsonscan.Find(text, "format")
+	if err != nil || !ok || format.Kind != jsonscan.Object {
+		return ""
+	}
+	raw := text[format.Start:format.End]
+	if kind, ok, _ := jsonscan.Find(raw, "type"); !ok || string(raw[kind.Start:kind.End]) != `"text"` {
+		return "structured"
+	}
+	return ""
+}
+
+// stateOfChat names what a chat request holds that a parser in the engine keeps
+// state of.
+func stateOfChat(doc *jsonscan.Doc) string {
+	if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
+		return "tools"
+	}
+	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyChatTemplateKwargs)); it.Next(); {
+		if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && isSet(it.Raw()) {
+			return "reasoning"
+		}
+	}
+	if holdsMedia(doc) {
+		return "media"
+	}
+	return ""
 }

@@ -34,6 +34,9 @@ type Pair struct {
 	// PrefillCached is how many tokens the prefill engine reported as found in
 	// its cache, -1 when it said nothing.
 	PrefillCached int
+	// IDs: the decode engine is to be asked for token ids, for the runner to keep;
+	// a Family that writes a body of its own must do that.
+	IDs bool
 	// Trial: this decode goes before prefill (DecodeFirst).
 	Trial bool
 }

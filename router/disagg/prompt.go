@@ -191,7 +191,7 @@ func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.
 		Session:           q.steering.session,
 		Excluded:          q.excluded,
 		RequestID:         q.id,
-		Attempt:           q.attempt,
+		Attempt:           q.before + q.attempt,
 	}
 }
 

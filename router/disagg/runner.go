@@ -122,6 +122,7 @@ type Runner struct {
 	pins     pins
 	waiting  atomic.Int64 // see Waiting
 	vigils   *patrol.Patrol[vigil]
+	movers   movers
 }
 
 // Waiting is how many requests wait for a pool to have a healthy worker.
@@ -196,8 +197,8 @@ func (r *Runner) pdOf(model string) *modelPD {
 // stands in streamEnd.
 type request struct {
 	r     *Runner
-	x     *front.Exchange // nil where a stream goes on elsewhere
-	id    string          // X-Request-Id
+	x     *front.Exchange
+	id    string // X-Request-Id
 	model string
 	pool  *fleet.Pool
 	pd    *config.PD
@@ -213,10 +214,14 @@ type request struct {
 	suspects  int  // engines that broke after this request was sent to them
 	unsent    bool // the last leg failed before its engine saw anything of it
 
-	looked    bool   // movability was
-	movable   []byte // see movable
+	looked    bool // movability was
+	movable   asked
 	unmovable string
 	why       string // of this leg
+
+	taking *taking   // the stream that this request is the rest of; nil: none
+	before int       // attempts of it
+	by     time.Time // its end, wherever it runs; zero: none
 
 	salted  blockhash.Salt
 	prompt  tokenize.Prompt
@@ -366,9 +371,16 @@ func askedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 // refuse answers with an error of the router's own and ends the explain record.
 func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
 	q.x.Error(reason, "", message, retryAfter)
-	q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+	q.endRecord(schedule.Outcome{
 		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
+}
+
+// endRecord ends the explain record, unless the stream that goes on does.
+func (q *request) endRecord(out schedule.Outcome) {
+	if q.taking == nil {
+		q.r.opt.Scheduler.End(q.x.RequestID, out)
+	}
 }
 
 // fellBack counts a departure from the plan, logs it and notes it for explain.

@@ -44,6 +44,8 @@ type streamEnd struct {
 	immovable string            // why the stream cannot go on from another engine
 	moved     bool              // it did
 	closed    bool              // the leg's books are: its engine failed, and no other took the stream
+	carried   *carried          // nil: it cannot
+	on        *worker.Worker    // where Runner.movers has it
 }
 
 // relay hands the stream to the front; it goes on after the handler returned.
@@ -60,8 +62,17 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 	if !s.prefilled {
 		s.keys = slices.Clone(q.guessKeys(choice.Rank)) // q.keys is scratch of the next request by then
 	}
+	if t := q.taking; t != nil {
+		t.s, t.resp, t.call = s, resp, call
+		if a := q.answerer(); a != nil && isEvents(resp) {
+			t.rewriter = a.Events(&q.pair)
+		}
+		return
+	}
 	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end}
 	if c := q.carry(s, resp); c != nil {
+		s.carried = c
+		q.r.movers.add(c)
 		hooks.Transcript, hooks.Usage, hooks.Next = &c.Transcript, wantsEndUsage(&q.x.Doc), c.next
 	} else if a := q.answerer(); a != nil && isEvents(resp) {
 		hooks.Rewrite = a.Events(&q.pair)
@@ -78,6 +89,7 @@ func (s *streamEnd) firstToken() {
 
 func (s *streamEnd) end(res relay.Result) {
 	opt := &s.r.opt
+	s.r.movers.remove(s)
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
@@ -93,7 +105,9 @@ func (s *streamEnd) end(res relay.Result) {
 		if res.Cause != relay.Completed {
 			b.call.Cut() // prefill would wait for a decode that is no more
 		}
-		s.found = b.found(-1)
+		if !s.moved {
+			s.found = b.found(-1)
+		}
 	}
 	switch {
 	case res.Cause == relay.Cut && s.beside.broke():

@@ -203,7 +203,7 @@ func (q *request) replyWarmed(rank *worker.Rank, predicted int, use *relay.Usage
 		out.Blocks = out.PromptTokens / out.BlockSize
 	}
 	spend(q.x.Pass(), out.PromptTokens, use.Completion)
-	q.r.opt.Scheduler.End(q.x.RequestID, schedule.Outcome{
+	q.endRecord(schedule.Outcome{
 		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.x.Received),
 	})
 	body, err := json.Marshal(&out)

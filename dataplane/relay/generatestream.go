@@ -1,0 +1,168 @@
+package relay
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// generateStream is vLLM's /inference/v1/generate: {"request_id","choices":[{"index",
+// "token_ids",…}],…}, ids as deltas (vLLM 0.32). All of them are the client's to see.
+type generateStream struct {
+	t  *Transcript
+	id []byte // request_id, raw
+}
+
+func (g *generateStream) event(dst, event []byte) []byte {
+	t := g.t
+	data := DataOf(event)
+	if bytes.Equal(data, done) {
+		t.ended = true
+		return append(dst, event...)
+	}
+	if len(data) == 0 || data[0] != '{' {
+		return append(dst, event...)
+	}
+	n, ok := t.note(event, data)
+	switch {
+	case !ok:
+		t.stuck("unreadable")
+		return append(dst, event...)
+	case n.failed:
+		return t.broke(dst, event, n.failedCode)
+	case t.next != nil:
+		return t.next.Event(dst, event)
+	}
+	if g.id == nil {
+		g.id = bytes.Clone(memberOf(data, "request_id"))
+	}
+	return append(dst, event...)
+}
+
+func (g *generateStream) turn() Rewriter {
+	return &generateNext{id: g.id, seam: *g.t.seam()}
+}
+
+func (g *generateStream) end(dst []byte, usage bool) []byte {
+	if usage && g.id != nil {
+		dst = append(append(dst, `data: {"request_id":`...), g.id...)
+		dst = g.t.appendUsage(append(dst, `,"usage":`...))
+		dst = append(dst, ",\"choices\":[]}\n\n"...)
+	}
+	return append(dst, "data: [DONE]\n\n"...)
+}
+
+// generateNext makes the events of a second engine those of the first's stream.
+type generateNext struct {
+	id   []byte // nil: nothing was told
+	seam Seam
+}
+
+func (g *generateNext) Event(dst, event []byte) []byte {
+	w := walker{b: DataOf(event)}
+	if !w.enter('{') {
+		return append(dst, event...)
+	}
+	mark := len(dst)
+	dst = append(dst, "data: "...)
+	from := len(dst)
+	for key, more := w.member(); more; key, more = w.member() {
+		switch string(key) {
+		case "request_id":
+			id := w.raw()
+			if g.id != nil {
+				id = g.id
+			}
+			dst = append(appendKey(dst, from, key), id...)
+		case "usage":
+			dst = appendKey(dst, from, key)
+			c := Conversion{Cached: -1, Seam: &g.seam}
+			dst = c.usage(dst, &w)
+		case "prompt_token_ids", "mm_placeholders":
+			if raw := w.raw(); g.seam.Tokens == 0 {
+				dst = append(appendKey(dst, from, key), raw...)
+			} // else it has been told, and is another here
+		case "choices":
+			dst = appendKey(dst, from, key)
+			dst = g.choices(dst, &w)
+		default:
+			dst = appendKey(dst, from, key)
+			dst = append(dst, w.raw()...)
+		}
+	}
+	if w.bad || len(dst) == from {
+		return append(dst[:mark], event...)
+	}
+	return append(dst, "}\n\n"...)
+}
+
+// choices appends the choices at w; the spans of weight versions count the whole
+// output.
+func (g *generateNext) choices(dst []byte, w *walker) []byte {
+	if w.peek() != '[' {
+		return append(dst, w.raw()...)
+	}
+	w.enter('[')
+	dst = append(dst, '[')
+	for i := 0; w.element(); i++ {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if w.peek() != '{' {
+			dst = append(dst, w.raw()...)
+			continue
+		}
+		w.enter('{')
+		from := len(dst)
+		for key, more := w.member(); more; key, more = w.member() {
+			dst = appendKey(dst, from, key)
+			if string(key) == "weight_versions" && w.peek() == '[' {
+				dst = g.spans(dst, w)
+				continue
+			}
+			dst = append(dst, w.raw()...)
+		}
+		if len(dst) == from {
+			dst = append(dst, '{')
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, ']')
+}
+
+func (g *generateNext) spans(dst []byte, w *walker) []byte {
+	w.enter('[')
+	dst = append(dst, '[')
+	for i := 0; w.element(); i++ {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		from := len(dst)
+		if w.peek() != '{' {
+			dst = append(dst, w.raw()...)
+			continue
+		}
+		w.enter('{')
+		for key, more := w.member(); more; key, more = w.member() {
+			dst = appendKey(dst, from, key)
+			switch string(key) {
+			case "start", "end":
+				dst = w.shifted(dst, g.seam.Tokens)
+			default:
+				dst = append(dst, w.raw()...)
+			}
+		}
+		if len(dst) == from {
+			dst = append(dst, '{')
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, ']')
+}
+
+// appendUsage appends OpenAI's usage object as the ids tell it.
+func (t *Transcript) appendUsage(dst []byte) []byte {
+	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(len(t.Prompt)), 10)
+	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(len(t.Prompt)+len(t.Out)), 10)
+	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(len(t.Out)), 10)
+	return append(dst, '}')
+}

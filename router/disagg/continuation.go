@@ -1,0 +1,93 @@
+package disagg
+
+import (
+	"strconv"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/worker"
+)
+
+// nativeDefault is what SGLang's /generate takes when max_new_tokens is not given.
+const nativeDefault = 128
+
+// Continuation is what is left of a generation: the prompt and what has been made of
+// it, as token ids, and how much more may come. Ids alone say where another engine
+// begins; how a client was told them is not its affair.
+type Continuation struct {
+	Tokens []uint32 // prompt and output so far
+	Prompt int      // how many of them are the client's prompt
+	Most   int      // the client's limit on the output; 0: it gave none
+	Least  int      // and its minimum
+}
+
+// Left is how many tokens may and must still come: of a rank whose model takes
+// maxModelLen tokens (0 unknown), where kind's limit counts without one given. ok is
+// false when none may, or it cannot be known how many.
+func (c *Continuation) Left(kind front.Kind, maxModelLen int) (most, least int, ok bool) {
+	told := len(c.Tokens) - c.Prompt
+	if most = c.Most - told; c.Most == 0 {
+		switch kind {
+		case front.Completions:
+			most = completionsDefault - told
+		case front.NativeGenerate:
+			most = nativeDefault - told
+		default: // on to the end of the model's length
+			most = maxModelLen - len(c.Tokens)
+		}
+	}
+	return most, max(c.Least-told, 0), most > 0
+}
+
+// path is the endpoint at which another engine is asked to go on with a request of
+// a kind: with token ids as the prompt.
+func (a *asked) path(kind front.Kind) string {
+	switch kind {
+	case front.Generate:
+		return "/inference/v1/generate"
+	case front.NativeGenerate:
+		return "/generate"
+	}
+	return completionsPath
+}
+
+// complete makes the body that another engine is asked with.
+func (a *asked) complete(kind front.Kind, c *Continuation, most, least int) []byte {
+	body := append(make([]byte, 0, len(a.body)+len(a.sampling)+8*len(c.Tokens)+128), a.body...)
+	prompt, limit, minimum := "prompt", "max_tokens", "min_tokens"
+	switch kind {
+	case front.Generate:
+		prompt = "token_ids"
+	case front.NativeGenerate:
+		prompt, limit, minimum = "input_ids", "max_new_tokens", "min_new_tokens"
+	}
+	if len(body) > 1 {
+		body = append(body, ',')
+	}
+	body = append(append(append(body, '"'), prompt...), `":`...)
+	body = jsonscan.AppendTokenIDs(body, c.Tokens)
+	inside := kind == front.Generate || kind == front.NativeGenerate
+	if body = append(body, ','); inside {
+		body = append(body, `"sampling_params":{`...)
+	}
+	body = append(append(append(body, '"'), limit...), `":`...)
+	body = strconv.AppendInt(body, int64(most), 10)
+	if least > 0 {
+		body = append(append(append(body, `,"`...), minimum...), `":`...)
+		body = strconv.AppendInt(body, int64(least), 10)
+	}
+	if inside {
+		body = append(append(body, a.sampling...), '}')
+	}
+	return append(body, '}')
+}
+
+// shortest is the least known model length of ranks, 0 when none is known.
+func shortest(ranks []*worker.Rank) (n int) {
+	for _, r := range ranks {
+		if have := r.Worker.Info().MaxModelLen; have > 0 && (n == 0 || have < n) {
+			n = have
+		}
+	}
+	return n
+}

@@ -1,0 +1,135 @@
+package disagg
+
+import (
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// taking is the Party of a request that is the rest of a stream: it runs as any
+// request does, by the same plans and with the same retries, and what it gets is the
+// stream's.
+type taking struct {
+	front.Leaver
+	s        *streamEnd
+	resp     *upstream.Response
+	call     *upstream.Call
+	rewriter relay.Rewriter
+	refused  string
+}
+
+// Refuse implements front.Party.
+func (t *taking) Refuse(_ front.Reason, _, message string, _ time.Duration) { t.refused = message }
+
+// Answer implements front.Party: an answer that is whole is no stream.
+func (t *taking) Answer(status int, _ []byte) {
+	t.refused = "an engine answered " + statusClass(status) + " in the place of a stream"
+}
+
+// Relay implements front.Party; the runner hands taking its stream itself.
+func (t *taking) Relay(resp *upstream.Response, call *upstream.Call, hooks front.RelayHooks) {
+	call.Cut()
+	resp.Release()
+}
+
+// take has another engine go on with the stream; nil when none did.
+func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
+	s := c.s
+	opt := &s.r.opt
+	q := s.r.requests.Get().(*request)
+	q.r, q.id, q.model, q.stream = s.r, s.requestID, c.model, true
+	defer q.recycle()
+	t := &taking{Leaver: client}
+	q.taking, q.before, q.by = t, c.attempt, c.deadline
+	q.steering = c.steering
+
+	cont := Continuation{Prompt: len(c.Prompt), Most: c.most, Least: c.asked.least}
+	cont.Tokens = append(append(q.prompt.Tokens[:0], c.Prompt...), c.Out[:c.Told]...)
+	q.prompt.Tokens, q.prompt.Count = cont.Tokens, len(cont.Tokens)
+	pool, ok := opt.Fleet.View().Pool(c.model)
+	if !ok {
+		return nil
+	}
+	candidates := wholeRanks(pool)
+	if m := s.r.pdOf(c.model); disaggregated(pool, m) {
+		candidates = decodeRanks(pool, m)
+	}
+	most, least, ok := cont.Left(c.kind, shortest(candidates))
+	if !ok {
+		s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
+		return nil
+	}
+	q.maxTokens = most
+	var err error
+	q.x, err = front.NewExchange(&front.Detached{
+		Endpoint: front.EndpointOf(c.asked.path(c.kind)), RequestID: s.requestID, Body: c.asked.complete(c.kind, &cont, most, least),
+		Fields: c.fields, Received: time.Now(), Party: t, Log: opt.Log,
+	})
+	if err != nil {
+		s.note("not migrated: " + err.Error())
+		return nil
+	}
+	if q.takeView(opt.Fleet.View()); q.missing() != "" || q.plan.Unfit {
+		s.note("not migrated: no other worker can take the stream")
+		return nil
+	}
+	q.plan.Prefill = fittingOr(&q.steering, q.plan.Prefill)
+	q.plan.Decode = fittingOr(&q.steering, q.plan.Decode)
+	q.plan.Whole = fittingOr(&q.steering, q.plan.Whole)
+	q.excluded = append(append(q.excluded[:0], c.failed...), from)
+	q.suspects = max(c.suspects-opt.Migration.Max+1, 0)
+	q.salted = c.salt
+	q.lookUp(time.Now())
+	if !q.fit() {
+		return nil
+	}
+	if q.plan.Family != nil && !q.handsOver() {
+		q.plan.Whole, q.plan.Family = q.plan.Decode, nil
+	}
+	if q.plan.Family == nil {
+		q.runWhole()
+	} else {
+		q.runDisaggregated()
+	}
+	client.OnGone(nil)
+	c.attempt += max(q.attempt, 1)
+	if t.s == nil {
+		if t.refused != "" {
+			s.note("not migrated: " + t.refused)
+		}
+		return nil
+	}
+	return t
+}
+
+// fittingOr are the ranks that the request's headers leave.
+func fittingOr(s *steering, ranks []*worker.Rank) []*worker.Rank {
+	if len(ranks) == 0 {
+		return ranks
+	}
+	return s.fitting(ranks, make([]bool, len(s.workers)))
+}
+
+// handsOver says whether a stream that moves is prefilled on a prefill worker again:
+// where decode workers cannot prefill, where the two are weighed for every request,
+// and where the decode worker that is the best choice would have to compute so much
+// that it held up those it decodes. Else it is booked for all of it.
+func (q *request) handsOver() bool {
+	if q.plan.Traits.NoPlain || !q.pd.PlainDecode || q.joint() {
+		return true
+	}
+	choice, ok := q.choose(schedule.Whole, q.plan.Decode)
+	if !ok {
+		return false
+	}
+	if len(q.plan.Prefill) > 0 && q.prompt.Count-choice.CachedTokens >= q.r.opt.Migration.HandoverTokens {
+		choice.Reservation.Release()
+		return true
+	}
+	q.booked = choice
+	return false
+}
