@@ -30,7 +30,7 @@ func (t *Transcript) speaker() speaker {
 	case GenerateForm:
 		return &generateStream{t: t}
 	case NativeForm:
-		return &nativeStream{t: t}
+		return newNativeStream(t)
 	case MessagesForm:
 		return &messagesStream{t: t}
 	case ResponsesForm:

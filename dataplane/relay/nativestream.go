@@ -41,6 +41,16 @@ const (
 	incremental
 )
 
+func newNativeStream(t *Transcript) *nativeStream {
+	s := &nativeStream{t: t}
+	if t.Deltas != nil {
+		if s.mode = cumulative; *t.Deltas {
+			s.mode = incremental
+		}
+	}
+	return s
+}
+
 // unsure says whether it is not known in which mode the client reads on.
 func (s *nativeStream) unsure() bool { return s.heard > 0 && s.mode == modeUnknown }
 

@@ -31,7 +31,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	}
 	w := walker{b: data}
 	var kind, delta, response, item, part, code []byte
-	output := 0
+	output, seq := 0, r.seq
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
@@ -39,7 +39,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 			kind = w.text()
 		case "sequence_number":
 			if n := w.number(); n >= 0 {
-				r.seq = n + 1
+				seq = n + 1
 			}
 		case "output_index":
 			output = max(w.number(), 0)
@@ -85,6 +85,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 		// A part of the end, or of what is no text: how the answer ended is not known yet.
 		t.stuck("ending")
 	}
+	r.seq = seq // of an event that the client sees
 	return append(dst, event...)
 }
 

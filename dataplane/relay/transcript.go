@@ -25,6 +25,9 @@ type Transcript struct {
 	ShowIDs bool
 	// NoText: the stream has ids and no text.
 	NoText bool
+	// Deltas: a NativeForm stream holds what is new, or (false) all so far; nil: not
+	// known, until its second event shows it.
+	Deltas *bool
 	// ByText: the engine tells no ids; Text has what has been told, the insides of
 	// JSON strings, and Cuts where each event's part of it ends.
 	ByText bool

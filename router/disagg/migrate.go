@@ -158,6 +158,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate
 	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
 	c.ByText = !q.pair.IDs && !c.ShowIDs
+	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.knowsPrompt() {
 		c.Prompt = slices.Clone(q.prompt.Tokens)
 	}

@@ -47,6 +47,8 @@ type Answer struct {
 	RoleKnown bool
 	// BootstrapPort of an SGLang prefill engine; 0 unknown.
 	BootstrapPort int
+	// Deltas: SGLang's own /generate streams what is new, not all so far; nil unknown.
+	Deltas *bool
 	// UsesNIXL: the engine shows NIXL transfer metrics, so it has a KV connector
 	// and is a prefill or decode worker, or both.
 	UsesNIXL bool
@@ -225,6 +227,8 @@ func (a *Answer) readServerInfo(body []byte) error {
 		BootstrapPort float64  `json:"disaggregation_bootstrap_port"`
 		DPSize        float64  `json:"dp_size"`
 		PageSize      *float64 `json:"page_size"`
+		Deltas        *bool    `json:"incremental_streaming_output"` // before 0.5.10 "stream_output"
+		OldDeltas     *bool    `json:"stream_output"`
 		Events        *struct {
 			Publisher string   `json:"publisher"`
 			Host      string   `json:"endpoint_host"`
@@ -246,6 +250,9 @@ func (a *Answer) readServerInfo(body []byte) error {
 	a.Engine = SGLang
 	if a.Version == "" && len(info.Version) <= 128 {
 		a.Version = info.Version
+	}
+	if a.Deltas = info.Deltas; a.Deltas == nil {
+		a.Deltas = info.OldDeltas
 	}
 	a.RoleKnown = true
 	if info.Mode != nil {

@@ -64,6 +64,8 @@ type Info struct {
 	TotalBlocks int // KV blocks per rank; 0 unknown
 	// BootstrapPort of an SGLang prefill engine, for its hand-over; 0 unknown.
 	BootstrapPort int
+	// Deltas: SGLang's own /generate streams what is new, not all so far; nil unknown.
+	Deltas *bool
 	// DPSize is how many data-parallel ranks the engine has, here or on other
 	// nodes; 0 unknown.
 	DPSize int

@@ -1,0 +1,348 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// face is one endpoint of one engine, whose streams are to go on elsewhere.
+type face struct {
+	name, engine, path, body string
+	mod                      func(*sim.Options)
+	read                     func(*answer) heard
+}
+
+// heard is what a client makes of a stream, whoever wrote its events: what may differ
+// between two runs (ids, times) must be the same all along in each of them.
+type heard struct {
+	text   string
+	ids    []float64
+	kinds  []string // of events, repeated ones once
+	usage  any
+	end    any // how it ended
+	whole  any // what the end repeats of the answer
+	id     any
+	broken []string
+}
+
+func (h *heard) wrong(format string, args ...any) {
+	h.broken = append(h.broken, fmt.Sprintf(format, args...))
+}
+
+func (h *heard) kind(k string) {
+	if n := len(h.kinds); n == 0 || h.kinds[n-1] != k {
+		h.kinds = append(h.kinds, k)
+	}
+}
+
+// same notes an id that all events must have.
+func (h *heard) same(id any) {
+	if h.id == nil {
+		h.id = id
+	}
+	if id == nil || id == "" || id != h.id {
+		h.wrong("id %v behind %v", id, h.id)
+	}
+}
+
+// eachEvent gives the events of a stream: their name and JSON; "[DONE]" as a name.
+func eachEvent(a *answer, h *heard, f func(name string, v map[string]any)) {
+	events := strings.SplitAfter(string(a.Body), "\n\n")
+	if last := events[len(events)-1]; last != "" {
+		h.wrong("it ends in %q", last)
+	}
+	for _, e := range events[:len(events)-1] {
+		name, data := "", ""
+		for line := range strings.Lines(e) {
+			line = strings.TrimSuffix(line, "\n")
+			switch key, value, _ := strings.Cut(line, ": "); {
+			case key == "event" && name == "":
+				name = value
+			case key == "data" && data == "":
+				data = value
+			case line != "":
+				h.wrong("line %q", line)
+			}
+		}
+		if data == "[DONE]" {
+			f(data, nil)
+			continue
+		}
+		var v map[string]any
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			h.wrong("%v in %q", err, data)
+			continue
+		}
+		if v["error"] != nil || name == "error" {
+			h.wrong("an error: %s", data)
+		}
+		f(name, v)
+	}
+}
+
+func at2(v any, path ...any) any {
+	for _, p := range path {
+		switch p := p.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[p]
+		case int:
+			l, _ := v.([]any)
+			if p >= len(l) {
+				return nil
+			}
+			v = l[p]
+		}
+	}
+	return v
+}
+
+func str(v any) string { s, _ := v.(string); return s }
+
+func numbers(v any) (out []float64) {
+	l, _ := v.([]any)
+	for _, x := range l {
+		n, _ := x.(float64)
+		out = append(out, n)
+	}
+	return out
+}
+
+// hearOpenAI reads chat completions, completions and vLLM's generate.
+func hearOpenAI(a *answer) (h heard) {
+	eachEvent(a, &h, func(name string, v map[string]any) {
+		h.kind(name)
+		if name == "[DONE]" {
+			return
+		}
+		if id := v["request_id"]; id != nil {
+			h.same(id)
+		} else {
+			h.same(v["id"])
+		}
+		choice := at2(v, "choices", 0)
+		h.text += str(at2(choice, "text")) + str(at2(choice, "delta", "content"))
+		h.ids = append(h.ids, numbers(at2(choice, "token_ids"))...)
+		if f := at2(choice, "finish_reason"); f != nil {
+			if h.end != nil {
+				h.wrong("a second end %v", f)
+			}
+			h.end = f
+		}
+		if u, ok := v["usage"].(map[string]any); ok {
+			h.usage = []any{u["prompt_tokens"], u["completion_tokens"], u["total_tokens"]}
+		}
+	})
+	return h
+}
+
+// hearNative reads SGLang's /generate in either mode.
+func hearNative(incremental bool) func(a *answer) heard {
+	return func(a *answer) (h heard) {
+		eachEvent(a, &h, func(name string, v map[string]any) {
+			h.kind(name)
+			if name == "[DONE]" {
+				return
+			}
+			h.same(at2(v, "meta_info", "id"))
+			text, ids := str(v["text"]), numbers(v["output_ids"])
+			if incremental {
+				text, ids = h.text+text, append(slices.Clone(h.ids), ids...)
+			}
+			if !strings.HasPrefix(text, h.text) || len(ids) < len(h.ids) || !slices.Equal(ids[:len(h.ids)], h.ids) {
+				h.wrong("%q %v behind %q %v", text, ids, h.text, h.ids)
+			}
+			h.text, h.ids = text, ids
+			m := v["meta_info"]
+			h.usage = []any{at2(m, "prompt_tokens"), at2(m, "completion_tokens")}
+			if n, _ := at2(m, "completion_tokens").(float64); int(n) != len(ids) {
+				h.wrong("%v tokens, %d ids", n, len(ids))
+			}
+			if f := at2(m, "finish_reason"); f != nil {
+				h.end = f
+			}
+		})
+		return h
+	}
+}
+
+// hearMessages reads Anthropic's events.
+func hearMessages(a *answer) (h heard) {
+	open := -1.0
+	eachEvent(a, &h, func(name string, v map[string]any) {
+		h.kind(name)
+		if v["type"] != name {
+			h.wrong("event %q of type %v", name, v["type"])
+		}
+		index, _ := v["index"].(float64)
+		switch name {
+		case "message_start":
+			h.same(at2(v, "message", "id"))
+			h.usage = at2(v, "message", "usage", "input_tokens")
+		case "content_block_start":
+			if open >= 0 {
+				h.wrong("block %v within %v", index, open)
+			}
+			open = index
+		case "content_block_delta":
+			if index != open {
+				h.wrong("a delta of block %v in %v", index, open)
+			}
+			h.text += str(at2(v, "delta", "text"))
+		case "content_block_stop":
+			open = -1
+		case "message_delta":
+			h.end = v["delta"]
+			if in := at2(v, "usage", "input_tokens"); in != h.usage {
+				h.wrong("input %v, then %v", h.usage, in)
+			}
+			h.usage = []any{at2(v, "usage", "input_tokens"), at2(v, "usage", "output_tokens")}
+		case "message_stop":
+		default:
+			h.wrong("event %q", name)
+		}
+	})
+	return h
+}
+
+// hearResponses reads OpenAI's responses events.
+func hearResponses(a *answer) (h heard) {
+	next := 0.0
+	var item any
+	eachEvent(a, &h, func(name string, v map[string]any) {
+		h.kind(name)
+		if n, _ := v["sequence_number"].(float64); n != next || v["type"] != name {
+			h.wrong("%s of type %v has number %v, want %v", name, v["type"], n, next)
+		}
+		next++
+		if r := v["response"]; r != nil {
+			h.same(at2(r, "id"))
+		}
+		if id := v["item_id"]; id != nil && id != item {
+			h.wrong("item %v, not %v", id, item)
+		}
+		switch name {
+		case "response.output_item.added":
+			item = at2(v, "item", "id")
+		case "response.output_text.delta":
+			h.text += str(v["delta"])
+		case "response.output_text.done":
+			if v["text"] != h.text {
+				h.wrong("told %q, done %q", h.text, v["text"])
+			}
+		case "response.output_item.done":
+			if at2(v, "item", "id") != item || at2(v, "item", "content", 0, "text") != h.text {
+				h.wrong("item %v", v)
+			}
+		case "response.completed", "response.incomplete":
+			r := v["response"]
+			h.end = []any{at2(r, "status"), at2(r, "incomplete_details")}
+			u := at2(r, "usage")
+			h.usage = []any{at2(u, "input_tokens"), at2(u, "output_tokens"), at2(u, "total_tokens")}
+			if at2(r, "output", 0, "content", 0, "text") != h.text || at2(r, "output", 0, "id") != item || at2(r, "output", 1) != nil {
+				h.wrong("output %v", at2(r, "output"))
+			}
+			h.whole = []any{at2(r, "model"), at2(r, "max_output_tokens"), at2(r, "object"), at2(r, "output", 0, "role"), at2(r, "output", 0, "type"), at2(r, "output", 0, "status")}
+		}
+	})
+	return h
+}
+
+var faces = []face{
+	{name: "messages", path: "/v1/messages", body: `"messages":[{"role":"user","content":"go on and on"}],"system":"be long","max_tokens":%d,"ignore_eos":true`, read: hearMessages},
+	{name: "messages to the end", path: "/v1/messages", body: `"messages":[{"role":"user","content":"say it now"}],"max_tokens":3%d`, read: hearMessages},
+	{name: "responses", path: "/v1/responses", body: `"input":"go on and on","instructions":"be long","max_output_tokens":%d,"ignore_eos":true`, read: hearResponses},
+	{name: "responses to the end", path: "/v1/responses", body: `"input":"say it now","max_output_tokens":3%d`, read: hearResponses},
+	{name: "generate", path: "/inference/v1/generate", body: `"token_ids":[900,901,902,903],"sampling_params":{"max_tokens":%d,"ignore_eos":true,"min_tokens":3},"stream_options":{"include_usage":true}`, read: hearOpenAI},
+	{name: "generate, usage all along", path: "/inference/v1/generate", body: `"token_ids":[900,901,902],"sampling_params":{"temperature":0,"seed":4,"max_tokens":%d,"ignore_eos":true},"stream_options":{"include_usage":true,"continuous_usage_stats":true}`, read: hearOpenAI},
+	{name: "sglang native", engine: "sglang", path: "/generate", body: `"input_ids":[900,901,902,903],"sampling_params":{"max_new_tokens":%d,"ignore_eos":true}`, read: hearNative(false)},
+	{name: "sglang native, a text", engine: "sglang", path: "/generate", body: `"text":"go on and on","sampling_params":{"max_new_tokens":%d,"ignore_eos":true,"min_new_tokens":3}`, read: hearNative(false)},
+	{name: "sglang native, incremental", engine: "sglang", path: "/generate", body: `"input_ids":[900,901,902,903],"sampling_params":{"max_new_tokens":%d,"ignore_eos":true}`, read: hearNative(true), mod: func(o *sim.Options) { o.Incremental = true }},
+	{name: "sglang native, no text", engine: "sglang", path: "/generate", body: `"input_ids":[900,901,902,903],"sampling_params":{"max_new_tokens":%d,"ignore_eos":true}`, read: hearNative(false), mod: func(o *sim.Options) { o.SkipTokenizer = true }},
+	{name: "sglang completions", engine: "sglang", path: "/v1/completions", body: `"prompt":"go on and on","max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, read: hearOpenAI},
+	{name: "sglang completions, before ids", engine: "sglang", path: "/v1/completions", body: `"prompt":"go on and on","max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, read: hearOpenAI, mod: func(o *sim.Options) { o.Version = "0.5.16" }},
+	{name: "sglang chat", engine: "sglang", path: "/v1/chat/completions", body: `"messages":[{"role":"user","content":"go on and on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, read: hearOpenAI},
+}
+
+func (f *face) request(most int, stream bool) string {
+	return fmt.Sprintf(`{"model":"sim","stream":%v,`, stream) + fmt.Sprintf(f.body, most) + `}`
+}
+
+// startFace starts a router over n engines of a face, and one engine beside them that
+// nothing disturbs.
+func startFace(t *testing.T, f *face, n int, mod func(*config.Config)) *migrants {
+	t.Helper()
+	options := func(o *sim.Options) {
+		o.Engine = f.engine
+		if f.engine == "sglang" {
+			o.PD = "none"
+		}
+		if f.mod != nil {
+			f.mod(o)
+		}
+	}
+	m := &migrants{plain: startSim(t, options)}
+	var workers []config.Worker
+	for i := range n {
+		m.engines = append(m.engines, startSim(t, options))
+		workers = append(workers, at(m.engines[i], worker.Aggregated, fmt.Sprint("d", i)))
+	}
+	m.testRouter = startRouter(t, func(c *config.Config) {
+		c.Schedule.Policy = "round_robin"
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
+		c.Timeouts.StreamIdle = 100 * time.Millisecond
+		if mod != nil {
+			mod(c)
+		}
+	}, workers...)
+	return m
+}
+
+// TestEveryFaceGoesOn: the stream of any endpoint whose engine fails at any point is
+// that of one which nothing disturbed.
+func TestEveryFaceGoesOn(t *testing.T) {
+	for _, f := range faces {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			m := startFace(t, &f, 2, nil)
+			for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall} {
+				most := 30 + rand.IntN(9)
+				after := 1 + rand.IntN(12)
+				if f.path == "/v1/responses" || f.path == "/v1/messages" {
+					after += 4
+				}
+				body := f.request(most, true)
+				want := f.read(post(t, m.plain.URL()+f.path, body))
+				m.fail("breaks", sim.Fault{Kind: kind, After: after})
+				was := m.migrated("done")
+				a := post(t, m.URL+f.path, body, "X-Request-Id", "breaks")
+				m.heardSame(t, fmt.Sprint(kind, " after ", after, " of ", most), &f, a, want)
+				eventually(t, 5*time.Second, fmt.Sprint(kind, " after ", after, ": it is counted"), func() bool { return m.migrated("done") == was+1 })
+				m.clear()
+			}
+			quiet(t, m.testRouter, 10*time.Second, m.engines...)
+		})
+	}
+}
+
+func (m *migrants) heardSame(t *testing.T, what string, f *face, a *answer, want heard) {
+	t.Helper()
+	got := f.read(a)
+	if want.end == nil || want.usage == nil || len(want.broken) > 0 || want.text == "" && len(want.ids) == 0 {
+		t.Fatalf("the undisturbed stream cannot be read: %+v", want)
+	}
+	got.id, want.id = nil, nil
+	if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || h != "ready" || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: status %d, migration %q\ngot  %+v\nwant %+v\n%s", what, a.Status, h, got, want, a.Body[:min(len(a.Body), 4000)])
+	}
+}
