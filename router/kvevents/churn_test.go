@@ -198,7 +198,10 @@ func (c *churner) step(rng *rand.Rand, comeOrGo func()) {
 		e.set(func() {
 			for range 3 {
 				if e.next > 0 {
-					e.dropOnce[rng.Uint64N(e.next)] = true
+					// Once each: what is asked for twice and not there counts as gone.
+					if seq := rng.Uint64N(e.next); !has(e.dropOnce, seq) {
+						e.dropOnce[seq] = true
+					}
 				}
 			}
 		})
@@ -246,3 +249,5 @@ func (c *churner) restart(rng *rand.Rand, busy bool) {
 		}
 	})
 }
+
+func has(m map[uint64]bool, seq uint64) bool { _, ok := m[seq]; return ok }

@@ -72,8 +72,10 @@ func (f *feed) watchConnection() (caughtUp bool) {
 			if !f.src.Bind {
 				f.redialAt = time.Now().Add(redialAfter)
 			}
+			// The next to answer may be another life, which holds nothing: what is in the
+			// index is kept, and not believed until the engine has proven to be the same.
 			if f.state() == worker.FeedLive {
-				f.setState(worker.FeedSyncing)
+				f.setState(worker.FeedBroken)
 			}
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 			f.connected, f.redialAt = true, time.Time{}

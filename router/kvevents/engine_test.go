@@ -176,15 +176,19 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 			router.SendMessage(client, "", seq, payload)
 		}
 	}
+	sent := false
 	for seq := from; seq < to; seq++ {
 		e.mu.Lock()
 		payload, ok := e.kept[seq]
 		drop, pause := e.dropOnce[seq], e.pause
-		delete(e.dropOnce, seq)
+		if drop && sent {
+			e.dropOnce[seq] = false
+		}
 		e.mu.Unlock()
-		if !ok || drop {
+		if !ok || drop && sent { // an empty socket has room for the first
 			continue
 		}
+		sent = true
 		select {
 		case <-e.stop:
 			return

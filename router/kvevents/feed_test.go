@@ -389,7 +389,10 @@ func TestLostConnectionToTheSameLife(t *testing.T) {
 	}
 	r.await("batches", 20)
 	e.reopen(func() {
-		r.awaitState(worker.FeedSyncing)
+		r.awaitState(worker.FeedBroken) // nothing is believed until the engine has proven itself
+		if held := r.index.Held(r.rank.Slot); held == 0 {
+			t.Error("what was held is dropped before anybody knows of a new life")
+		}
 		b := s.batch()
 		e.keep(b)
 		all = append(all, b)

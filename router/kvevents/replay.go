@@ -35,7 +35,7 @@ const maxWaits = 12
 // cleared. After a failure the rank has been cleared, the feed is broken and a
 // retry is due.
 func (f *feed) catchUp(resume, suspect bool) {
-	if !f.checking {
+	if !f.checking && !(suspect && f.state() == worker.FeedBroken) {
 		f.setState(worker.FeedSyncing)
 	}
 	f.flush()
@@ -163,7 +163,7 @@ func (r *replay) opening(seq uint64, payload []byte) error {
 		if xxh3.Hash(payload) != r.lastHash {
 			return errNewLife
 		}
-		r.suspect = false
+		r.proven()
 		return nil
 	case seq == r.next && !r.suspect:
 	case seq < r.next:
@@ -179,6 +179,14 @@ func (r *replay) opening(seq uint64, payload []byte) error {
 func (r *replay) skipTo(seq uint64) {
 	r.distrust("resets")
 	r.position = position{known: true, next: seq, replayedFrom: seq}
+	r.proven()
+}
+
+// proven: what the index holds of the rank now is of this life of the engine.
+func (r *replay) proven() {
+	if r.suspect && !r.checking {
+		r.setState(worker.FeedSyncing)
+	}
 	r.suspect = false
 }
 

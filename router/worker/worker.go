@@ -139,7 +139,7 @@ const (
 	FeedNone    FeedState = iota // no events for this rank: overlap is unknown
 	FeedSyncing                  // connected, replay not finished
 	FeedLive                     // contiguous
-	FeedBroken                   // a gap that could not be filled; blocks were dropped
+	FeedBroken                   // a gap that could not be filled, and blocks were dropped; or the connection is lost, and they may be a former life's
 	// FeedSilent: the engine has no replay to ask and has said nothing yet, so
 	// nobody knows whether it ever will: overlap is unknown.
 	FeedSilent
