@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of the vLLM connector (nixl/connector), without vLLM.
+# Runs the tests of the vLLM connector (nixl/connector), without vLLM, and sets up
+# what Go tests need of Python: that, and LMCache's own message classes.
 #
 #   scripts/connector-test.sh [ARGUMENT...]   the tests; arguments go to unittest
 #   scripts/connector-test.sh --setup         only what they need, for `go test` too
@@ -16,7 +17,7 @@ die() { echo "connector-test.sh: $*" >&2; exit 2; }
 
 # set_up VENV: makes the environment unless it is there.
 set_up() {
-  local venv=$1 stamp=$1/.nixl-$nixl base= p work
+  local venv=$1 stamp=$1/.nixl-$nixl-lmcache base= p work
   [ ! -e "$stamp" ] || return 0
   for p in python3 python3.13 python3.12 python3.11 python3.10; do
     if "$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then base=$p; break; fi
@@ -37,7 +38,14 @@ set_up() {
     [ "${SLUICE_REQUIRE_NIXL:-}" != 1 ] || die "cannot install nixl $nixl, and SLUICE_REQUIRE_NIXL=1"
     echo "connector-test.sh: no nixl $nixl for this machine: what needs it will be skipped" >&2
   fi
-  touch "$work/venv/.nixl-$nixl"
+  # The files of LMCache's releases that define its messages, a few kilobytes each out
+  # of their wheels: the package itself wants a GPU runtime.
+  "${pip[@]}" 'msgspec==0.20.0'
+  if ! PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" "$here/fixtures/lmcache.py" sources "$work/venv/lmcache"; then
+    [ "${SLUICE_REQUIRE_NIXL:-}" != 1 ] || die "cannot read LMCache's releases, and SLUICE_REQUIRE_NIXL=1"
+    echo "connector-test.sh: LMCache's releases cannot be read: its messages will not be tested" >&2
+  fi
+  touch "$work/venv/.nixl-$nixl-lmcache"
   rm -rf "$venv"
   # Scripts in bin/ keep the old path in their first line; python itself does not care.
   mv "$work/venv" "$venv"

@@ -7,21 +7,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 )
 
-// TestReleasedSenders is run by scripts/fixtures/lmcache.sh: the notification of
-// each release, encoded by its own class and sent by the library it sends with.
+// TestReleasedSenders has the notification of each release, encoded by its own class,
+// sent by the library that it sends with (scripts/fixtures/lmcache.py).
 func TestReleasedSenders(t *testing.T) {
-	python, script := os.Getenv("LMCACHE_PYTHON"), os.Getenv("LMCACHE_SCRIPT")
-	if python == "" {
-		t.Skip("scripts/fixtures/lmcache.sh runs this")
-	}
+	python, sources := lmcache(t)
 	for _, version := range []string{"0.3.3", "0.3.5", "0.3.7", "0.4.4", "0.4.7", "0.5.6"} {
 		t.Run(version, func(t *testing.T) {
 			b := listen(t, Options{})
-			cmd := exec.Command(python, script, "push", version, b.Endpoint())
+			cmd := exec.Command(python, "../../scripts/fixtures/lmcache.py", "push", version, b.Endpoint(), sources)
+			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 			cmd.Stderr = os.Stderr
 			in, err := cmd.StdinPipe()
 			if err != nil {
@@ -57,4 +56,25 @@ func TestReleasedSenders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lmcache finds the Python and the releases' files that scripts/connector-test.sh
+// --setup installs; without them the test is skipped, or fails where
+// SLUICE_REQUIRE_NIXL asks for what is installed.
+func lmcache(t *testing.T) (python, sources string) {
+	t.Helper()
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		home, _ := os.UserHomeDir()
+		cache = filepath.Join(home, ".cache", "sluice")
+	}
+	venv := filepath.Join(cache, "connector")
+	sources = filepath.Join(venv, "lmcache")
+	if _, err := os.Stat(filepath.Join(sources, "0.5.6")); err != nil {
+		if os.Getenv("SLUICE_REQUIRE_NIXL") == "1" {
+			t.Fatalf("no LMCache releases in the cache: run scripts/connector-test.sh --setup: %v", err)
+		}
+		t.Skipf("no LMCache releases in the cache: run scripts/connector-test.sh --setup: %v", err)
+	}
+	return filepath.Join(venv, "bin", "python"), sources
 }
