@@ -27,7 +27,7 @@ var workerKeys = []workerKey{
 	{"block_size", "TOKENS", "tokens per KV block [found out]", number("tokens", func(w *Worker) *int { return &w.BlockSize })},
 	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
 	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
-	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load snapshots, forward-pass metrics), by the same rule; they name their ranks themselves [SGLang is asked]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
+	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load stats, forward-pass metrics), by the same rule; a message is of the rank it names [SGLang is asked]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
 	{"max_requests", "COUNT", "requests under way on all of its ranks together; beyond it they go elsewhere, or get 429 [no bound]", number("requests", func(w *Worker) *int64 { return &w.MaxRequests })},
 	{"rank_requests", "COUNT", "requests under way on each of its ranks [limits.rank_requests]", number("requests", func(w *Worker) *int64 { return &w.RankRequests })},
 	{"rank_tokens", "TOKENS", "prompt tokens waiting to be computed on each of its ranks [limits.rank_tokens]", number("tokens", func(w *Worker) *int64 { return &w.RankTokens })},

@@ -10,7 +10,7 @@
 //
 // # The cost
 //
-// All terms are estimated milliseconds, so that they may be added:
+// (docs/scheduler.md has it for operators, with what the choice itself costs.) All terms are estimated milliseconds, so that they may be added:
 //
 //	prefill  = PrefillWeight × max(0, prompt − credit) × prefill rate
 //	transfer = PrefillWeight × max(0, prompt − credit) × transfer rate
