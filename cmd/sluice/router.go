@@ -107,9 +107,13 @@ func assemble(r *router) (_ *router, err error) {
 	if r.keeper, err = r.newKeeper(); err != nil {
 		return nil, err
 	}
+	toEngines, err := r.engineTLS()
+	if err != nil {
+		return nil, err
+	}
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
-		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, Key: cfg.EngineKey},
+		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, TLS: toEngines, Key: cfg.EngineKey},
 		ProbeInterval:  cfg.Health.Interval,
 		ProbeTimeout:   cfg.Health.Timeout,
 		FailAfter:      cfg.Health.FailAfter,
@@ -148,12 +152,16 @@ func assemble(r *router) (_ *router, err error) {
 	r.metrics.WatchIndex(r.index, r.approx)
 	r.metrics.WatchTokenizer(r.tokenizer)
 	r.pages = newPages(r)
+	fromClients, err := r.clientTLS()
+	if err != nil {
+		return nil, err
+	}
 	r.front, err = front.New(front.Options{
 		Handler: r.runner, Pages: r.pages, Observer: r.metrics, Log: log,
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
+		TLS: fromClients, Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
 	})
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -118,8 +119,12 @@ func (s *Server) admit(nc net.Conn) *conn {
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
-			c.ahead.fresh, c.ahead.try = true, c.tryRead
+			c.ahead.fresh, c.ahead.try = s.opt.TLS == nil, c.tryRead
 		}
+	}
+	if s.opt.TLS != nil {
+		c.secure = tls.Server(nc, s.opt.TLS)
+		c.Conn = c.secure
 	}
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.ip = tcp.AddrPort().Addr().Unmap()
@@ -133,6 +138,10 @@ func (s *Server) admit(nc net.Conn) *conn {
 	}
 	if o := s.opt.Observer; o != nil {
 		o.Refused("", TooManyConnections)
+	}
+	if c.secure != nil {
+		_ = nc.Close() // a handshake is more than a refusal is worth
+		return nil
 	}
 	// An empty socket takes this without blocking; the deadline is for the case
 	// that it does not.

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"crypto/tls"
 	"log/slog"
 	"time"
 
@@ -67,7 +68,8 @@ type Options struct {
 	Pages    Pages
 	Observer Observer // may be nil
 	Log      *slog.Logger
-	Gate     Gate // nil: anybody may send requests
+	Gate     Gate        // nil: anybody may send requests
+	TLS      *tls.Config // nil: plain HTTP
 
 	MaxBodyBytes      int64         // [32 MiB]
 	BodyBudgetBytes   int64         // all bodies together [1 GiB]

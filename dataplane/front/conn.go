@@ -1,6 +1,7 @@
 package front
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -37,10 +38,11 @@ const (
 // goroutine, then the relaying one, then fasthttp's again.
 type conn struct {
 	net.Conn
-	srv  *Server
-	raw  syscall.RawConn // nil where there is no descriptor (tests in memory)
-	ip   netip.Addr
-	gone watch
+	srv    *Server
+	secure *tls.Conn       // Conn, where it is one; its bytes are not those of raw
+	raw    syscall.RawConn // nil where there is no descriptor (tests in memory)
+	ip     netip.Addr
+	gone   watch
 
 	ahead ahead
 
@@ -55,6 +57,7 @@ type conn struct {
 	readErr  error     // of the last failed read
 	probing  bool      // Read must not touch the socket
 	lingered bool      // unread bytes may be left: close with care
+	shaken   bool      // the TLS handshake is done
 	probe    [1]byte
 }
 
@@ -90,6 +93,11 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, a.failed
 	case a.fresh && len(p) == 1:
 		return c.firstByte(p)
+	case c.secure != nil && !c.shaken:
+		if err := c.handshake(); err != nil {
+			c.readErr = err
+			return 0, io.EOF // which ends the connection without an answer
+		}
 	}
 	n, err := c.Conn.Read(p)
 	if err != nil {
@@ -194,6 +202,10 @@ func (c *conn) shut() {
 // has left. Whoever serves it fails and calls shut.
 func (c *conn) cut() {
 	c.gone.leave()
+	if c.secure != nil {
+		_ = c.secure.NetConn().Close() // a TLS close waits to say good-bye
+		return
+	}
 	_ = c.Conn.Close()
 }
 

@@ -7,6 +7,7 @@ type Reason string
 // The reasons. Status and OpenAI error type of each stand in reasonTable.
 const (
 	BadHTTP            Reason = "bad_http"
+	BadTLS             Reason = "bad_tls" // in metrics only: there is nobody to be told
 	BadJSON            Reason = "bad_json"
 	BadField           Reason = "bad_field"
 	BadHeader          Reason = "bad_header"
@@ -44,6 +45,7 @@ type reasonRow struct {
 }
 
 var reasonTable = map[Reason]reasonRow{
+	BadTLS:             {400, "invalid_request_error", ""},
 	BadHTTP:            {400, "invalid_request_error", ""},
 	BadJSON:            {400, "invalid_request_error", ""},
 	BadField:           {400, "invalid_request_error", ""},

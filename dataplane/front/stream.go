@@ -157,7 +157,7 @@ func (s *Server) runStream(c *conn, st *stream) {
 		c.shut()
 		return
 	}
-	c.resumed, c.ahead.fresh = true, c.raw != nil
+	c.resumed, c.ahead.fresh = true, c.raw != nil && c.secure == nil
 	c.active.Store(false)
 	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
 }

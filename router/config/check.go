@@ -113,6 +113,7 @@ func (c *Config) check(f *faults) {
 		}
 	}
 	c.checkKeys(bad)
+	c.checkTLS(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	// A body takes up to twice its size while it grows, and one must not be able

@@ -17,15 +17,17 @@ import (
 // fields stands in check.go. Printing a Config hides its secrets.
 type Config struct {
 	Listen string `yaml:"listen"` // where clients connect; port 0 takes a free one [127.0.0.1:8080]
+	TLS    TLS    `yaml:"tls"`
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
 	// APIKeys: with any, only requests that show one of these keys are served, and
-	// clients' keys do not reach engines; see docs/keys.md [none].
+	// clients' keys do not reach engines; see docs/access.md [none].
 	APIKeys []APIKey `yaml:"api_keys"`
 	// EngineKey is shown to every engine as a bearer token, in the place of what
 	// clients show; never logged [clients' own are passed on].
-	EngineKey string `yaml:"engine_key" secret:"true"`
+	EngineKey string    `yaml:"engine_key" secret:"true"`
+	EngineTLS EngineTLS `yaml:"engine_tls"`
 
 	Workers []Worker         `yaml:"workers"`
 	PD      PD               `yaml:"pd"`
@@ -71,6 +73,22 @@ type Admin struct {
 	// RuntimeFile is where serve writes address and token, mode 0600
 	// [$XDG_RUNTIME_DIR or the temporary folder, sluice-UID/ADDR.json].
 	RuntimeFile string `yaml:"runtime_file"`
+}
+
+// TLS of the clients' listener. The files are read again when they change.
+type TLS struct {
+	Cert       string `yaml:"cert"`                        // PEM file with the certificate and those between it and its root [plain HTTP]
+	Key        string `yaml:"key"`                         // PEM file with its key [none]
+	ClientCA   string `yaml:"client_ca"`                   // PEM file: clients must show a certificate signed by one of these [none]
+	MinVersion string `yaml:"min_version" oneof:"1.2 1.3"` // lowest version of TLS taken [1.2]
+}
+
+// EngineTLS is of connections to engines whose URL is https. The files are read again
+// when they change.
+type EngineTLS struct {
+	CA   string `yaml:"ca"`   // PEM file: engines' certificates must be signed by one of these, or be one [the system's]
+	Cert string `yaml:"cert"` // PEM file with the certificate that engines are shown [none]
+	Key  string `yaml:"key"`  // PEM file with its key [none]
 }
 
 // APIKey is one key that clients may show, and how much its holder may send.

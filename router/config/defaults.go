@@ -7,6 +7,7 @@ func Default() *Config {
 	const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
 	return &Config{
 		Listen: "127.0.0.1:8080",
+		TLS:    TLS{MinVersion: "1.2"},
 		Admin:  Admin{Listen: "127.0.0.1:9901"},
 		Log:    Log{Level: "info", Format: "text"},
 		PD: PD{

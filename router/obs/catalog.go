@@ -96,6 +96,7 @@ var Catalog = []Family{
 	{"sluice_tokenizer_cache_bytes", "gauge", "", "Memory of the token cache."},
 	{"sluice_key_requests_total", "counter", "key, outcome", "Requests by the API key they showed: admitted, limited (a limit of the key was reached)."},
 	{"sluice_key_tokens_total", "counter", "key", "Tokens, of prompts and outputs, spent by an API key's holder."},
+	{"sluice_certificate_expiry_timestamp_seconds", "gauge", "", "When the certificate that clients are shown ends, in seconds since 1970; absent without TLS."},
 	{"sluice_memory_budget_used_bytes", "gauge", "", "Request bodies held now, against limits.body_budget."},
 	{"sluice_record_entries_total", "counter", "", "Entries written to recordings (record.dir, sluice record)."},
 	{"sluice_record_dropped_total", "counter", "", "Entries not recorded because the queue was full; the recording has their number too."},

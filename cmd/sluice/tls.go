@@ -1,0 +1,43 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/certs"
+)
+
+// clientTLS is the listener's; nil for plain HTTP.
+func (r *router) clientTLS() (*tls.Config, error) {
+	c := r.cfg.TLS
+	if c.Cert == "" {
+		return nil, nil
+	}
+	k, err := certs.New(certs.Files{Cert: c.Cert, Key: c.Key, CA: c.ClientCA}, r.log)
+	if err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	r.metrics.Func(func() float64 { return float64(k.Expires().UnixMilli()) / 1000 }, "sluice_certificate_expiry_timestamp_seconds")
+	if left := time.Until(k.Expires()); left < 0 {
+		r.log.Warn("the certificate has expired", "file", c.Cert, "at", k.Expires())
+	}
+	least := uint16(tls.VersionTLS12)
+	if c.MinVersion == "1.3" {
+		least = tls.VersionTLS13
+	}
+	return k.Server(least)
+}
+
+// engineTLS is of connections to engines; nil for the system's own rules.
+func (r *router) engineTLS() (*tls.Config, error) {
+	c := r.cfg.EngineTLS
+	if c.CA == "" && c.Cert == "" {
+		return nil, nil
+	}
+	k, err := certs.New(certs.Files{Cert: c.Cert, Key: c.Key, CA: c.CA}, r.log)
+	if err != nil {
+		return nil, fmt.Errorf("engine_tls: %w", err)
+	}
+	return k.Client(), nil
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// writeCert writes a self-signed certificate of 127.0.0.1 and its key.
+func writeCert(t *testing.T, dir string) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+// startTLSEngine is an engine that speaks HTTPS alone, and a file with its certificate.
+func startTLSEngine(t *testing.T, left chan<- struct{}) (*httptest.Server, string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model"}]}`)
+	})
+	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !bytes.Contains(body, []byte(`"stream":true`)) {
+			replyJSON(w, 200, `{"choices":[{"text":"whole"}]}`)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, word := range []string{"one ", "two ", "three"} {
+			io.WriteString(w, `data: {"choices":[{"text":"`+word+"\"}]}\n\n")
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Millisecond)
+		}
+		if bytes.Contains(body, []byte("forever")) {
+			<-r.Context().Done()
+			left <- struct{}{}
+			return
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	e := httptest.NewTLSServer(mux)
+	t.Cleanup(func() { e.CloseClientConnections(); e.Close() })
+	ca := filepath.Join(t.TempDir(), "engines.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: e.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return e, ca
+}
+
+// TestTLSOnBothSides sends whole answers and streams in turn over one connection.
+func TestTLSOnBothSides(t *testing.T) {
+	left := make(chan struct{}, 1)
+	e, ca := startTLSEngine(t, left)
+	cert, key := writeCert(t, t.TempDir())
+	r := startRouter(t, func(c *config.Config) {
+		c.TLS = config.TLS{Cert: cert, Key: key, MinVersion: "1.2"}
+		c.EngineTLS.CA = ca
+	}, config.Worker{ID: "e", URL: e.URL, Role: worker.Aggregated})
+	pem, err := os.ReadFile(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	nc, err := tls.Dial("tcp", r.Addr(), &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	br := bufio.NewReader(nc)
+	send := func(body string) *http.Response {
+		t.Helper()
+		_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+		req, _ := http.NewRequest("POST", "https://a/v1/completions", strings.NewReader(body))
+		if err := req.Write(nc); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(br, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	for i := range 6 {
+		body, want := keyBody, "whole"
+		if i%2 == 1 {
+			body, want = strings.Replace(keyBody, "{", `{"stream":true,`, 1), "one two three"
+		}
+		resp := send(body)
+		got, err := io.ReadAll(resp.Body)
+		a := &answer{Status: resp.StatusCode, Header: resp.Header, Body: got}
+		if err != nil || a.Status != 200 || a.text(t) != want {
+			t.Fatalf("request %d: %d %s, %v", i, a.Status, a.Body, err)
+		}
+	}
+	resp := send(`{"stream":true,"model":"sim","prompt":"forever"}`)
+	if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	select {
+	case <-left:
+	case <-time.After(10 * time.Second):
+		t.Error("the engine's leg goes on although the client has left")
+	}
+
+	// HTTP where HTTPS is spoken, and a client that says nothing at all.
+	idle, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	plain, err := http.Get(strings.Replace(r.URL, "https", "http", 1) + "/livez")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hint, _ := io.ReadAll(plain.Body)
+	plain.Body.Close()
+	if plain.StatusCode != 400 || !strings.Contains(string(hint), "https://") {
+		t.Errorf("%d %s", plain.StatusCode, hint)
+	}
+	old := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}
+	if nc, err := tls.Dial("tcp", r.Addr(), old); err == nil {
+		nc.Close()
+		t.Error("TLS 1.1 was taken")
+	}
+}
+
+func TestClientCertificatesAreAskedFor(t *testing.T) {
+	e := startSim(t, nil)
+	cert, key := writeCert(t, t.TempDir())
+	r := startRouter(t, func(c *config.Config) { c.TLS = config.TLS{Cert: cert, Key: key, ClientCA: cert, MinVersion: "1.3"} }, at(e, worker.Aggregated, "e"))
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(pair.Leaf)
+	for _, shown := range [][]tls.Certificate{nil, {pair}} {
+		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: shown}}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		req, _ := http.NewRequestWithContext(ctx, "GET", "https://"+r.Addr()+"/readyz", nil)
+		resp, err := tr.RoundTrip(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if (err == nil) != (shown != nil) {
+			t.Errorf("with %d certificates: %v", len(shown), err)
+		}
+		tr.CloseIdleConnections()
+		cancel()
+	}
+}
+
+func TestTLSFilesThatCannotBeUsed(t *testing.T) {
+	cfg := config.Default()
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "off"
+	cfg.Workers = []config.Worker{{ID: "e", URL: "http://127.0.0.1:1"}}
+	cfg.TLS.Cert, cfg.TLS.Key = "/nonexistent/cert.pem", "/nonexistent/key.pem"
+	if _, err := newRouter(cfg, nil); err == nil || !strings.Contains(err.Error(), "tls: certs: cannot look at") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,205 @@
+package certs
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Files name PEM files.
+type Files struct {
+	Cert, Key string // what we show; both or none
+	CA        string // who must have signed what the other side shows; "": see Server and Client
+}
+
+// lookEvery is how often, at most, the files are looked at. They are looked at when
+// a connection is made: a process without connections needs no new certificate.
+const lookEvery = time.Second
+
+// Keeper holds what the files said when they last could be read. Safe for
+// concurrent use.
+type Keeper struct {
+	files Files
+	log   *slog.Logger
+
+	now    atomic.Pointer[state]
+	looked atomic.Int64 // when, Unix nanoseconds
+	mu     sync.Mutex   // of a look
+	failed string       // the last failure told, so that it is told once
+}
+
+// state is one reading of the files. It is never changed.
+type state struct {
+	stamps [3]stamp
+	cert   *tls.Certificate // nil: none
+	roots  *x509.CertPool   // nil: none
+	server *tls.Config      // made once, so that session tickets outlive a connection
+}
+
+// stamp tells one version of a file from another.
+type stamp struct {
+	size int64
+	at   time.Time
+}
+
+// New reads the files; log is told when later they change, or cannot be read.
+func New(files Files, log *slog.Logger) (*Keeper, error) {
+	if (files.Cert == "") != (files.Key == "") {
+		return nil, fmt.Errorf("certs: cannot use a certificate (%q) without its key (%q)", files.Cert, files.Key)
+	}
+	k := &Keeper{files: files, log: log}
+	if log == nil {
+		k.log = slog.New(slog.DiscardHandler)
+	}
+	s, err := k.read()
+	if err != nil {
+		return nil, err
+	}
+	k.now.Store(s)
+	k.looked.Store(time.Now().UnixNano())
+	return k, nil
+}
+
+func (k *Keeper) names() [3]string { return [3]string{k.files.Cert, k.files.Key, k.files.CA} }
+
+// stamps looks at the files without reading them.
+func (k *Keeper) stamps() (all [3]stamp, err error) {
+	for i, name := range k.names() {
+		if name == "" {
+			continue
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return all, fmt.Errorf("certs: cannot look at %q: %w", name, errors.Unwrap(err))
+		}
+		all[i] = stamp{info.Size(), info.ModTime()}
+	}
+	return all, nil
+}
+
+func (k *Keeper) read() (*state, error) {
+	// Before the reading: what is changed in between is read again next time.
+	stamps, err := k.stamps()
+	if err != nil {
+		return nil, err
+	}
+	s := &state{stamps: stamps}
+	if k.files.Cert != "" {
+		cert, err := tls.LoadX509KeyPair(k.files.Cert, k.files.Key)
+		if err != nil {
+			return nil, fmt.Errorf("certs: cannot use certificate %q with key %q: %w", k.files.Cert, k.files.Key, err)
+		}
+		s.cert = &cert
+	}
+	if k.files.CA != "" {
+		pem, err := os.ReadFile(k.files.CA)
+		if err != nil {
+			return nil, fmt.Errorf("certs: cannot read %q: %w", k.files.CA, errors.Unwrap(err))
+		}
+		s.roots = x509.NewCertPool()
+		if !s.roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("certs: cannot use %q: there is no PEM certificate in it", k.files.CA)
+		}
+	}
+	return s, nil
+}
+
+// current is the state, read again where the files have changed. What cannot be
+// read leaves the old one in place: half a renewal must not end the service.
+func (k *Keeper) current() *state {
+	s, now := k.now.Load(), time.Now().UnixNano()
+	if now-k.looked.Load() < int64(lookEvery) || !k.mu.TryLock() {
+		return s
+	}
+	defer k.mu.Unlock()
+	k.looked.Store(now)
+	stamps, err := k.stamps()
+	if err == nil && stamps == s.stamps {
+		k.failed = ""
+		return s
+	}
+	var next *state
+	if err == nil {
+		next, err = k.read()
+	}
+	if err != nil {
+		if text := err.Error(); text != k.failed {
+			k.failed = text
+			k.log.Error("the certificates cannot be read again, those from before stay in use", "error", err)
+		}
+		return s
+	}
+	k.failed = ""
+	if s.server != nil {
+		next.server = k.serverOf(next, s.server.MinVersion)
+	}
+	k.now.Store(next)
+	k.log.Info("certificates read again", "cert", k.files.Cert, "ca", k.files.CA, "expires", next.expires())
+	return next
+}
+
+func (s *state) expires() time.Time {
+	if s.cert == nil || s.cert.Leaf == nil {
+		return time.Time{}
+	}
+	return s.cert.Leaf.NotAfter
+}
+
+// Expires is when the certificate that is shown ends; zero without one.
+func (k *Keeper) Expires() time.Time { return k.now.Load().expires() }
+
+// Server is for a listener: it shows the certificate, which there must be, and with
+// a CA takes only clients that show one signed by it. minVersion is at least
+// tls.VersionTLS12. Called once, before use.
+func (k *Keeper) Server(minVersion uint16) (*tls.Config, error) {
+	s := *k.now.Load()
+	if s.cert == nil {
+		return nil, errors.New("certs: cannot serve TLS without a certificate")
+	}
+	s.server = k.serverOf(&s, max(minVersion, tls.VersionTLS12))
+	k.now.Store(&s)
+	outer := s.server.Clone()
+	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return k.current().server, nil }
+	return outer, nil
+}
+
+func (k *Keeper) serverOf(s *state, minVersion uint16) *tls.Config {
+	c := &tls.Config{MinVersion: minVersion, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*s.cert}}
+	if s.roots != nil {
+		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, s.roots
+	}
+	return c
+}
+
+// Client is for connections that we make: it shows the certificate where it is asked
+// for one, and believes servers whose certificate is signed by the CA, without one by
+// those the system trusts.
+func (k *Keeper) Client() *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if k.files.Cert != "" {
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.current().cert, nil }
+	}
+	if k.files.CA != "" {
+		// A pool in the Config would stay the one of today. So the standard check is
+		// made here, against the pool of now; on resumed sessions too.
+		c.InsecureSkipVerify = true
+		c.VerifyConnection = func(cs tls.ConnectionState) error {
+			if len(cs.PeerCertificates) == 0 {
+				return errors.New("certs: the server shows no certificate")
+			}
+			between := x509.NewCertPool()
+			for _, cert := range cs.PeerCertificates[1:] {
+				between.AddCert(cert)
+			}
+			_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: cs.ServerName, Roots: k.current().roots, Intermediates: between})
+			return err
+		}
+	}
+	return c
+}

@@ -1,0 +1,35 @@
+package front
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"time"
+)
+
+// plainHint is what a client gets that speaks HTTP where TLS is spoken.
+const plainHint = "HTTP/1.0 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nthis port speaks HTTPS; use https://\n"
+
+// handshake opens the TLS of a connection within the time of a head. It is done when
+// fasthttp first reads, on the connection's own goroutine, so that a client that does
+// not go on holds up nobody.
+func (c *conn) handshake() error {
+	if err := c.secure.SetDeadline(time.Now().Add(c.srv.opt.HeadTimeout)); err != nil {
+		return err
+	}
+	err := c.secure.Handshake()
+	if err == nil {
+		c.shaken = true
+		return c.secure.SetDeadline(time.Time{})
+	}
+	var header tls.RecordHeaderError
+	if errors.As(err, &header) && header.Conn != nil && tokenByte[header.RecordHeader[0]] {
+		c.lingered = true
+		_, _ = io.WriteString(header.Conn, plainHint)
+	}
+	if o := c.srv.opt.Observer; o != nil {
+		o.Refused("", BadTLS)
+	}
+	c.srv.opt.Log.Debug("TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
+	return err
+}
