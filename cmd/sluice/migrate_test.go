@@ -111,6 +111,7 @@ func sameTelling(t *testing.T, a, undisturbed *answer) telling {
 // migrants are an engine that nothing disturbs and a router over others.
 type migrants struct {
 	plain   *sim.Engine
+	prefill *sim.Engine   // nil: none
 	engines []*sim.Engine // that decode
 	*testRouter
 }
@@ -123,6 +124,7 @@ func startMigrants(t *testing.T, pd bool, n int, mod func(*config.Config)) *migr
 	if pd {
 		role = worker.Decode
 		p := startSim(t, func(o *sim.Options) { o.Role = "prefill" })
+		m.prefill = p
 		workers = append(workers, at(p, worker.Prefill, "p0"))
 	}
 	for i := range n {

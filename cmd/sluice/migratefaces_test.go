@@ -275,7 +275,11 @@ var faces = []face{
 }
 
 func (f *face) request(most int, stream bool) string {
-	return fmt.Sprintf(`{"model":"sim","stream":%v,`, stream) + fmt.Sprintf(f.body, most) + `}`
+	body := f.body
+	if !stream {
+		body, _, _ = strings.Cut(body, `,"stream_options"`)
+	}
+	return fmt.Sprintf(`{"model":"sim","stream":%v,`, stream) + fmt.Sprintf(body, most) + `}`
 }
 
 // startFace starts a router over n engines of a face, and one engine beside them that
@@ -295,7 +299,11 @@ func startFace(t *testing.T, f *face, n int, mod func(*config.Config)) *migrants
 	var workers []config.Worker
 	for i := range n {
 		m.engines = append(m.engines, startSim(t, options))
-		workers = append(workers, at(m.engines[i], worker.Aggregated, fmt.Sprint("d", i)))
+		w := at(m.engines[i], worker.Aggregated, fmt.Sprint("d", i))
+		if f.engine == "trtllm" {
+			w.Engine = f.engine // it does not say so itself
+		}
+		workers = append(workers, w)
 	}
 	m.testRouter = startRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"

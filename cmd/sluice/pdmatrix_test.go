@@ -19,7 +19,7 @@ import (
 	"sluice/router/worker"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/pd-matrix.md instead of comparing it")
+var rewrite = flag.Bool("rewrite", false, "write what stands in docs instead of comparing it")
 
 // matrixFamily is one row of the matrix: a family of the router and the simulated
 // engines that speak it. A row is added when both are there.
