@@ -15,6 +15,8 @@ class Gate:
     hold() keeps back what clients send from then on (connections are taken, so
     that a request counts as sent); drop() lets connects go unanswered, as to a
     host that is gone; release() ends either, and passes on what was kept.
+    shut() cuts what is connected and refuses what comes, as a host does on which
+    nothing listens; open() ends that.
     """
 
     def __init__(self, target):
@@ -26,6 +28,8 @@ class Gate:
         self.through.set()
         self.kept = 0  # requests' first bytes held back
         self._stuffed = []
+        self._lock = threading.Lock()
+        self._pairs = set()  # that are connected; None while it is shut
         self._listen()
 
     def _listen(self):
@@ -57,6 +61,20 @@ class Gate:
             self._listen()
         self.through.set()
 
+    def shut(self):
+        with self._lock:
+            pairs, self._pairs = self._pairs or (), None
+        self._end(self.listener)
+        for pair in pairs:
+            self._cut(pair)
+
+    def open(self):
+        with self._lock:
+            if self._pairs is not None:
+                return
+            self._pairs = set()
+        self._listen()
+
     def close(self):
         self.release()
         self._end(self.listener)
@@ -81,6 +99,11 @@ class Gate:
                 continue
             for side in (client, engine):
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                if self._pairs is not None:
+                    self._pairs.add((client, engine))
+                else:
+                    self._cut((client, engine))
             threading.Thread(target=self._pump, args=(client, engine, self.through), daemon=True).start()
             threading.Thread(target=self._pump, args=(engine, client, None), daemon=True).start()
 
@@ -93,7 +116,15 @@ class Gate:
                 sink.sendall(data)
         except OSError:
             pass
-        for side in (source, sink):
+        with self._lock:
+            for pair in ((source, sink), (sink, source)):
+                if self._pairs:
+                    self._pairs.discard(pair)
+        self._cut((source, sink))
+
+    @staticmethod
+    def _cut(pair):
+        for side in pair:
             with contextlib.suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
             side.close()

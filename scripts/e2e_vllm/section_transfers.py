@@ -7,6 +7,7 @@ import glob
 import http.server
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -14,10 +15,13 @@ import time
 import http_calls
 import prompts
 from engines import Engine, wait_ready
-from processes import free_port, say
+from gate import Gate
+from processes import free_port
+from release import Abandoned
 from router import Router
 
 TOKEN = "e2e-token-0123456789"
+STALL = 3  # seconds without a word of a transfer: transfers.stall_timeout
 CHAT = "/v1/chat/completions"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -78,39 +82,87 @@ class Section:
         self.report = context.report
 
     def run(self):
-        report, context = self.report, self.context
-        report.section("Transfers told over NIXL")
-        self.port = free_port()
-        found = glob.glob(os.path.join(context.cache, "venv/lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
-        self.library = found[0] if found else ""
-        self.engines = {}
-        for name, role in (("p1", "kv_producer"), ("p2", "kv_producer"), ("d1", "kv_consumer")):
-            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, connector={
-                "router": f"http://127.0.0.1:{self.port}", "worker": name,
-            }, env={"SLUICE_TOKEN": TOKEN, "PYTHONPATH": os.path.join(HERE, "../../nixl/connector")})  # fmt: skip
+        self.start()
         try:
             wait_ready(list(self.engines.values()))
-            self.tap = Tap(self.engines["p1"])
-            with self.router("nixl", {"SLUICE_TRANSFERS_LIBRARY": self.library}) as router:
-                self.told(router, "nixl", 8)
-            report.section("The NIXL library hidden: told over ZMQ")
-            with self.router("zmq", {"SLUICE_TRANSFERS_LIBRARY": "/nonexistent"}) as router:
-                self.told(router, "zmq", 4)
-            report.section("A prefill engine killed in mid-transfer")
-            with self.router("kill", {"SLUICE_TRANSFERS_LIBRARY": self.library}) as router:
-                self.told(router, "nixl", 2)
-                with report.guarded("killed in mid-transfer"):
-                    self.killed(router)
+            self.check()
         finally:
             for engine in self.engines.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(engine.process.popen.pid, signal.SIGCONT)
                 engine.stop()
 
+    def start(self):
+        context = self.context
+        self.port = free_port()
+        found = glob.glob(os.path.join(context.cache, "venv/lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
+        self.library = found[0] if found else ""
+        self.engines = {}
+        for name, role in (("p1", "kv_producer"), ("p2", "kv_producer"), ("d1", "kv_consumer")):
+            ours = {
+                "connector": {"router": f"http://127.0.0.1:{self.port}", "worker": name},
+                "env": {"SLUICE_TOKEN": TOKEN, "PYTHONPATH": os.path.join(HERE, "../../nixl/connector")},
+            }
+            # p2 is vLLM as it is.
+            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, **(ours if name != "p2" else {}))
+
+    def check(self):
+        report = self.report
+        self.tap = Tap(self.engines["p1"])
+        self.front = Gate(self.tap.url)  # p1's address as the router knows it
+        nixl, hidden = {"SLUICE_TRANSFERS_LIBRARY": self.library}, {"SLUICE_TRANSFERS_LIBRARY": "/nonexistent"}
+        report.section("Transfers told over NIXL")
+        report.note("p1 and d1 run Sluice's connector; p2 is vLLM as it is")
+        with self.router("nixl", nixl) as router:
+            self.told(router, "nixl", 8)
+        report.section("NIXL off in the router: told over UCX")
+        with self.router("ucx", {**nixl, "SLUICE_TRANSFERS_NIXL": "off"}) as router:
+            self.told(router, "ucx", 4)
+        report.section("The NIXL library hidden: told over ZMQ")
+        with self.router("zmq", {**hidden, "SLUICE_TRANSFERS_UCX": "off"}) as router:
+            self.told(router, "zmq", 4)
+        report.section("vLLM as it is: blocks of abandoned requests")
+        with report.guarded("abandoned requests"):
+            self.abandoned()
+        report.section("A prefill engine frozen in mid-transfer: a transfer that stalls")
+        with self.router("stall", {**nixl, "SLUICE_TRANSFERS_STALL_TIMEOUT": f"{STALL}s"}) as router:
+            self.found(router, "nixl")
+            with report.guarded("frozen in mid-transfer"):
+                self.stalled(router)
+        report.section("A prefill engine killed in mid-transfer")
+        with self.router("kill", nixl) as router:
+            self.told(router, "nixl", 2)
+            with report.guarded("killed in mid-transfer"):
+                self.killed(router)
+
+    def abandoned(self):
+        """p2 alone prefills; it runs vLLM's own connector, and knows of no router."""
+        tap, gate = Tap(self.engines["p2"]), Gate(self.engines["d1"].url)
+        checks = Abandoned(self.report, self.engines["p2"], tap, gate, self.alone)
+        flags = ["--prefill", f"{tap.url},id=p2", "--decode", f"{gate.url},id=d1"]
+        for mode, check in (("release", checks.released), ("off", checks.kept)):
+            env = {
+                "SLUICE_TRANSFERS_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": mode,
+                "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "SLUICE_HEALTH_INTERVAL": "500ms",
+            }  # fmt: skip
+            router = Router(self.context.router, self.context.run_dir, "router-side-channel-" + mode, flags, env)
+            try:
+                router.wait_ready()
+                if mode == "release":
+                    self.report.note("router: `sluice serve --prefill URL --decode URL`, transfers.side_channel: release; the prefill engine runs vLLM's NixlConnector")
+                    until(lambda: self.health(router)["active"] == "nixl", 60)
+                check(router)
+            finally:
+                router.process.stop(5)
+
+    def alone(self, path, body):
+        """What decode alone says, with nothing of the prompt in its cache."""
+        return prompts.said(path, http_calls.post(self.engines["d1"].url, path, {**body, "cache_salt": f"alone-{time.time_ns()}"}))
+
     @contextlib.contextmanager
     def router(self, name, env):
         flags = ["--register", f"127.0.0.1:{self.port}"]
-        flags += ["--prefill", f"{self.tap.url},id=p1"]
+        flags += ["--prefill", f"{self.front.url},id=p1"]
         flags += ["--prefill", f"{self.engines['p2'].url},id=p2"]
         flags += ["--decode", f"{self.engines['d1'].url},id=d1,connector=true"]
         env = {"SLUICE_REGISTER_TOKEN": TOKEN, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **env}
@@ -134,8 +186,8 @@ class Section:
 
         return until(ended, 10) or {"outcome": {}}
 
-    def told(self, router, tier, count):
-        """Every hand-over's end is told, with bytes and time, before its first token."""
+    def found(self, router, tier):
+        """The tier is up and the connectors have found the router."""
         report = self.report
         active = until(lambda: self.health(router)["active"] == tier and self.health(router), 60)
         report.row(f"`/health` names the tier {tier}", tier, self.health(router)["active"], bool(active))
@@ -155,6 +207,11 @@ class Section:
         found = until(heard, 60, 1)
         took = time.monotonic() - begun
         report.row("the connectors have found the router", "within 60 s", f"{took:.0f} s, {warm} requests" if found else "no", found)
+
+    def told(self, router, tier, count):
+        """Every hand-over's end is told, with bytes and time, before its first token."""
+        report = self.report
+        self.found(router, tier)
         seen, late, texts = [], [], []
         for i in range(count):
             request, streamed = f"{router.process.name}-{i}", i % 2 == 1
@@ -179,53 +236,115 @@ class Section:
     def health(self, router):
         return http_calls.get(router.url, "/health").json()["kv_tier"]
 
-    def killed(self, router):
-        """p1 is frozen when it has answered, so that decode's read hangs, and killed
-        a second later."""
-        report, p1 = self.report, self.engines["p1"]
-        times = {}
+    def lost(self, router, then=None):
+        """One request whose prefill engine, p1, is frozen when it has answered, so that
+        decode's read hangs; then is called in a thread of its own. What came of it."""
+        report, p1, times = self.report, self.engines["p1"], {}
 
         def freeze():
             if "frozen" in times:
                 return
-            times["frozen"] = time.monotonic()
-            os.killpg(p1.process.popen.pid, signal.SIGSTOP)
-            for child in children(p1.process.popen.pid):
+            times["frozen"], times["wall"] = time.monotonic(), time.time()
+            for pid in [p1.process.popen.pid, *children(p1.process.popen.pid)]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGSTOP)
-
-            def kill():
-                times["killed"], times["wall"] = time.monotonic(), time.time()
-                for child in children(p1.process.popen.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
-                os.killpg(p1.process.popen.pid, signal.SIGKILL)
-
-            threading.Timer(1.0, kill).start()
+                    os.kill(pid, signal.SIGSTOP)
+            if then:
+                threading.Thread(target=then, args=(times,), daemon=True).start()
 
         self.tap.on_handle = freeze
         for i in range(12):  # until one is prefilled on p1
             request = f"{router.process.name}-lost-{i}"
             body = prompts.chat(prompts.text(300))
-            begun = time.monotonic()
             answer = router.ask(CHAT, body, {"X-Request-Id": request})
-            ended = time.monotonic()
+            times["answered"] = time.monotonic()
             if "frozen" in times:
                 break
-        report.row("a request was prefilled on p1, which was frozen and killed", "yes", "killed" in times, "killed" in times)
+        self.tap.on_handle = None
+        report.row("a request was prefilled on p1, which was frozen then", "yes", "frozen" in times, "frozen" in times)
         account = self.account(router, request)
-        notes = [n["text"] for n in account.get("notes") or []]
         report.equal("its client got an answer", 200, answer.status)
         report.equal("prefilled again on", "p2", answer.headers.get("X-Sluice-Prefill-Worker"))
-        alone = http_calls.post(self.engines["d1"].url, CHAT, {**body, "cache_salt": f"alone-{time.time_ns()}"})
-        report.equal("with the text of the decode engine alone", prompts.said(CHAT, alone), prompts.said(CHAT, answer))
-        lost = [n for n in account.get("notes") or [] if n["text"].startswith(("transfer_", "hand_over", "lost"))]
-        began = datetime.datetime.fromisoformat(account["begun"].replace("Z", "+00:00")[:26] + "+00:00").timestamp()
-        known = began + lost[0]["at_ms"] / 1000 - times["wall"] if lost else 1e9
-        report.row("from the kill to the router's knowing", "below 5 s", f"{known:.2f} s", known < 5)
-        report.note(f"from the kill to the whole answer: {ended - times['killed']:.2f} s, prefill on p2 and decode included")
-        report.note(f"request begun {times['frozen'] - begun:.2f} s before the freeze; notes of its record: {notes}")
+        report.equal("with the text of the decode engine alone", self.alone(CHAT, body), prompts.said(CHAT, answer))
+        lost = [n for n in account.get("notes") or [] if n["text"].startswith("transfer_")]
         report.row("the record says why", "a note of it", [n["text"] for n in lost], bool(lost))
+        if lost:
+            began = datetime.datetime.fromisoformat(account["begun"].replace("Z", "+00:00")[:26] + "+00:00").timestamp()
+            # "…, after 3.017s": since prefill's answer.
+            times["waited"] = seconds(lost[0]["text"].rsplit(" ", 1)[1])
+            times["known"] = times["frozen"] + began + lost[0]["at_ms"] / 1000 - times["wall"]
+        return times
+
+    def stalled(self, router):
+        """p1 goes on later: nothing of it is broken but that it said nothing for a while."""
+        report, p1 = self.report, self.engines["p1"]
+        try:
+            times = self.lost(router)
+        finally:
+            for pid in [p1.process.popen.pid, *children(p1.process.popen.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        answered = times["answered"] - times["frozen"]
+        waited = times.get("waited", 1e9)
+        report.row(f"from prefill's answer to the router's giving it up, with a stall_timeout of {STALL} s", f"{STALL} to {STALL + 0.5} s", f"{waited:.2f} s", STALL <= waited < STALL + 0.5)
+        report.note(f"from the freeze to the whole answer, by way of p2: {answered:.2f} s, with p1 frozen all the while")
+        back = until(lambda: p1.alive() and not p1.metrics().usage_blocks(), 60, 0.2)
+        report.row("p1 goes on, and no block of it stays in use", "yes", back, back)
+
+    def killed(self, router):
+        """A second after the freeze p1 is killed. Its address refuses connections as soon
+        as its API server has ended, and its decode engine's log is looked at."""
+        report, p1, log = self.report, self.engines["p1"], self.engines["d1"].process.log
+
+        def kill(times):
+            time.sleep(1)
+            pids = [*children(p1.process.popen.pid), p1.process.popen.pid]
+            size = os.path.getsize(log)
+            times["killed"] = time.monotonic()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with open(log, encoding="utf-8", errors="replace") as said:
+                said.seek(size)
+                # A killed process gives its memory back first and closes its
+                # connections then, which takes the kernel long for gigabytes.
+                marks = {
+                    "api": lambda: not lives(p1.process.popen.pid),
+                    "gone": lambda: not any(map(lives, pids)),
+                    "said": lambda: "REMOTE_DISCONNECT" in said.read(),
+                }
+                end = time.monotonic() + 60
+                while marks and time.monotonic() < end:
+                    for mark in [m for m, reached in marks.items() if reached()]:
+                        times[mark] = time.monotonic()
+                        del marks[mark]
+                        if mark == "api":
+                            self.front.shut()
+                    time.sleep(0.002)
+
+        times = self.lost(router, kill)
+        until(lambda: "gone" in times and "said" in times, 30)
+        after = {k: times.get(k, 1e9) - times["killed"] for k in ("api", "gone", "said", "known", "answered")}
+        report.note(
+            "after the kill the kernel had ended the API server in {api:.2f} s and all of the engine in {gone:.2f} s; decode's NIXL said that its peer was gone "
+            "after {said:.2f} s; the router knew after {known:.2f} s; the client had its whole answer, by way of p2, after {answered:.2f} s".format(**after)
+        )
+        late = after["known"] - min(after["gone"], after["said"])
+        report.row("the router knows, after the engine's processes have ended or decode's NIXL has said so", "within 0.5 s", "before" if late < 0 else f"{late * 1000:.0f} ms", late < 0.5)
+
+
+def seconds(duration):
+    """What Go prints of a duration below an hour."""
+    total, factors = 0.0, {"m": 60, "s": 1, "ms": 1e-3, "µs": 1e-6}
+    for number, unit in re.findall(r"([0-9.]+)(ms|µs|m|s)", duration):
+        total += float(number) * factors[unit]
+    return total
+
+
+def lives(pid):
+    """False for what has ended, a zombie included."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+        return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
 
 
 def children(pid):

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as stock
-except ImportError:  # before vLLM 0.22 it was one module
+except ImportError:  # before vLLM 0.20 it was one module
     from vllm.distributed.kv_transfer.kv_connector.v1 import nixl_connector as stock
 
 from .report import Origin, hand_out
@@ -115,7 +115,7 @@ class _Told:
 def _told(base):
     """vLLM's class with ours mixed in, under vLLM's name for it."""
     members = {"__module__": __name__, "__doc__": base.__doc__}
-    if hasattr(base, "get_transfer_results"):  # since vLLM 0.32
+    if hasattr(base, "get_transfer_results"):  # since vLLM 0.31
 
         def get_transfer_results(self, *args, **kwargs):
             results = super(cls, self).get_transfer_results(*args, **kwargs)

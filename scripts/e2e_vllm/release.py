@@ -1,0 +1,149 @@
+"""Blocks of abandoned requests, at a prefill engine of vLLM as it is.
+
+Decode refuses connections from the moment on that prefill has answered, so the
+router holds a handle that no decode engine has seen nor will. What becomes of the
+blocks is read from the engine's own metrics."""
+
+import threading
+import time
+
+import http_calls
+import prompts
+
+CHAT = "/v1/chat/completions"
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+LATE = "vllm:nixl_num_notifications_after_expiry_total"
+
+
+class Usage:
+    """The engine's KV usage, looked at all the time."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._ended = threading.Event()
+        self.seen = []  # (monotonic, blocks)
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self):
+        while not self._ended.wait(0.02):
+            blocks = self._engine.metrics().usage_blocks()
+            self.seen.append((time.monotonic(), blocks))
+
+    def now(self):
+        return self.seen[-1][1] if self.seen else 0
+
+    def end(self):
+        self._ended.set()
+        self._thread.join()
+
+    def empty_after(self, since):
+        """Seconds from then until the first look at which nothing was in use."""
+        return next((at - since for at, blocks in self.seen if at > since and blocks == 0), None)
+
+    def most(self, since):
+        return max((blocks for at, blocks in self.seen if at > since), default=0)
+
+
+class Abandoned:
+    """One router in front of a prefill engine (behind tap) and a decode engine (behind gate)."""
+
+    def __init__(self, report, engine, tap, gate, alone):
+        self.report, self.engine, self.tap, self.gate, self.alone = report, engine, tap, gate, alone
+
+    def abandon(self, router, count):
+        """Requests whose decode cannot be reached; when each one's last handle came."""
+        last = []
+        for _ in range(count):
+            handles = []
+
+            def shut(handles=handles):
+                self.gate.shut()
+                handles.append(time.monotonic())
+
+            self.tap.on_handle = shut
+            answer = router.ask(CHAT, prompts.chat(prompts.text(200)))
+            self.tap.on_handle = None
+            last.append((answer.status, handles))
+            self.gate.open()
+            self.decode_back(router)
+        return last
+
+    @staticmethod
+    def decode_back(router):
+        router.wait_ready(60)
+        # Health finds the decode engine again, and its breaker lets requests in.
+        for _ in range(100):
+            answer = router.ask(CHAT, prompts.chat(prompts.text(20)))
+            if answer.status == 200 and answer.headers.get("X-Sluice-Prefill-Worker"):
+                return
+            time.sleep(0.2)
+        raise RuntimeError(f"no hand-over after the gate was opened: {answer.status} {answer.text()[:200]}")
+
+    def released(self, router):
+        report, engine = self.report, self.engine
+        self.decode_back(router)
+        before = engine.metrics()
+        # Another's work on the same engine, while blocks are let go of under it.
+        others, stop = [], threading.Event()
+        body = prompts.chat(prompts.text(120))
+        expected = prompts.said(CHAT, http_calls.post(engine.url, CHAT, body))
+
+        def work():
+            while not stop.is_set():
+                others.append(prompts.said(CHAT, http_calls.post(engine.url, CHAT, body)) == expected)
+
+        usage = Usage(engine)
+        try:
+            idle = self.abandon(router, 4)
+            time.sleep(1.2)
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            busy = self.abandon(router, 3)
+            stop.set()
+            thread.join()
+            time.sleep(1.2)
+        finally:
+            stop.set()
+            usage.end()
+        took = [[usage.empty_after(at) for at in handles] for _, handles in idle]
+        flat = [t for per_request in took for t in per_request]
+        report.row("4 requests whose decode refuses connections: hand-overs given up", "at least 4", len(flat), len(flat) >= 4)
+        pinned = [usage.most(handles[0]) for _, handles in idle]
+        report.row("their blocks were in use", "each above 5", pinned, min(pinned) > 5)
+        known = [t for t in flat if t is not None]
+        worst = f"{max(known):.2f} s" if len(known) == len(flat) else f"{len(flat) - len(known)} never"
+        report.row(
+            "from prefill's answer to no block in use, at an idle engine", "below 1 s each",
+            f"at most {worst}", len(known) == len(flat) and max(known) < 1,
+        )  # fmt: skip
+        report.note("from prefill's answer to no block in use: " + ", ".join(f"{t * 1000:.0f} ms" for t in known))
+        after = engine.metrics()
+        report.equal("requests of another on the same engine meanwhile, with their own text", len(others), sum(others))
+        report.equal("blocks in use when all is over", 0, after.usage_blocks())
+        report.equal("leases that ended unread, by the engine's count", 0, int(after.sum(EXPIRED) - before.sum(EXPIRED)))
+        report.equal("releases for requests that it no longer had", 0, int(after.sum(LATE) - before.sum(LATE)))
+        report.note(f"hand-overs given up while another's requests ran: {sum(len(h) for _, h in busy)}; its requests: {len(others)}")
+        same = 0
+        for i in range(4):
+            body = prompts.chat(prompts.text(60 + 30 * i))
+            answer = router.ask(CHAT, body)
+            same += answer.headers.get("X-Sluice-Prefill-Worker") is not None and prompts.said(CHAT, answer) == self.alone(CHAT, body)
+        report.equal("4 hand-overs afterwards have the text of decode alone", 4, same)
+
+    def kept(self, router):
+        """The same without release: what the lease costs."""
+        self.decode_back(router)
+        usage = Usage(self.engine)
+        try:
+            ((_, handles),) = self.abandon(router, 1)
+            end = time.monotonic() + 60
+            while usage.empty_after(handles[-1]) is None and time.monotonic() < end:
+                time.sleep(0.2)
+        finally:
+            usage.end()
+        took = usage.empty_after(handles[-1])
+        self.report.row(
+            "with transfers.side_channel off, the blocks are in use until the lease ends", "about 30 s",
+            "never freed" if took is None else f"{took:.1f} s", took is not None and took > 10,
+        )  # fmt: skip
