@@ -86,7 +86,9 @@ type Agent struct {
 	token   atomic.Uint64
 	closing atomic.Bool
 	closed  chan struct{}
-	trouble atomic.Int32 // last status of the look for notifications
+	died    chan struct{} // closed when the process of an isolated agent has ended
+	death   string        // why; valid then
+	trouble atomic.Int32  // last status of the look for notifications
 	probe   atomic.Pointer[probe]
 
 	mu      sync.Mutex
@@ -128,7 +130,7 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a, err := openOn(ctx, cfg, library, startThread)
-	library.UCX = ucxVersion()
+	library.UCX = ucxVersion() // its backend has brought it
 	return a, err
 }
 
@@ -147,7 +149,7 @@ func openOn(ctx context.Context, cfg Config, library *Library, start func(*Confi
 }
 
 func newAgent(cfg Config) *Agent {
-	return &Agent{cfg: cfg, closed: make(chan struct{}), waiters: map[uint64]*waiter{}, peers: map[uint64]*Peer{}, senders: map[string]string{}}
+	return &Agent{cfg: cfg, closed: make(chan struct{}), died: make(chan struct{}), waiters: map[uint64]*waiter{}, peers: map[uint64]*Peer{}, senders: map[string]string{}}
 }
 
 // begin creates the agent and its backend.
@@ -213,6 +215,9 @@ func (a *Agent) Metadata(ctx context.Context) ([]byte, error) {
 func (a *Agent) Register(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if d, ok := a.driver.(*isolated); ok && m.shared != d.memory {
+		return &Error{Doing: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidParam, Hint: "the agent lives in a process of its own, which has only its boards' memory"}
+	}
 	if m.agent != nil || m.address == 0 {
 		return &Error{Doing: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are registered already, or freed"}
 	}
@@ -246,6 +251,11 @@ func (a *Agent) Health() error {
 	if a.closing.Load() {
 		return ErrClosed
 	}
+	select {
+	case <-a.died:
+		return &Error{Doing: "use agent " + a.cfg.Name, Status: Died, Hint: a.death}
+	default:
+	}
 	if op, since := a.driver.busy(); since > a.cfg.CallTimeout {
 		return &Error{Doing: opWords[min(op, uint32(len(opWords)-1))], Status: Hung, Hint: fmt.Sprintf("in the library for %s", since.Round(time.Millisecond))}
 	}
@@ -265,8 +275,16 @@ func (a *Agent) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.CallTimeout)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
-	_, err := a.ask(ctx, &command{op: opStop}, "close")
-	if !a.driver.stop(deadline) && err == nil {
+	var err error
+	select {
+	case <-a.died:
+	default:
+		_, err = a.ask(ctx, &command{op: opStop}, "close")
+	}
+	stopped := a.driver.stop(deadline)
+	if _, own := a.driver.(*isolated); own {
+		err = nil // with its process, nothing is left behind
+	} else if !stopped && err == nil {
 		err = &Error{Doing: "close", Status: Hung, Hint: "its thread is left behind"}
 	}
 	close(a.closed)

@@ -31,14 +31,19 @@ type AgentTierConfig struct {
 	Ready func(context.Context, *Agent) error
 	// OnState is told of every change; it must not block.
 	OnState func(TierState, string)
-	// Watch is the time between looks at the agent; default 1 s. Retry is the pause
-	// before a failed one is opened anew; default 5 s.
+	// Isolate, when not empty, is the command that ends in ServeHost: the agent lives in
+	// that process, and a crash costs the tier for about a second, not the router.
+	Isolate []string
+	// Watch is the time between looks at the agent; default 1 s. Retry is the longest
+	// pause before a failed one is opened anew, the first being a hundredth of it;
+	// default 10 s.
 	Watch, Retry time.Duration
 
 	open func(context.Context, Config) (*Agent, error)
 	tier Tier // of what open opens; NIXL's when empty
 	// after is a tier whose start is awaited: it may bring the library.
 	after Means
+	path  string // of libucp
 	// refused keeps the tier off, with the reason.
 	refused error
 }
@@ -53,7 +58,7 @@ func StartAgentTier(cfg AgentTierConfig) *AgentTier {
 		cfg.Watch = time.Second
 	}
 	if cfg.Retry <= 0 {
-		cfg.Retry = 5 * time.Second
+		cfg.Retry = 10 * time.Second
 	}
 	if cfg.open == nil {
 		cfg.open = Open
@@ -110,21 +115,23 @@ func (t *AgentTier) run(ctx context.Context) {
 		<-ctx.Done()
 	}
 	t.awaitOther(ctx)
-	abandoned := 0
+	abandoned, pause := 0, t.cfg.Retry/100
 	for ctx.Err() == nil {
-		a, err := t.begin(ctx)
+		began := time.Now()
+		a, end, err := t.begin(ctx)
 		var missing *LoadError
 		switch {
 		case ctx.Err() != nil:
 		case errors.As(err, &missing):
 			// Without a library there is nothing to try again: a later load of
 			// another one would be a second NIXL in this process.
+			end()
 			t.set(TierOff, nil, "%v", err)
 			<-ctx.Done()
 		case err != nil:
 			t.set(TierDown, nil, "%v", err)
 		default:
-			t.set(TierUp, a, "agent %q passed its self-test (%s)", a.Name(), a.Library())
+			t.set(TierUp, a, "agent %q passed its self-test (%s)%s", a.Name(), a.Library(), a.where())
 			if err = t.watch(ctx, a); err != nil {
 				t.set(TierDown, nil, "%v", err)
 			}
@@ -137,13 +144,17 @@ func (t *AgentTier) run(ctx context.Context) {
 				abandoned++
 			}
 		}
+		end()
 		if abandoned >= maxAbandoned {
 			t.set(TierOff, nil, "%d agents hang and were left behind; restart the router to try again", abandoned)
 			<-ctx.Done()
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(t.cfg.Retry):
+		case <-time.After(pause):
+		}
+		if pause = min(2*pause, t.cfg.Retry); time.Since(began) > 2*t.cfg.Retry { // it had worked for a while
+			pause = t.cfg.Retry / 100
 		}
 	}
 	t.set(TierOff, nil, "closed")
@@ -170,15 +181,26 @@ func (t *AgentTier) awaitOther(ctx context.Context) {
 }
 
 // begin opens an agent, tests it and makes it ready; it is closed again on failure.
-func (t *AgentTier) begin(ctx context.Context) (*Agent, error) {
-	a, err := t.cfg.open(ctx, t.cfg.Agent)
-	if err != nil {
-		return nil, err
+// end is to be called after its close.
+func (t *AgentTier) begin(ctx context.Context) (a *Agent, end func(), err error) {
+	open, end := t.cfg.open, func() {}
+	if len(t.cfg.Isolate) > 0 {
+		h, err := startHost(t.cfg.Isolate)
+		if err != nil {
+			return nil, end, err
+		}
+		end = h.close
+		open = func(ctx context.Context, cfg Config) (*Agent, error) {
+			return h.open(ctx, cfg, t.cfg.tier == TierUCX, t.cfg.path)
+		}
 	}
-	if err = t.selfTest(ctx, a); err == nil && t.cfg.Ready != nil {
+	if a, err = open(ctx, t.cfg.Agent); err != nil {
+		return nil, end, err
+	}
+	if err = t.selfTest(ctx, a, open); err == nil && t.cfg.Ready != nil {
 		err = t.cfg.Ready(ctx, a)
 	}
-	return a, err
+	return a, end, err
 }
 
 // watch returns when the agent cannot be used any more.
@@ -189,6 +211,8 @@ func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-a.died:
+			return a.Health()
 		case <-tick.C:
 			if err := a.Health(); err != nil {
 				return err
@@ -200,7 +224,7 @@ func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 // selfTest has a second agent send a notification to a, over the loopback, and
 // waits for it: NIXL loads and makes agents happily on machines where nothing ever
 // arrives. An agent cannot load its own metadata, hence the second one.
-func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
+func (t *AgentTier) selfTest(ctx context.Context, a *Agent, open func(context.Context, Config) (*Agent, error)) error {
 	cfg := t.cfg.Agent
 	cfg.Name += "/self-test"
 	cfg.OnNotification, cfg.OnPeerDown = nil, nil
@@ -209,7 +233,7 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
 		delete(cfg.Parameters, ucxPorts)
 	}
 	cfg.Commands, cfg.Events = 16, 16
-	other, err := t.cfg.open(ctx, cfg)
+	other, err := open(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("self-test: %w", err)
 	}
@@ -233,6 +257,8 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-a.died:
+		return a.Health()
 	case <-time.After(a.cfg.CallTimeout):
 		return &Error{Doing: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
 	}

@@ -103,11 +103,17 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	if slots <= 0 || slots%64 != 0 || slots > MaxSlots {
 		return nil, fmt.Errorf("nixl: a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
 	}
-	m, err := NewHostMemory(slots * recordBytes)
+	m, err := boardMemory(a, slots*recordBytes)
 	if err != nil {
 		return nil, err
 	}
-	control, err := mapShared("sluice-board", boardHead+slots*int(unsafe.Sizeof(ticketCell{}))+slots/8)
+	controlBytes := boardHead + slots*int(unsafe.Sizeof(ticketCell{})) + slots/8
+	var control []byte
+	if m.shared != nil {
+		control, err = m.shared.take(controlBytes)
+	} else {
+		control, err = mapShared("sluice-board", controlBytes)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("nixl: cannot map a board's control block: %w", err)
 	}

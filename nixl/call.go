@@ -55,7 +55,12 @@ func (a *Agent) await(c *command) *waiter {
 		w.reply(answer{status: Closed}) // Close may have answered the others already
 		return w
 	}
-	a.waiters[c.token] = w
+	select {
+	case <-a.died:
+		w.reply(answer{status: Died})
+	default:
+		a.waiters[c.token] = w
+	}
 	return w
 }
 
@@ -89,6 +94,19 @@ func (a *Agent) leave(token uint64) {
 		return
 	}
 	delete(a.waiters, token)
+}
+
+// die is told once that the process of an isolated agent has ended: whoever waits for
+// it need not.
+func (a *Agent) die(why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.death = why
+	close(a.died)
+	for _, w := range a.waiters {
+		w.reply(answer{status: Died})
+	}
+	clear(a.waiters)
 }
 
 func (w *waiter) reply(ans answer) {
@@ -157,6 +175,8 @@ func statusOf(err error) Status {
 		return Full
 	case errors.Is(err, ErrClosed):
 		return Closed
+	case errors.Is(err, errLong):
+		return InvalidParam
 	}
 	return Hung
 }
@@ -198,7 +218,7 @@ func versionsOf(l *Library) string {
 		return "ours is the fake"
 	}
 	if l.NIXL == "" {
-		return "ours is UCX " + ucxVersion()
+		return "ours is UCX " + l.UCX
 	}
-	return fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, ucxVersion())
+	return fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, l.UCX)
 }

@@ -28,6 +28,12 @@ func TestMain(m *testing.M) {
 	switch part {
 	case "":
 		os.Exit(m.Run())
+	case "host":
+		if err := ServeHost(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
 	case "peer":
 		childTells(childOpen(version, gotLine))
 	case "hangup":

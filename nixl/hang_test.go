@@ -61,8 +61,12 @@ func whileHanging(a *Agent, p *Peer, m *Memory) (problems []string) {
 	return problems
 }
 
-// fakeLibrary compiles the C tests' libnixl_capi.
-func fakeLibrary(t *testing.T) string {
+// fakeLibrary compiles the C tests' libnixl_capi, fakeUCX their libucp.
+func fakeLibrary(t *testing.T) string { return compiled(t, "libnixl_capi.so", "fake_nixl_capi.c") }
+
+func fakeUCX(t *testing.T) string { return compiled(t, "libucp.so.0", "fake_ucp.c") }
+
+func compiled(t *testing.T, name, source string) string {
 	t.Helper()
 	if native.ABI() == 0 {
 		t.Skip("built without cgo")
@@ -71,8 +75,8 @@ func fakeLibrary(t *testing.T) string {
 	if err != nil {
 		t.Skip("no C compiler")
 	}
-	out := filepath.Join(t.TempDir(), "libnixl_capi.so")
-	cmd := exec.Command(cc, "-shared", "-fPIC", "-std=gnu11", "-I../native", "-o", out, "../native/testdata/fake_nixl_capi.c")
+	out := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command(cc, "-shared", "-fPIC", "-std=gnu11", "-I../native", "-o", out, "../native/testdata/"+source)
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, b)
 	}

@@ -13,7 +13,7 @@ func TestLayout(t *testing.T) {
 	if c == nil {
 		t.Skip("built without cgo: there is nothing to compare with")
 	}
-	var h shared
+	var h sharedHead
 	var s slot
 	for name, want := range map[string]uintptr{
 		"shared":             unsafe.Sizeof(h),

@@ -39,7 +39,8 @@ type Memory struct {
 	mu     sync.Mutex
 	agent  *Agent
 	handle uint64
-	dirty  bool // an undoing failed: the library may still use it, so it is not used again
+	shared *arena // it is of, where its agent lives in another process
+	dirty  bool   // an undoing failed: the library may still use it, so it is not used again
 }
 
 // hostPool keeps mapped ranges for the next NewHostMemory of the same size. They
@@ -71,6 +72,23 @@ func NewHostMemory(size int) (*Memory, error) {
 		}
 	}
 	return &Memory{kind: DRAM, bytes: b, size: size, address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))}, nil
+}
+
+// boardMemory maps size bytes that a, and peers once they are registered, can write
+// to: where a lives in another process, of the memory that it shares.
+func boardMemory(a *Agent, size int) (*Memory, error) {
+	d, ok := (*isolated)(nil), false
+	if a != nil {
+		d, ok = a.driver.(*isolated)
+	}
+	if !ok {
+		return NewHostMemory(size)
+	}
+	b, err := d.memory.take(size)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{kind: DRAM, bytes: b, size: len(b), address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), shared: d.memory}, nil
 }
 
 // NewDeviceMemory allocates size bytes on a GPU through the CUDA driver.
@@ -135,7 +153,7 @@ func (m *Memory) Free() error {
 	if m.agent != nil {
 		return fmt.Errorf("nixl: cannot free %d bytes of %s: they are registered with agent %q", m.size, m.kind, m.agent.Name())
 	}
-	if m.dirty || m.address == 0 {
+	if m.dirty || m.address == 0 || m.shared != nil { // shared memory goes with its last user
 		return nil
 	}
 	a := m.address

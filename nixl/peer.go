@@ -42,7 +42,7 @@ func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) 
 	// Without peers' failure handling (shared memory) the versions were seen to fit.
 	if l := a.library; l != nil && a.cfg.Parameters["ucx_error_handling_mode"] != "none" {
 		if why := mismatch(l.NIXL, versions); why != "" {
-			return nil, &Error{Doing: doing, Status: VersionMismatch, Hint: why + " (UCX here: " + ucxVersion() + ")"}
+			return nil, &Error{Doing: doing, Status: VersionMismatch, Hint: why + " (UCX here: " + l.UCX + ")"}
 		}
 	}
 	ans, err := a.call(ctx, &command{op: opLoad, data: metadata}, doing)

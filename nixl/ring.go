@@ -1,6 +1,8 @@
 package nixl
 
 import (
+	"bytes"
+	"fmt"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -25,9 +27,9 @@ type slot struct {
 	data          [inlineBytes]byte
 }
 
-// shared mirrors struct sluice_shared, whose comment argues the memory order. Go's
+// sharedHead mirrors struct sluice_shared, whose comment argues the memory order. Go's
 // atomics are sequentially consistent, which is more than is asked for there.
-type shared struct {
+type sharedHead struct {
 	cmdTail     atomic.Uint64
 	_           [7]uint64
 	cmdHead     atomic.Uint64
@@ -55,28 +57,75 @@ type shared struct {
 // memory is a memfd mapping, so that it can be shared with a process of its own.
 type ring struct {
 	block    []byte
-	head     *shared
+	head     *sharedHead
 	commands []slot
 	events   []slot
-	spill    int // bytes beside each slot for a payload that does not fit; 0: such are allocated
-	wakeFD   int // command producers wake the thread
-	eventFD  int // the thread wakes the reader of events
+	spill    int    // bytes beside each slot for a payload that does not fit; 0: such are allocated
+	shared   *arena // of the block, where another process has it too; else nil
+	wakeFD   int    // command producers wake the thread
+	eventFD  int    // the thread wakes the reader of events
 
-	current event // the reader's own: one that is handed out, without an allocation each
+	broken  atomic.Bool // the other process wrote nonsense
+	current event       // the reader's own: one that is handed out, without an allocation each
 }
 
 // newRing maps the block; capacities must be powers of two.
 func newRing(commands, events int) (*ring, error) {
-	size := int(unsafe.Sizeof(shared{})) + (commands+events)*int(unsafe.Sizeof(slot{}))
+	size := int(unsafe.Sizeof(sharedHead{})) + (commands+events)*int(unsafe.Sizeof(slot{}))
 	block, err := mapShared("sluice-ring", size)
 	if err != nil {
 		return nil, err
 	}
-	r := &ring{block: block, wakeFD: -1, eventFD: -1}
+	r, err := layRing(block, commands, events, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.prepare(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// newSharedRing maps a block that another process maps at the same address, with
+// spill bytes beside each slot.
+func newSharedRing(commands, events, spill int) (*ring, error) {
+	a, err := newArena("sluice-ring", ringBytes(commands, events, spill))
+	if err != nil {
+		return nil, err
+	}
+	r, err := layRing(a.bytes, commands, events, spill)
+	if err == nil {
+		r.shared = a
+		err = r.prepare()
+	}
+	return r, err
+}
+
+func ringBytes(commands, events, spill int) int {
+	return int(unsafe.Sizeof(sharedHead{})) + (commands+events)*(int(unsafe.Sizeof(slot{}))+spill)
+}
+
+// layRing lays a ring over a block.
+func layRing(block []byte, commands, events, spill int) (*ring, error) {
+	if commands < 16 || events < 16 || spill < 0 || len(block) < ringBytes(commands, events, spill) {
+		return nil, fmt.Errorf("nixl: a ring of %d and %d slots does not fit in %d bytes", commands, events, len(block))
+	}
+	r := &ring{block: block, spill: spill, wakeFD: -1, eventFD: -1}
 	base := unsafe.Pointer(unsafe.SliceData(block))
-	r.head = (*shared)(base)
-	slots := unsafe.Slice((*slot)(unsafe.Add(base, unsafe.Sizeof(shared{}))), commands+events)
+	r.head = (*sharedHead)(base)
+	slots := unsafe.Slice((*slot)(unsafe.Add(base, unsafe.Sizeof(sharedHead{}))), commands+events)
 	r.commands, r.events = slots[:commands:commands], slots[commands:]
+	return r, nil
+}
+
+// beside is the place for the long payload of a slot, counted through both rings.
+func (r *ring) beside(i int) []byte {
+	at := len(r.block) - (len(r.commands)+len(r.events)-i)*r.spill
+	return r.block[at : at+r.spill : at+r.spill]
+}
+
+// prepare empties the commands and makes the descriptors.
+func (r *ring) prepare() (err error) {
 	for i := range r.commands {
 		r.commands[i].seq.Store(uint64(i))
 	}
@@ -85,9 +134,8 @@ func newRing(commands, events int) (*ring, error) {
 	}
 	if err != nil {
 		r.free()
-		return nil, err
 	}
-	return r, nil
+	return err
 }
 
 // free gives everything back; the thread must have ended.
@@ -98,14 +146,23 @@ func (r *ring) free() {
 	if r.eventFD >= 0 {
 		unix.Close(r.eventFD)
 	}
-	unix.Munmap(r.block)
+	if r.shared == nil {
+		unix.Munmap(r.block)
+	}
 }
 
 // push copies a command into the ring. No lock, no cgo (but for payloads over
 // inlineBytes), no allocation; a system call only when the thread sleeps.
 func (r *ring) push(c *command) error {
 	var big uint64
-	if len(c.data) > inlineBytes {
+	switch n := len(c.data); {
+	case n <= inlineBytes:
+	case r.spill > 0:
+		if n > r.spill {
+			return errLong
+		}
+		big = 1
+	default:
 		if big = native.Give(c.data); big == 0 {
 			return ErrFull
 		}
@@ -115,7 +172,7 @@ func (r *ring) push(c *command) error {
 		s := &r.commands[at&uint64(len(r.commands)-1)]
 		switch d := int64(s.seq.Load() - at); {
 		case d < 0:
-			if big != 0 {
+			if big != 0 && r.spill == 0 {
 				native.Take(big, 0)
 			}
 			return ErrFull
@@ -129,12 +186,17 @@ func (r *ring) push(c *command) error {
 		s.length, s.big = uint32(len(c.data)), big
 		if big == 0 {
 			copy(s.data[:], c.data)
+		} else if r.spill > 0 {
+			copy(r.beside(int(at&uint64(len(r.commands)-1))), c.data)
 		}
 		s.seq.Store(at + 1)
 		r.wake()
 		return nil
 	}
 }
+
+// errLong is a payload that has no place in a ring that is shared with another process.
+var errLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
 
 var one = [8]byte{1} // little endian, as on every machine with NIXL
 
@@ -156,16 +218,24 @@ func (r *ring) expect(delta int64) {
 // pop hands the next event to f and answers whether there was one. One reader.
 func (r *ring) pop(f func(*event)) bool {
 	at := r.head.evtHead.Load()
-	if r.head.evtTail.Load() == at {
+	switch n := r.head.evtTail.Load() - at; {
+	case n == 0:
+		return false
+	case n > uint64(len(r.events)):
+		r.broken.Store(true)
 		return false
 	}
 	s := &r.events[at&uint64(len(r.events)-1)]
 	e := &r.current
 	*e = event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
-	if s.big != 0 {
+	switch {
+	case r.spill > 0 && s.big != 0: // whatever it says, there is one place for it
+		i := len(r.commands) + int(at&uint64(len(r.events)-1))
+		e.data = bytes.Clone(r.beside(i)[:min(int(s.length), r.spill)])
+	case s.big != 0:
 		e.data = native.Take(s.big, int(s.length))
 		s.big = 0
-	} else {
+	default:
 		e.data = s.data[:min(int(s.length), inlineBytes)]
 	}
 	f(e)

@@ -35,6 +35,7 @@ const (
 	Closed     Status = -109
 
 	VersionMismatch Status = -110 // the peer's NIXL is known not to fit ours
+	Died            Status = -111 // the agent's process has ended
 )
 
 var statusWords = map[Status]string{
@@ -58,6 +59,7 @@ var statusWords = map[Status]string{
 	Closed:       "the agent is closed",
 
 	VersionMismatch: "its version does not fit",
+	Died:            "the agent's process has ended",
 }
 
 func (s Status) String() string {
@@ -87,6 +89,7 @@ var (
 	ErrHung     = errors.New("nixl: no answer from the library in time")
 	ErrClosed   = errors.New("nixl: the agent is closed")
 	ErrCanceled = errors.New("nixl: canceled")
+	ErrDied     = errors.New("nixl: the agent's process has ended")
 	ErrVersion  = errors.New("nixl: the peer's version does not fit")
 )
 
@@ -120,6 +123,8 @@ func (e *Error) Unwrap() error {
 		return ErrCanceled
 	case VersionMismatch:
 		return ErrVersion
+	case Died:
+		return ErrDied
 	}
 	return nil
 }

@@ -52,6 +52,7 @@ type reader struct {
 	r    *ring
 	wait *os.File // the event descriptor, in Go's poller
 	done chan struct{}
+	lost func() // told when the ring holds nonsense; nil where only this process writes to it
 }
 
 func newReader(r *ring) (*reader, error) {
@@ -59,7 +60,7 @@ func newReader(r *ring) (*reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &reader{r, f, make(chan struct{})}, nil
+	return &reader{r: r, wait: f, done: make(chan struct{})}, nil
 }
 
 // pollable puts a copy of a descriptor, which must not block, into Go's poller.
@@ -77,6 +78,10 @@ func (t *reader) read(sink func(*event)) {
 	var buf [8]byte
 	for {
 		for t.r.pop(sink) {
+		}
+		if t.lost != nil && t.r.broken.Load() {
+			t.lost()
+			return
 		}
 		t.r.head.waiting.Store(1)
 		if t.r.pop(sink) {

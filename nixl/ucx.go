@@ -143,9 +143,10 @@ type UCXTierConfig struct {
 	After Means
 	// Refused, when not nil, keeps the tier off: what was configured cannot be.
 	Refused error
-	// Ready, OnState, Watch and Retry are as in AgentTierConfig.
+	// Isolate, Ready, OnState, Watch and Retry are as in AgentTierConfig.
 	Ready        func(context.Context, *Agent) error
 	OnState      func(TierState, string)
+	Isolate      []string
 	Watch, Retry time.Duration
 }
 
@@ -153,7 +154,7 @@ type UCXTierConfig struct {
 // is tested and watched as NIXL's is.
 func StartUCXTier(cfg UCXTierConfig) *AgentTier {
 	return StartAgentTier(AgentTierConfig{
-		Agent: cfg.UCX.Agent, refused: cfg.Refused, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After,
+		Agent: cfg.UCX.Agent, refused: cfg.Refused, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After, Isolate: cfg.Isolate, path: cfg.UCX.Path,
 		open: func(ctx context.Context, c Config) (*Agent, error) {
 			return OpenUCX(ctx, UCXConfig{Agent: c, Path: cfg.UCX.Path})
 		},

@@ -66,6 +66,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		usage(stdout)
 		return 0
+	case agentHost:
+		return runAgentHost(stderr)
 	case "--version", "-v":
 		name = "version"
 	}

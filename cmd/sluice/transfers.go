@@ -28,6 +28,9 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 			opt.UCX.Settings = map[string]string{"TCP_PORT_RANGE": t.UCXPorts}
 		}
 	}
+	if cfg.Transfers.Isolate {
+		opt.Isolate = isolateCommand
+	}
 	if cfg.Register.On() {
 		opt.Networks = cfg.Register.Prefixes()
 	}

@@ -187,6 +187,10 @@ type Transfers struct {
 	// UCXDevices are the network devices that UCX listens on [those with an address in register.networks].
 	UCXDevices []string `yaml:"ucx_devices"`
 	UCXPorts   string   `yaml:"ucx_ports"` // TCP ports it listens on, FROM-TO, one for each device at least [any free ones]
+	// Isolate keeps each agent, of NIXL and of UCX, in a process of its own (this
+	// binary again, 50 MB each), so that a crash inside of their libraries costs the
+	// tier for a second and not the router [false].
+	Isolate bool `yaml:"isolate"`
 	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
 	// where engines can learn of it [auto].
 	ZMQ        string `yaml:"zmq" oneof:"auto off"`

@@ -40,6 +40,7 @@ func (w *Watch) startAgent(opt *Options) *agentTier {
 			Name: "sluice-" + w.start, Search: opt.Search, Parameters: opt.Parameters,
 			OnNotification: func(n nixl.Notification) { w.frame(n.Message) },
 		},
+		Isolate: opt.Isolate,
 		Ready:   a.ready,
 		OnState: a.state,
 	})

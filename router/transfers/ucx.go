@@ -68,7 +68,7 @@ func (w *Watch) startUCX(opt *Options, after nixl.Means) *ucxTier {
 			Agent: nixl.Config{Name: "sluice-" + w.start, Search: opt.Search, Parameters: settings, OnNotification: u.message},
 			Path:  opt.UCX.Library,
 		},
-		After: after, Refused: refused, Ready: u.ready, OnState: u.state,
+		Isolate: opt.Isolate, After: after, Refused: refused, Ready: u.ready, OnState: u.state,
 	})
 	return u
 }

@@ -23,6 +23,7 @@ type Options struct {
 	Search     nixl.Search       // where NIXL may be
 	Parameters map[string]string // of NIXL's backend; nil for its own
 	UCX        *UCX              // UCX's active messages; nil: none
+	Isolate    []string          // the command of a process that each agent lives in (nixl.ServeHost); nil: this one
 	Endpoint   string            // of the ZMQ PULL socket; "" none
 	Networks   []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
 	Slots      int               // of the completion board, a multiple of 64 [16384]
@@ -101,7 +102,7 @@ func Start(opt Options) (*Watch, error) {
 	}
 	if opt.UCX != nil {
 		var brings nixl.Means
-		if w.agent != nil {
+		if w.agent != nil && len(opt.Isolate) == 0 { // processes of their own need not agree
 			brings = w.agent
 		}
 		w.ucx = w.startUCX(&opt, brings)

@@ -1,0 +1,98 @@
+package nixl
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// arena is memory that two processes map at one address, so that what an address in
+// a command, a slot or a peer's metadata means is the same in both. It is unmapped when
+// nothing refers to it any more: boards outlive their agents.
+type arena struct {
+	fd    int
+	bytes []byte
+
+	mu   sync.Mutex
+	next int
+}
+
+// Arenas lie where neither Go, nor the loader, nor the race detector puts anything
+// (2^44), each at a place of its own.
+const (
+	arenaBase   = 1 << 44
+	arenaStride = 1 << 32
+	arenaPlaces = 1 << 10
+)
+
+var arenaPlace atomic.Uint64
+
+// newArena maps size bytes of shared memory, of which only what is touched takes room.
+func newArena(name string, size int) (*arena, error) {
+	if size <= 0 || size > arenaStride {
+		return nil, fmt.Errorf("nixl: an arena of %d bytes: want 1 to %d", size, arenaStride)
+	}
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		for range 64 {
+			var b []byte
+			if b, err = mapAt(fd, arenaBase+arenaPlace.Add(1)%arenaPlaces*arenaStride, size); err == nil {
+				a := &arena{fd: fd, bytes: b}
+				runtime.AddCleanup(a, func(m mapping) { unix.Close(m.fd); unmapAt(m.bytes) }, mapping{fd, b})
+				return a, nil
+			}
+			if !errors.Is(err, unix.EEXIST) {
+				break
+			}
+		}
+	}
+	unix.Close(fd)
+	return nil, fmt.Errorf("nixl: cannot map %d bytes of shared memory: %w", size, err)
+}
+
+type mapping struct {
+	fd    int
+	bytes []byte
+}
+
+// mapAt maps a shared file at an address, or nowhere.
+func mapAt(fd int, address uint64, size int) ([]byte, error) {
+	// By its number: an address that is only a number, as this one, is no Go pointer.
+	p, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(address), uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE, uintptr(fd), 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	b := unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), size)
+	if uint64(p) != address { // a kernel before 4.17 takes it for a wish
+		unmapAt(b)
+		return nil, unix.EEXIST
+	}
+	return b, nil
+}
+
+func unmapAt(b []byte) { _ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))) }
+
+func (a *arena) address() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(a.bytes)))) }
+
+// take cuts size bytes off, at a page of their own; they are given back with the arena.
+func (a *arena) take(size int) ([]byte, error) {
+	page := unix.Getpagesize()
+	size = (size + page - 1) / page * page
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if size > len(a.bytes)-a.next {
+		return nil, fmt.Errorf("nixl: %d bytes of memory shared with the agent's process: %d are left", size, len(a.bytes)-a.next)
+	}
+	b := a.bytes[a.next : a.next+size : a.next+size]
+	a.next += size
+	return b, nil
+}

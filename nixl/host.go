@@ -1,0 +1,135 @@
+package nixl
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/native"
+)
+
+// What a router and the process that holds its agents say to each other: one JSON
+// object a packet, over the socket that the process got as descriptor 3. Each order
+// comes with the descriptors of the ring, of the memory for boards, and of the two
+// wake-ups.
+type hostOrder struct {
+	About            bool // no agent: only which UCX is there
+	UCX              bool
+	Search           Search
+	Path             string // of libucp
+	Limit            time.Duration
+	Ring, Memory     uint64 // addresses
+	RingSize, Size   int
+	Commands, Events int
+	Spill            int
+	Pace             Pace
+}
+
+type hostAnswer struct {
+	Library *Library
+	Missing *LoadError // no library could be loaded
+	Error   string
+}
+
+const (
+	hostSocket  = 3
+	hostPacket  = 64 << 10
+	hostHandles = 4
+)
+
+// ServeHost is the whole of the process that holds a router's agents, so that a crash
+// of theirs is not the router's. It takes orders from the socket that it was started
+// with, and returns when the router has closed it, or died; then the process must end.
+func ServeHost() error {
+	// A terminal's signals go to the router, which says when this ends.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	f := os.NewFile(hostSocket, "router")
+	c, err := net.FileConn(f)
+	if err != nil {
+		return fmt.Errorf("nixl: this command is started by a router, with a socket: %w", err)
+	}
+	f.Close()
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("nixl: this command is started by a router, with a Unix socket")
+	}
+	defer conn.Close()
+	buf, oob := make([]byte, hostPacket), make([]byte, unix.CmsgSpace(4*hostHandles))
+	for {
+		n, m, _, _, err := conn.ReadMsgUnix(buf, oob)
+		if err != nil || n == 0 {
+			return nil // the router is gone
+		}
+		answer := hostObey(buf[:n], oob[:m])
+		b, err := json.Marshal(answer)
+		if err != nil || len(b) > hostPacket {
+			b, _ = json.Marshal(hostAnswer{Error: "an answer that is too long"})
+		}
+		if _, err := conn.Write(b); err != nil {
+			return nil
+		}
+	}
+}
+
+func hostObey(packet, oob []byte) (answer hostAnswer) {
+	var fds []int
+	if all, err := unix.ParseSocketControlMessage(oob); err == nil && len(all) == 1 {
+		fds, _ = unix.ParseUnixRights(&all[0])
+	}
+	var o hostOrder
+	err := json.Unmarshal(packet, &o)
+	if err == nil && o.About && len(fds) == 0 {
+		return hostAnswer{Library: &Library{UCX: ucxVersion()}}
+	}
+	if err != nil || len(fds) != hostHandles {
+		return hostAnswer{Error: fmt.Sprintf("an order with %d descriptors: %v", len(fds), err)}
+	}
+	if o.UCX {
+		answer.Library, err = LoadUCX(o.Path, o.Search, o.Limit)
+	} else {
+		answer.Library, err = Load(o.Search, o.Limit)
+	}
+	if err != nil {
+		if !errors.As(err, &answer.Missing) {
+			answer.Error = err.Error()
+		}
+		return answer
+	}
+	if err := hostStart(&o, fds); err != nil {
+		answer.Error = err.Error()
+	}
+	return answer
+}
+
+// hostStart lays an agent's owner over a ring. What it takes stays until the process ends.
+func hostStart(o *hostOrder, fds []int) error {
+	block, err := mapAt(fds[0], o.Ring, o.RingSize)
+	if err != nil {
+		return fmt.Errorf("the ring cannot be mapped at %#x: %w", o.Ring, err)
+	}
+	if _, err := mapAt(fds[1], o.Memory, o.Size); err != nil {
+		return fmt.Errorf("the memory for boards cannot be mapped at %#x: %w", o.Memory, err)
+	}
+	r, err := layRing(block, o.Commands, o.Events, o.Spill)
+	if err != nil {
+		return err
+	}
+	r.wakeFD, r.eventFD = fds[2], fds[3]
+	if !o.UCX {
+		return native.StartAgent(unsafe.Pointer(r.head), uint32(o.Commands), uint32(o.Events), uint32(o.Spill), r.wakeFD, r.eventFD, o.Pace)
+	}
+	s, err := newStepper(r, nil)
+	if err == nil {
+		go func() { s.run(); runtime.KeepAlive(r) }()
+	}
+	return err
+}

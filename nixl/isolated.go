@@ -1,0 +1,236 @@
+package nixl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostProcess is a process of its own in which agents live, so that a crash inside of
+// NIXL or UCX ends it and not this one. What it and we share are each agent's rings
+// and the memory for its boards; what it writes there is not trusted.
+type hostProcess struct {
+	cmd  *exec.Cmd
+	conn *net.UnixConn
+	done chan struct{} // it has ended
+	why  string        // valid after done
+
+	mu     sync.Mutex // one order at a time; guards agents
+	agents []*Agent
+	fault  string // why it was killed
+}
+
+// A ring that is shared with another process is smaller, and has places for long
+// payloads beside its slots. They take room once they have been used.
+const (
+	isolatedCommands = 256
+	isolatedEvents   = 1024
+	isolatedSpill    = 512 << 10
+	isolatedMemory   = 128 << 20 // the largest board takes 98 MiB
+)
+
+// startHost starts the process: command is its argument vector, which must lead to
+// ServeHost.
+func startHost(command []string) (*hostProcess, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("nixl: cannot make a socket to the agent's process: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "agent"), os.NewFile(uintptr(pair[1]), "router")
+	defer theirs.Close()
+	c, err := net.FileConn(ours)
+	ours.Close()
+	if err != nil {
+		return nil, fmt.Errorf("nixl: cannot use the socket to the agent's process: %w", err)
+	}
+	h := &hostProcess{cmd: exec.Command(command[0], command[1:]...), conn: c.(*net.UnixConn), done: make(chan struct{})}
+	h.cmd.ExtraFiles = []*os.File{theirs}
+	h.cmd.Stdout, h.cmd.Stderr = os.Stderr, os.Stderr
+	if err := h.cmd.Start(); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("nixl: cannot start the agent's process: %w", err)
+	}
+	go h.wait()
+	return h, nil
+}
+
+// wait tells the agents of the process's end.
+func (h *hostProcess) wait() {
+	err := h.cmd.Wait()
+	h.why = "its process has ended"
+	if err != nil {
+		h.why = fmt.Sprintf("its process %d has ended: %v", h.cmd.Process.Pid, err)
+	}
+	h.mu.Lock()
+	if h.fault != "" {
+		h.why = fmt.Sprintf("its process %d was killed: %s", h.cmd.Process.Pid, h.fault)
+	}
+	agents := h.agents
+	h.agents = nil
+	close(h.done)
+	h.mu.Unlock()
+	for _, a := range agents {
+		a.die(h.why)
+	}
+}
+
+// close ends the process: it goes when its socket is closed, or is killed.
+func (h *hostProcess) close() {
+	h.conn.Close()
+	select {
+	case <-h.done:
+	case <-time.After(200 * time.Millisecond):
+		h.cmd.Process.Kill()
+		<-h.done
+	}
+}
+
+// kill ends the process for what it did.
+func (h *hostProcess) kill(fault string) {
+	h.mu.Lock()
+	h.fault = fault
+	h.mu.Unlock()
+	h.cmd.Process.Kill()
+}
+
+// open starts an agent in the process.
+func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path string) (*Agent, error) {
+	cfg.Commands, cfg.Events = isolatedCommands, isolatedEvents
+	if err := cfg.defaults(); err != nil {
+		return nil, err
+	}
+	memory, err := newArena("sluice-board", isolatedMemory)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newSharedRing(cfg.Commands, cfg.Events, isolatedSpill)
+	if err != nil {
+		return nil, err
+	}
+	rd, err := newReader(r)
+	if err != nil {
+		r.free()
+		return nil, err
+	}
+	d := &isolated{guarded: guarded{ring: r}, reader: rd, host: h, memory: memory}
+	order := hostOrder{
+		UCX: ucx, Search: cfg.Search, Path: path, Limit: cfg.StartTimeout, Ring: r.shared.address(), RingSize: len(r.shared.bytes),
+		Memory: memory.address(), Size: len(memory.bytes), Commands: cfg.Commands, Events: cfg.Events, Spill: r.spill, Pace: cfg.Pace,
+	}
+	a := newAgent(cfg)
+	a.driver = d
+	h.mu.Lock()
+	answer, err := h.order(ctx, &order, cfg.StartTimeout+time.Second, []int{r.shared.fd, memory.fd, r.wakeFD, r.eventFD})
+	if err == nil {
+		h.agents = append(h.agents, a)
+	}
+	h.mu.Unlock()
+	if err != nil {
+		d.wait.Close()
+		r.free()
+		return nil, err
+	}
+	a.library = answer.Library
+	rd.lost = func() { h.kill("it wrote nonsense into the ring of events") }
+	go d.read(a.receive)
+	select {
+	case <-h.done: // between the answer and the booking
+		a.die(h.why)
+	default:
+	}
+	if err := a.begin(ctx); err != nil {
+		return nil, err
+	}
+	// Which UCX NIXL has brought is known now.
+	h.mu.Lock()
+	answer, err = h.order(ctx, &hostOrder{About: true}, cfg.CallTimeout, nil)
+	h.mu.Unlock()
+	if err != nil {
+		a.Close()
+		return nil, err
+	}
+	a.library.UCX = answer.Library.UCX
+	return a, nil
+}
+
+// order sends one and waits for its answer.
+func (h *hostProcess) order(ctx context.Context, o *hostOrder, limit time.Duration, fds []int) (hostAnswer, error) {
+	deadline := time.Now().Add(limit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	stop := context.AfterFunc(ctx, func() { h.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var answer hostAnswer
+	b, err := json.Marshal(o)
+	if err != nil {
+		return answer, err
+	}
+	h.conn.SetDeadline(deadline)
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err = h.conn.WriteMsgUnix(b, rights, nil); err == nil {
+		buf, n := make([]byte, hostPacket), 0
+		if n, err = h.conn.Read(buf); err == nil {
+			err = json.Unmarshal(buf[:n], &answer)
+		}
+	}
+	switch {
+	case err != nil:
+		select {
+		case <-h.done:
+			err = errors.New(h.why)
+		default:
+		}
+		return answer, fmt.Errorf("nixl: the agent's process does not answer: %w", err)
+	case answer.Missing != nil:
+		return answer, answer.Missing
+	case answer.Error != "":
+		return answer, errors.New("nixl: in the agent's process: " + answer.Error)
+	}
+	return answer, nil
+}
+
+// isolated drives an agent in another process.
+type isolated struct {
+	guarded
+	*reader
+	host   *hostProcess
+	memory *arena
+}
+
+// stop waits for the agent's end, or ends the process.
+func (t *isolated) stop(by time.Time) bool {
+	for t.head.gone.Load() == 0 {
+		select {
+		case <-t.host.done:
+		case <-time.After(200 * time.Microsecond):
+			if time.Now().Before(by) {
+				continue
+			}
+			t.host.close()
+		}
+		break
+	}
+	t.end()
+	t.giveBack()
+	return true
+}
+
+// where says that an agent lives in another process, and in which.
+func (a *Agent) where() string {
+	if d, ok := a.driver.(*isolated); ok {
+		return fmt.Sprintf(", in process %d", d.host.cmd.Process.Pid)
+	}
+	return ""
+}
