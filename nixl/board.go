@@ -23,6 +23,7 @@ import (
 // time by the thread, by Look and by Complete one wins, and an end that comes for an
 // earlier ticket finds another sequence.
 type Board struct {
+	id      uint32
 	agent   *Agent // nil: filled by notifications alone
 	memory  *Memory
 	control []byte
@@ -119,7 +120,7 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	}
 	base := unsafe.Pointer(unsafe.SliceData(control))
 	b := &Board{
-		agent: a, memory: m, control: control, on: on,
+		id: boardID.Add(1), agent: a, memory: m, control: control, on: on,
 		slots:   slotsOf(m.bytes)[:slots],
 		words:   (*atomic.Uint64)(base),
 		tickets: unsafe.Slice((*ticketCell)(unsafe.Add(base, boardHead)), slots),
@@ -151,6 +152,12 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	}
 	return b, nil
 }
+
+var boardID atomic.Uint32
+
+// ID tells the boards of this process apart, from 1 on: a ticket of one means nothing on
+// another.
+func (b *Board) ID() uint32 { return b.id }
 
 // Slots is how many requests can be waited for at once.
 func (b *Board) Slots() int { return len(b.entries) }

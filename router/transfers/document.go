@@ -44,6 +44,7 @@ type DocumentNIXL struct {
 
 // DocumentBoard is where the completion board lies in the agent's memory.
 type DocumentBoard struct {
+	ID        uint32 `json:"id"` // a ticket of another board is told by a message
 	Address   uint64 `json:"address"`
 	Slots     int    `json:"slots"`
 	SlotBytes int    `json:"slot_bytes"`
@@ -70,7 +71,7 @@ func (w *Watch) Document(reached netip.Addr) (*Document, error) {
 	if w.agent != nil {
 		if o := w.agent.offer.Load(); o != nil {
 			d.NIXL = &DocumentNIXL{Agent: o.agent, Metadata: o.metadata, Version: o.version,
-				Board: DocumentBoard{Address: o.address, Slots: o.slots, SlotBytes: 64}}
+				Board: DocumentBoard{ID: o.board.ID(), Address: o.address, Slots: o.slots, SlotBytes: 64}}
 		}
 	}
 	return d, nil

@@ -73,7 +73,8 @@ func (t *Wait) AppendTicket(dst []byte) []byte {
 	dst = strconv.AppendUint(append(dst, `,"sequence":"`...), t.ticket.Sequence, 16)
 	dst = appendHex(append(dst, `","nonce":"`...), t.ticket.Nonce)
 	dst = appendHex(append(dst, `","request":"`...), t.ticket.Request)
-	return append(dst, `"}`...)
+	dst = strconv.AppendUint(append(dst, `","board":`...), uint64(t.board.ID()), 10)
+	return append(dst, '}')
 }
 
 // appendHex appends all 16 digits. strconv's form for any base took a sixth of what

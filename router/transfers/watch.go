@@ -148,7 +148,7 @@ func (w *Watch) sweep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, b := range [...]*nixl.Board{w.board.Load(), w.older.Load()} {
+			for _, b := range w.boards() {
 				if b != nil {
 					b.Expire(now, sweepSlots)
 				}
@@ -180,12 +180,25 @@ func (w *Watch) use(b *nixl.Board) {
 	}
 }
 
+// boards are those that tickets may be out of, nil where it would be one again: the
+// one that they are lent from, the one before, and the one of messages alone.
+func (w *Watch) boards() [3]*nixl.Board {
+	all := [3]*nixl.Board{w.board.Load(), w.older.Load(), w.plain}
+	if all[1] == all[0] {
+		all[1] = nil
+	}
+	if all[2] == all[0] || all[2] == all[1] {
+		all[2] = nil
+	}
+	return all
+}
+
 // frame takes a message of the connector, from whichever tier; false when it is none.
 func (w *Watch) frame(m []byte) bool {
 	if !bytes.HasPrefix(m, []byte(nixl.MessagePrefix)) {
 		return w.book.Line(m)
 	}
-	for _, b := range [...]*nixl.Board{w.board.Load(), w.older.Load()} {
+	for _, b := range w.boards() {
 		if b != nil && b.Message(m) == nil {
 			return true
 		}

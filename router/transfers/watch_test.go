@@ -128,7 +128,7 @@ func TestOverZMQ(t *testing.T) {
 
 	wait = w.Open("b", time.Now())
 	wait.Lend(time.Minute)
-	if ticket := string(wait.AppendTicket([]byte("x"))); !strings.HasPrefix(ticket, `x{"slot":`) || !strings.HasSuffix(ticket, `"}`) {
+	if ticket := string(wait.AppendTicket([]byte("x"))); !strings.HasPrefix(ticket, `x{"slot":`) || !strings.HasSuffix(ticket, fmt.Sprintf(`","board":%d}`, w.plain.ID())) {
 		t.Errorf("ticket %s", ticket)
 	}
 	rec := wait.ticket.Record(nixl.Completion{Request: wait.ticket.Request, Bytes: 7, Took: time.Millisecond})

@@ -98,7 +98,7 @@ class NixlChannel:
         return True
 
     def record(self, ticket: Ticket, record: bytes) -> bool:
-        if self._board is None or ticket.slot >= self._board.slots:
+        if self._board is None or ticket.slot >= self._board.slots or ticket.board != self._board.id:
             return self.send(message(ticket, record))
         ctypes.memmove(self._from, record, RECORD_BYTES)
         agent, to = self._agent, self._board.address + ticket.slot * RECORD_BYTES

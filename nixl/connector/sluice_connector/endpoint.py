@@ -7,7 +7,7 @@
      "zmq": {"endpoint": "tcp://10.0.0.1:8091"},  null where there is none
      "ucx": {"address": "<base64>", "version": "1.23", "secret": "…"},
      "nixl": {"agent": "sluice-5f0c…", "metadata": "<base64>", "version": "1.5.1",
-              "board": {"address": 139…, "slots": 65536, "slot_bytes": 64, "device": 0}}}
+              "board": {"id": 2, "address": 139…, "slots": 65536, "slot_bytes": 64, "device": 0}}}
 
 The metadata lets its holder write into the board, and the secret report, so
 neither is ever logged.
@@ -25,6 +25,7 @@ MAX_ANSWER = 1 << 20
 class Board(NamedTuple):
     address: int
     slots: int
+    id: int = 0
 
 
 class Nixl(NamedTuple):
@@ -80,7 +81,7 @@ def parse(body: bytes) -> Endpoint:
         if nixl:
             board = nixl.get("board")
             if board and board.get("slot_bytes") == 64 and board.get("device", 0) == 0:
-                board = Board(int(board["address"]), int(board["slots"]))
+                board = Board(int(board["address"]), int(board["slots"]), int(board.get("id", 0)))
             else:
                 board = None  # of a kind that we cannot write to: notifications will do
             nixl = Nixl(nixl["agent"], base64.b64decode(nixl["metadata"]), str(nixl.get("version", "")), board)

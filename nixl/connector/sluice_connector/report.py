@@ -40,6 +40,7 @@ class Ticket(NamedTuple):
     sequence: int
     nonce: int
     request: int
+    board: int = 0  # which of the router's boards; 0 from a router that has one
 
 
 class Report(NamedTuple):
@@ -104,12 +105,12 @@ def hand_out(params) -> Optional[Ticket]:
     """The ticket that the router put into kv_transfer_params, if any.
 
     It is the member ``sluice``: ``{"slot": 17, "sequence": "5", "nonce":
-    "00c0ffee00c0ffee", "request": "1f"}``, the last three hexadecimal. Whatever
+    "00c0ffee00c0ffee", "request": "1f", "board": 2}``, those in quotes hexadecimal. Whatever
     else stands there is no error: the report then goes by its line.
     """
     try:
         given = params["sluice"]
-        t = Ticket(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16))
+        t = Ticket(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16), int(given.get("board", 0)))
     except (KeyError, TypeError, ValueError):
         return None
     if not 0 <= t.slot < 1 << 20 or any(not 0 <= n < 1 << 64 for n in t[1:]):
