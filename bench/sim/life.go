@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -88,7 +89,7 @@ func (e *Engine) newLife() (l *life, err error) {
 		}
 	}
 	host, _, _ := net.SplitHostPort(e.addrs[0])
-	if l.side, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err != nil {
+	if l.side, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(e.o.SidePort))); err != nil {
 		return l, fmt.Errorf("sim: cannot listen for transfers on %q: %w", host, err)
 	}
 	l.listeners = append(l.listeners, l.side)

@@ -60,6 +60,9 @@ type Options struct {
 	PullTimeout  time.Duration
 	AbortTimeout time.Duration // Mooncake and NIXL push: how long prefill offers blocks, and decode waits for the offer; 0 means 480 s
 
+	// SidePort is the port of the side channel, where simulated engines reach each
+	// other (LMCache's init and alloc port); 0 takes a free one.
+	SidePort int
 	// Bootstrap is the address of a prefill's bootstrap server (SGLang, Mooncake);
 	// "" takes a free port on the loopback.
 	Bootstrap         string
@@ -140,6 +143,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Expired, "expired-handle", "garbage", "a handle whose lease ran out: garbage (vLLM 0.32: 200, counted), error or crash")
 	fs.DurationVar(&o.PullTimeout, "pull-timeout", 30*time.Second, "how long decode tries an unreachable prefill")
 	fs.DurationVar(&o.AbortTimeout, "abort-timeout", 480*time.Second, "Mooncake, NIXL push: how long blocks are offered and waited for")
+	fs.IntVar(&o.SidePort, "side-port", 0, "`port` where simulated engines reach each other (LMCache's init and alloc port); 0 takes a free one")
 	fs.StringVar(&o.Bootstrap, "bootstrap", "127.0.0.1:0", "`address` of a prefill's bootstrap server (SGLang, Mooncake)")
 	fs.DurationVar(&o.RegisterDelay, "register-delay", 0, "SGLang: until prefill's ranks are registered with the bootstrap server")
 	fs.DurationVar(&o.BootstrapTimeout, "bootstrap-timeout", 300*time.Second, "SGLang: how long prefill waits for decode's handshake")
@@ -266,6 +270,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"blocks", o.Blocks, 2, 1 << 24},
 		{"max-num-seqs", o.MaxSeqs, 1, 1 << 20},
 		{"max-num-batched-tokens", o.MaxBatch, 1, 1 << 24},
+		{"side-port", o.SidePort, 0, 65535},
 		{"kv-buffer-steps", o.BufferSteps, 1, 1 << 20},
 	} {
 		if c.val < c.min || c.val > c.max {

@@ -21,6 +21,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/router/config"
+	"sluice/router/worker"
 )
 
 // startSidecar runs a sidecar as its command line says and waits until it is ready.
@@ -255,27 +256,88 @@ func TestSidecarChoosesItself(t *testing.T) {
 	}
 }
 
+// TestSidecarFamilies: every family, its prefill worker named by the request: the
+// right answer, nothing of the prompt computed beside decode, and nothing left of a
+// client that goes or of a prefill that fails.
 func TestSidecarFamilies(t *testing.T) {
 	whole := startSim(t, nil)
-	for _, pd := range []string{"orchestrated", "trtllm"} {
-		mod := func(r string) func(*sim.Options) {
-			return func(o *sim.Options) {
-				o.PD, o.Role = pd, r
-				if pd == "trtllm" {
-					o.Engine = "trtllm"
+	for i := range matrixFamilies {
+		fam := matrixFamilies[i].prepared(t)
+		t.Run(fam.name, func(t *testing.T) {
+			p, prefill := sidecarEngine(t, fam, worker.Prefill)
+			d, decode := sidecarEngine(t, fam, worker.Decode)
+			args := []string{"--pd", fam.name, "--prefill-networks", "127.0.0.0/8", "--model", "sim", "--set", "pd.cut_after=100ms"}
+			engine, named := d.URL(), hostPort(p)
+			for key, values := range decode.Options {
+				engine += "," + key + "=" + strings.Join(values, "+")
+			}
+			if port := prefill.Options["bootstrap_port"]; port != nil {
+				named += ";bootstrap_port=" + port[0] // a host is nothing that a request may name beside
+			}
+			cfg := config.Default()
+			if fam.config != nil {
+				fam.config(cfg)
+				args = append(args, "--nixl-proxy-port", strconv.Itoa(cfg.LMCache.ProxyPort))
+			}
+			r := startSidecar(t, append(args, "--engine", engine)...)
+			for i, f := range phrasings(300, "") {
+				a := post(t, r.URL+f.path, f.body, "x-sluice-prefill", named, "X-Request-Id", fmt.Sprintf("%s-%d", fam.name, i))
+				like(t, f.name, a, post(t, whole.URL()+f.path, f.body))
+				if got := a.Header.Get("X-Sluice-Prefill-Worker"); got != hostPort(p) {
+					t.Errorf("%s: prefill by %q", f.name, got)
 				}
 			}
-		}
-		p, d := startSim(t, mod("prefill")), startSim(t, mod("decode"))
-		r := startSidecar(t, "--pd", pd, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--model", "sim")
-		for i, f := range phrasings(300, "") {
-			a := post(t, r.URL+f.path, f.body, "x-prefiller-host-port", hostPort(p), "X-Request-Id", fmt.Sprintf("%s-%d", pd, i))
-			like(t, pd+", "+f.name, a, post(t, whole.URL()+f.path, f.body))
-			if a.Header.Get("X-Sluice-Prefill-Worker") != hostPort(p) {
-				t.Errorf("%s, %s: no prefill leg", pd, f.name)
+			most := 0
+			if fam.name == "storage" {
+				most = 4 * 16 // the store keeps whole blocks
 			}
-		}
+			if s := d.Stats().Sum(); s.LocalCompute > most || s.GarbageReads+s.RoomsReused+s.RoomsMismatched != 0 {
+				t.Errorf("decode computed %d tokens of prompts: %+v", s.LocalCompute, s)
+			}
+			quiet(t, r, 10*time.Second, p, d)
+
+			p.Fault(sim.Fault{Kind: sim.Status, N: 1})
+			f := phrasings(301, "")[0]
+			a := post(t, r.URL+f.path, f.body, "x-sluice-prefill", named)
+			if fam.name == "sglang" { // its decode engines cannot prefill
+				if a.Status < 500 {
+					t.Errorf("status %d without a prefill", a.Status)
+				}
+			} else {
+				like(t, "the prefill worker fails", a, post(t, whole.URL()+f.path, f.body))
+			}
+			p.ClearFaults()
+
+			d.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
+			ctx, cancel := context.WithCancel(context.Background())
+			gone := make(chan struct{})
+			before := d.Stats().Sum().GeneratedTokens
+			go func() {
+				defer close(gone)
+				tryPost(ctx, r.URL+"/v1/chat/completions", strings.Replace(chat(`,"stream":true`), `"max_tokens":12`, `"max_tokens":2000,"ignore_eos":true`, 1), "x-sluice-prefill", named)
+			}()
+			eventually(t, 10*time.Second, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > before })
+			cancel()
+			<-gone
+			quiet(t, r, 3*time.Second, p, d) // the lease is 30 s and longer
+		})
 	}
+}
+
+// sidecarEngine is one engine of a family, and its worker as an operator writes it.
+func sidecarEngine(t *testing.T, fam *matrixFamily, leg worker.Role) (*sim.Engine, config.Worker) {
+	t.Helper()
+	e := startSim(t, func(o *sim.Options) {
+		o.Role = leg.String()
+		if fam.engine != nil {
+			fam.engine(o)
+		}
+	})
+	w := at(e, leg, leg.String())
+	if fam.worker != nil {
+		fam.worker(&w, e)
+	}
+	return e, w
 }
 
 // SGLang's two legs meet at the bootstrap server of the worker named; a request

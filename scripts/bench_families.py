@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""What a prefill/decode request costs the router, family by family.
+
+Two simulated engines of each family share one core with the load, the router has the
+other to itself; haproxy in front of one engine is the baseline, where it is installed.
+Prints a table as Markdown:
+
+  CPU         of the router for one request, both legs: short completions of 64 token
+              ids, not streamed, 16 at once; and its ratio to haproxy's for one leg
+  added TTFT  one stream at a time: time to first token through the router, less that
+              of the engine legs straight (one after the other, or decode's alone where
+              both start together). What the simulated engines say to each other for
+              their hand-over is in it.
+
+  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md]
+
+About 4 minutes with the defaults. Only ratios of one run mean anything.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+
+import bench_proxies
+from bench_proxies import SLUICE, Process, free_port, load, med, wait_ready
+
+ENGINES, ROUTER = 0, 1  # cores
+
+SIM = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--blocks", "65536", "--speed", "inf",
+       "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--cost-transfer", "-1ns", "--cost-handshake", "-1ns"]
+CPU_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "16", "--prompt-tokens", "64", "--output-tokens", "4"]
+ONE = ["--endpoint", "completions", "--token-ids", "--concurrency", "1", "--prompt-tokens", "64"]
+
+# What each family's engines are started with; the legs that follow one another.
+FAMILIES = {
+    "aggregated": ([], 1),
+    "nixl": ([], 2),
+    "nixl-push": (["--pd", "nixl-push"], 1),
+    "sglang": (["--engine", "sglang"], 1),
+    "mooncake": (["--pd", "mooncake"], 1),
+    "orchestrated": (["--pd", "orchestrated"], 2),
+    "lmcache": (["--pd", "lmcache"], 2),
+    "trtllm": (["--engine", "trtllm"], 2),
+    "storage": ([], 2),  # the engines' store would be of one process; decode computes, which takes it no time
+}
+
+
+PAGE = """# What a prefill/decode request costs
+
+Written by `scripts/bench_families.py --report docs/pd-cost.md` (`make bench-families`), which says what is measured; run it on a quiet machine.
+
+%s
+
+Other routers, each in a run of its own, CPU of both legs as a multiple of haproxy's one leg (16 µs there): sglang-router 8, vllm-router 9, production-stack and
+llm-d's sidecar, on a busier machine, above that. The engines' own hand-over is in the added time and not in the CPU.
+"""
+
+
+class Bench:
+    def __init__(self):
+        self.procs = []
+
+    def start(self, core, *argv):
+        p = Process(core, [SLUICE, *argv], first_line=True)
+        self.procs.append(p)
+        return p
+
+    def stop(self):
+        for p in self.procs:
+            p.stop()
+        self.procs = []
+
+    def engine(self, *flags):
+        p = self.start(ENGINES, *SIM, *flags)
+        wait_ready(p.addr, "/health")
+        return p.addr
+
+    def router(self, family, flags):
+        """A router over a pair of engines of the family; gives its process."""
+        more, prefill, decode = [], [], []
+        common = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"]
+        if family == "aggregated":
+            p = self.start(ROUTER, *common, "--engine", "http://%s,kv_events=off" % self.engine())
+            wait_ready(p.addr, "/readyz")
+            return p
+        options = {"prefill": "", "decode": ""}
+        if family in ("sglang", "mooncake"):
+            port = free_port()
+            prefill = ["--bootstrap", "127.0.0.1:%d" % port]
+            options["prefill"] = ",bootstrap_port=%d" % port
+        if family == "lmcache":
+            proxy, side = free_port(), free_port()
+            flags = [*flags, "--lmcache-proxy", "tcp://127.0.0.1:%d" % proxy]
+            decode = ["--side-port", str(side)]
+            options["decode"] = ",init_port=%d,alloc_port=%d" % (side, side)
+            more = ["--nixl-proxy-host", "127.0.0.1", "--nixl-proxy-port", str(proxy)]
+        urls = [self.engine(*flags, "--role", "prefill", *prefill), self.engine(*flags, "--role", "decode", *decode)]
+        p = self.start(ROUTER, *common, "--pd", family, *more,
+                       "--prefill", "http://%s,kv_events=off%s" % (urls[0], options["prefill"]),
+                       "--decode", "http://%s,kv_events=off%s" % (urls[1], options["decode"]))
+        wait_ready(p.addr, "/readyz")
+        return p
+
+
+def cpu_of(process, addr, seconds):
+    load(ENGINES, addr, *CPU_LOAD, "--duration", "0.3s")
+    before = process.cpu()
+    rep = load(ENGINES, addr, *CPU_LOAD, "--duration", seconds)
+    return (process.cpu() - before) / rep["ok"] * 1e6, rep["requests_per_second"]
+
+
+def first_token(addr, seconds):
+    rep = load(ENGINES, addr, *ONE, "--output-tokens", "4", "--duration", seconds)
+    return [rep["ttft"][q] * 1000 for q in ("p50_ms", "p99_ms")]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
+    ap.add_argument("--families", default=",".join(FAMILIES))
+    ap.add_argument("--report", help="write the page there as well")
+    a = ap.parse_args()
+    if not os.path.exists(SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    if os.cpu_count() < 2 or not shutil.which("taskset"):
+        sys.exit("two cores and taskset are needed: one core for the router, one for engines and load")
+    names = a.families.split(",")
+    unknown = [n for n in names if n not in FAMILIES]
+    if unknown:
+        sys.exit("no such family: %s; there are %s" % (", ".join(unknown), ", ".join(FAMILIES)))
+    seconds = "%.1fs" % a.seconds
+    rows = {n: {"cpu": [], "rps": [], "p50": [], "p99": []} for n in names}
+    base = []
+    bench, tmp = Bench(), tempfile.mkdtemp(prefix="sluice-families-")
+    try:
+        straight = bench.engine()
+        routers = {n: bench.router(n, FAMILIES[n][0]) for n in names}
+        proxy = None
+        if shutil.which("haproxy"):
+            def start(core, argv):
+                p = Process(core, argv)
+                bench.procs.append(p)
+                return p
+
+            _, proxy, at, path = bench_proxies.haproxy(start, ROUTER, tmp, straight)
+            wait_ready(at, path)
+        for i in range(a.rounds):
+            print("round %d of %d" % (i + 1, a.rounds), file=sys.stderr)
+            if proxy:
+                base.append(cpu_of(proxy, at, seconds)[0])
+            leg = load(ENGINES, straight, *ONE, "--stream=false", "--output-tokens", "1", "--duration", seconds)["end_to_end"]
+            alone = first_token(straight, seconds)
+            for n, p in routers.items():
+                row = rows[n]
+                cpu, rps = cpu_of(p, p.addr, seconds)
+                row["cpu"].append(cpu)
+                row["rps"].append(rps)
+                before = leg["p50_ms"] * 1000 * (FAMILIES[n][1] - 1)
+                got = first_token(p.addr, seconds)
+                row["p50"].append(got[0] - alone[0] - before)
+                row["p99"].append(got[1] - alone[1] - before)
+    finally:
+        bench.stop()
+        shutil.rmtree(tmp, ignore_errors=True)
+    lines = ["Median [range] of %d rounds of %s on %d cores; load average %.1f at the end." % (a.rounds, seconds, os.cpu_count(), os.getloadavg()[0])]
+    if base:
+        lines.append("haproxy, one leg: %s µs CPU a request." % med(base))
+    lines += ["", "| family | CPU µs a request | ratio to haproxy's one leg | requests/s | added TTFT p50 µs | added TTFT p99 µs |", "| --- | --- | --- | --- | --- | --- |"]
+    for n, r in rows.items():
+        ratio = "%.2f" % statistics.median(x / y for x, y in zip(r["cpu"], base)) if base else "–"
+        lines.append("| %s | %s | %s | %s | %s | %s |" % (n, med(r["cpu"]), ratio, med(r["rps"], 0), med(r["p50"], 0), med(r["p99"], 0)))
+    print("\n".join(lines))
+    if a.report:
+        with open(a.report, "w", encoding="utf-8") as f:
+            f.write(PAGE % "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
