@@ -52,6 +52,7 @@ fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks
 	SLUICE_SOAK=1 go test -timeout 4h -count=1 ./router/... ./dataplane/... ./bench/...
+	SLUICE_SOAK=1 go test -race -v -timeout 4h -count=1 -run 'TestMetamorphicSoak$$' ./router/kvindex
 	@scripts/fuzz.sh 5m
 
 .PHONY: native

@@ -22,48 +22,55 @@ type ApproxOptions struct {
 // (Observe) until the engine says otherwise (Confirm) or time passes. All
 // methods may be called from any goroutine.
 //
-// It is cut into shards by the first block of a prompt, each with a lock of its own:
-// prompts that begin differently do not meet. Find is not free of locks, as that of
-// Index is: it takes its shard's for reading, and waits while Observe or Confirm is
-// at a prompt that begins with the same block, for as long as that takes (tens of
-// nanoseconds a block). The bound on memory is that of all shards together, so a
-// beginning that all prompts share may have all of it. Each call holds one lock at a
-// time.
+// What is believed lies in an index of New's kind, so Find takes no lock and waits
+// for nobody, also where all prompts begin alike. Beside it stands when each
+// (rank, block) was last seen: in shards by the first block of a prompt, each with a
+// lock of its own for those who write. A block is in the index as long as it has a
+// sighting; both change under the shard's lock, and the index's own locks come after
+// it. The bound on memory is that of all shards together, so a beginning that all
+// prompts share may have all of it.
 type Approx struct {
-	max    int64
-	ttl    time.Duration
-	start  time.Time
-	bytes  atomic.Int64
-	turn   atomic.Uint32 // whose expiry is looked after next
-	shards [approxShards]approxShard
+	max       int64
+	ttl       time.Duration
+	start     time.Time
+	index     *radix
+	sightings atomic.Int64
+	turn      atomic.Uint32 // whose expiry is looked after next
+	evicted   atomic.Uint64
+	shards    [approxShards]approxShard
 }
 
 const approxShards = 64
 
 type approxShard struct {
-	mu      sync.RWMutex
-	of      *Approx
-	graph   graph
-	evicted uint64
-	told    int64 // its part of Approx.bytes
+	mu   sync.Mutex
+	of   *Approx
+	told int // its part of Approx.sightings
 	// oldest is when first was seen, for others to read; noSighting where there is none.
 	oldest atomic.Int64
 
-	// seen runs beside graph.entries, by the same numbers, as a list from the
-	// entry seen longest ago to the latest.
-	seen        []sighting
+	ranks []table // by slot: sequence hash -> sighting
+	// seen is a list from what was seen longest ago to the latest.
+	seen        slab[sighting]
 	first, last uint32
-	_           [64]byte // the next one's lock is on a cache line of its own
+	hashes      []EngineHash // on their way into the index, or out of it
+	gone        worker.Slot  // whose those are that go
+	_           [64]byte     // the next one's lock is on a cache line of its own
 }
 
 const noSighting = math.MaxInt64
 
 type sighting struct {
-	older, newer uint32
+	hash         blockhash.Seq
 	at           time.Duration // since Approx.start
+	older, newer uint32
+	slot         worker.Slot
 	// fresh: brought by one request, so never yet counted on by another.
 	fresh bool
 }
+
+// sightingBytes is what one is taken to cost: the record and a half-full table.
+const sightingBytes = int64(unsafe.Sizeof(sighting{}) + 2*unsafe.Sizeof(cell{}))
 
 // NewApprox makes an empty Approx.
 func NewApprox(opt ApproxOptions) *Approx {
@@ -74,10 +81,11 @@ func NewApprox(opt ApproxOptions) *Approx {
 		opt.TTL = 2 * time.Minute
 	}
 	a := &Approx{max: opt.MaxBytes, ttl: opt.TTL, start: time.Now()}
+	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
+	a.index.max = math.MaxInt64 // what goes at the bound is said here, with its sighting
 	for i := range a.shards {
-		s := &a.shards[i]
-		s.of, s.seen = a, make([]sighting, 1)
-		s.oldest.Store(noSighting)
+		a.shards[i].of = a
+		a.shards[i].oldest.Store(noSighting)
 	}
 	return a
 }
@@ -97,10 +105,19 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	s.observe(slot, seqs, now, true)
+	s.observe(&Stored{Slot: slot, seqs: seqs}, now, true)
 	s.unlock()
 	a.trim(now)
 }
+
+// over says whether more is held than may be; the index publishes what it takes by
+// the grain.
+func (a *Approx) over() bool {
+	return a.index.bytes.Load()+shardCount*a.index.grain+a.sightings.Load()*sightingBytes > a.max
+}
+
+// trimStep is how many blocks go at a time.
+const trimStep = 64
 
 // trim forgets what is over the bound, the oldest of all shards first, and looks
 // after one shard's expiry, so that one that nobody asks does not keep what is past.
@@ -109,7 +126,7 @@ func (a *Approx) trim(now time.Duration) {
 		s.expire(now)
 		s.unlock()
 	}
-	for a.bytes.Load() > a.max {
+	for a.over() {
 		s := &a.shards[0]
 		for i := range a.shards {
 			if o := &a.shards[i]; o.oldest.Load() < s.oldest.Load() {
@@ -121,9 +138,9 @@ func (a *Approx) trim(now time.Duration) {
 			s.unlock()
 			return // others have emptied it meanwhile, and are at it
 		}
-		for n := 0; n < 64 && s.first != 0 && a.bytes.Load()+s.bytes()-s.told > a.max; n++ {
+		for n := 0; n < trimStep && s.first != 0; n++ {
 			s.forget(s.first)
-			s.evicted++
+			a.evicted.Add(1)
 		}
 		s.unlock()
 	}
@@ -131,43 +148,63 @@ func (a *Approx) trim(now time.Duration) {
 
 // unlock ends a writer's turn and tells the others of it.
 func (s *approxShard) unlock() {
-	n := s.bytes()
-	s.of.bytes.Add(n - s.told)
-	s.told = n
+	s.withdraw()
+	if n := s.seen.live(); n != s.told {
+		s.of.sightings.Add(int64(n - s.told))
+		s.told = n
+	}
 	oldest := int64(noSighting)
 	if s.first != 0 {
-		oldest = int64(s.seen[s.first].at)
+		oldest = int64(s.seen.at(s.first).at)
 	}
 	s.oldest.Store(oldest)
 	s.mu.Unlock()
 }
 
-func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) {
-	s.observeAfter(0, slot, seqs, now, fresh)
-}
-
-// observeAfter is observe for blocks that follow a node, 0 at the start of a prompt.
-func (s *approxShard) observeAfter(parent uint32, slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) {
-	var before uint32 // the list goes on in front of this entry
-	for _, seq := range seqs {
-		parent = s.graph.nodeFor(seq, parent)
-		e := s.graph.entryOf(slot, Device, EngineHash(seq))
-		if e == 0 {
-			e, _ = s.graph.add(slot, Device, EngineHash(seq), parent)
-			for int(e) >= len(s.seen) {
-				s.seen = append(s.seen, sighting{})
+// observe notes the blocks of ev.seqs, which follow ev.Parent if there is one, as
+// seen now, and says how many are new. It uses ev to store those.
+func (s *approxShard) observe(ev *Stored, now time.Duration, fresh bool) (added int) {
+	s.withdraw()
+	seqs := ev.seqs
+	for int(ev.Slot) >= len(s.ranks) {
+		s.ranks = append(s.ranks, table{})
+	}
+	r := &s.ranks[ev.Slot]
+	store := func(end int) {
+		if len(s.hashes) > 0 {
+			from := end - len(s.hashes)
+			if from > 0 {
+				ev.HasParent, ev.Parent, ev.parentSeq = true, EngineHash(seqs[from-1]), seqs[from-1]
 			}
-			s.seen[e] = sighting{fresh: fresh}
-		} else {
+			ev.Engine, ev.seqs = s.hashes, seqs[from:end]
+			added += s.of.index.Store(ev).Added
+			s.hashes = s.hashes[:0]
+		}
+	}
+	var before uint32 // the list goes on in front of this entry
+	for i, seq := range seqs {
+		e := r.get(uint64(seq))
+		switch {
+		case e == 0:
+			e = s.seen.alloc()
+			*s.seen.at(e) = sighting{hash: seq, slot: ev.Slot, fresh: fresh}
+			r.put(uint64(seq), e)
+			s.hashes = append(s.hashes, EngineHash(seq))
+		case e == before: // a block that follows itself
+			continue
+		default:
+			store(i)
 			s.unlink(e)
-			s.seen[e].fresh = false
+			s.seen.at(e).fresh = false
 		}
 		// A block is put behind its successors' age, so that a prompt is
 		// forgotten from its end on and never with a hole in it.
 		s.linkBefore(e, before)
-		s.seen[e].at = now
+		s.seen.at(e).at = now
 		before = e
 	}
+	store(len(seqs))
+	return added
 }
 
 // Confirm tells how many leading blocks of a prompt the engine found in its
@@ -184,32 +221,29 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	for _, seq := range seqs[cachedBlocks:] {
-		if e := s.graph.entryOf(slot, Device, EngineHash(seq)); e != 0 && !s.seen[e].fresh {
-			s.forget(e)
+	if int(slot) < len(s.ranks) {
+		for _, seq := range seqs[cachedBlocks:] {
+			if e := s.ranks[slot].get(uint64(seq)); e != 0 && !s.seen.at(e).fresh {
+				s.forget(e)
+			}
 		}
 	}
-	s.observe(slot, seqs[:cachedBlocks], now, false)
+	s.observe(&Stored{Slot: slot, seqs: seqs[:cachedBlocks]}, now, false)
 	s.unlock()
 	a.trim(now)
 }
 
-// Find is as Index.Find, but for the lock.
+// Find is as Index.Find. What is past its time it forgets first, unless somebody is
+// writing there: then it may tell of it for that moment longer.
 func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
-	if len(seqs) == 0 {
-		o.Reset()
-		return
+	if len(seqs) > 0 {
+		now := time.Since(a.start)
+		if s := a.shard(seqs[0]); s.stale(now) && s.mu.TryLock() {
+			s.expire(now)
+			s.unlock()
+		}
 	}
-	now := time.Since(a.start)
-	s := a.shard(seqs[0])
-	if s.stale(now) {
-		s.mu.Lock()
-		s.expire(now)
-		s.unlock()
-	}
-	s.mu.RLock()
-	s.graph.find(seqs, o)
-	s.mu.RUnlock()
+	a.index.Find(seqs, o)
 }
 
 // Clear forgets everything of a rank and returns how many blocks it held.
@@ -217,13 +251,15 @@ func (a *Approx) Clear(slot worker.Slot) (n int) {
 	for i := range a.shards {
 		s := &a.shards[i]
 		s.mu.Lock()
-		if int(slot) < len(s.graph.ranks) {
-			for _, c := range s.graph.ranks[slot].byHash[Device].cells {
+		if int(slot) < len(s.ranks) {
+			cells := s.ranks[slot].cells
+			s.ranks[slot] = table{} // forget then finds nothing to remove from it
+			for _, c := range cells {
 				if c.ref != 0 {
-					s.unlink(c.ref)
+					s.forget(c.ref)
+					n++
 				}
 			}
-			n += s.graph.clear(slot)
 		}
 		s.unlock()
 	}
@@ -231,33 +267,13 @@ func (a *Approx) Clear(slot worker.Slot) (n int) {
 }
 
 // Len is the number of (rank, block) entries.
-func (a *Approx) Len() (n int) {
-	for i := range a.shards {
-		s := &a.shards[i]
-		s.mu.RLock()
-		n += s.graph.len
-		s.mu.RUnlock()
-	}
-	return n
-}
+func (a *Approx) Len() int { return int(a.sightings.Load()) }
 
 // Bytes is the memory the entries take.
-func (a *Approx) Bytes() int64 { return a.bytes.Load() }
+func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.sightings.Load()*sightingBytes }
 
 // Evicted is how many entries the bound on memory has cost so far.
-func (a *Approx) Evicted() (n uint64) {
-	for i := range a.shards {
-		s := &a.shards[i]
-		s.mu.RLock()
-		n += s.evicted
-		s.mu.RUnlock()
-	}
-	return n
-}
-
-func (s *approxShard) bytes() int64 {
-	return s.graph.bytes() + int64(s.graph.entries.live())*int64(unsafe.Sizeof(sighting{}))
-}
+func (a *Approx) Evicted() uint64 { return a.evicted.Load() }
 
 // stale may be asked without the lock.
 func (s *approxShard) stale(now time.Duration) bool {
@@ -266,44 +282,92 @@ func (s *approxShard) stale(now time.Duration) bool {
 }
 
 func (s *approxShard) expire(now time.Duration) {
-	for s.first != 0 && now-s.seen[s.first].at > s.of.ttl {
+	for s.first != 0 && now-s.seen.at(s.first).at > s.of.ttl {
 		s.forget(s.first)
 	}
 }
 
+// forget takes a sighting away; the block leaves the index with withdraw at the
+// latest.
 func (s *approxShard) forget(e uint32) {
 	s.unlink(e)
-	s.graph.drop(e)
+	x := s.seen.at(e)
+	if x.slot != s.gone {
+		s.withdraw()
+		s.gone = x.slot
+	}
+	s.hashes = append(s.hashes, EngineHash(x.hash))
+	s.ranks[x.slot].remove(uint64(x.hash))
+	s.seen.free(e)
+}
+
+// withdraw takes what was forgotten out of the index.
+func (s *approxShard) withdraw() {
+	if len(s.hashes) > 0 {
+		s.of.index.Remove(s.gone, Device, s.hashes)
+		s.hashes = s.hashes[:0]
+	}
 }
 
 // linkBefore puts e next to newer on its older side; 0 means the latest end.
 func (s *approxShard) linkBefore(e, newer uint32) {
 	older := s.last
 	if newer != 0 {
-		older = s.seen[newer].older
-		s.seen[newer].older = e
+		older = s.seen.at(newer).older
+		s.seen.at(newer).older = e
 	} else {
 		s.last = e
 	}
 	if older != 0 {
-		s.seen[older].newer = e
+		s.seen.at(older).newer = e
 	} else {
 		s.first = e
 	}
-	s.seen[e].older, s.seen[e].newer = older, newer
+	s.seen.at(e).older, s.seen.at(e).newer = older, newer
 }
 
 func (s *approxShard) unlink(e uint32) {
-	x := &s.seen[e]
+	x := s.seen.at(e)
 	if x.older != 0 {
-		s.seen[x.older].newer = x.newer
+		s.seen.at(x.older).newer = x.newer
 	} else {
 		s.first = x.newer
 	}
 	if x.newer != 0 {
-		s.seen[x.newer].older = x.older
+		s.seen.at(x.newer).older = x.older
 	} else {
 		s.last = x.older
 	}
 	x.older, x.newer = 0, 0
+}
+
+// Export implements Exporter; an engine hash is the block's own.
+func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) { a.index.Export(slot, yield) }
+
+// Import implements Importer: the blocks are believed as if they had been seen now.
+func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
+	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
+		return res
+	}
+	now := time.Since(a.start)
+	ev := Stored{Slot: slot, HasParent: x.HasParent, Parent: EngineHash(x.ParentSeq), parentSeq: x.ParentSeq, seqs: x.Seqs}
+	s := a.shard(x.Seqs[0])
+	s.mu.Lock()
+	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
+		s.expire(now)
+		if int(slot) < len(s.ranks) && s.ranks[slot].get(uint64(x.ParentSeq)) != 0 {
+			break
+		}
+		s.unlock()
+		if i == approxShards {
+			return StoreResult{Orphan: true}
+		}
+		s = &a.shards[i]
+		s.mu.Lock()
+	}
+	res.Added = s.observe(&ev, now, false)
+	res.Repeated = len(x.Seqs) - res.Added
+	s.unlock()
+	a.trim(now)
+	return res
 }

@@ -131,29 +131,38 @@ func TestApproxConcurrent(t *testing.T) {
 	}
 }
 
-// check checks every shard, its list and what it has told of itself.
+// check checks every shard, its list and its tables, and that the index holds what
+// they say and no more. Nobody writes meanwhile.
 func (a *Approx) check() error {
-	total := int64(0)
+	total := 0
 	for i := range a.shards {
 		s := &a.shards[i]
-		if err := s.graph.check(); err != nil {
-			return fmt.Errorf("shard %d: %w", i, err)
-		}
-		n := 0
-		for e := s.first; e != 0; e, n = s.seen[e].newer, n+1 {
-			if newer := s.seen[e].newer; newer == 0 && s.last != e || newer != 0 && s.seen[newer].older != e {
+		n, filed := 0, 0
+		for e := s.first; e != 0; e, n = s.seen.at(e).newer, n+1 {
+			x := s.seen.at(e)
+			if x.newer == 0 && s.last != e || x.newer != 0 && s.seen.at(x.newer).older != e {
 				return fmt.Errorf("shard %d: its list is broken at entry %d", i, e)
 			}
+			if s.ranks[x.slot].get(uint64(x.hash)) != e {
+				return fmt.Errorf("shard %d: entry %d is not filed", i, e)
+			}
+			r := a.index.ranks[x.slot].Load()
+			if cells, at := r.side.get(uint64(x.hash), Device, a.index.factor); at < 0 || !a.index.valid(cells[at].place) {
+				return fmt.Errorf("shard %d: entry %d is not in the index", i, e)
+			}
 		}
-		if n != s.graph.len || s.told != s.bytes() {
-			return fmt.Errorf("shard %d: %d in its list of %d, %d bytes told of %d", i, n, s.graph.len, s.told, s.bytes())
+		for r := range s.ranks {
+			filed += s.ranks[r].n
 		}
-		total += s.told
+		if n != filed || n != s.told || n != s.seen.live() || len(s.hashes) > 0 {
+			return fmt.Errorf("shard %d: %d in its list, %d filed, %d told, %d live", i, n, filed, s.told, s.seen.live())
+		}
+		total += n
 	}
-	if got := a.Bytes(); got != total {
-		return fmt.Errorf("%d bytes told, %d held", got, total)
+	if a.Len() != total || a.index.Len() != total {
+		return fmt.Errorf("%d entries, %d in the index, %d counted", total, a.index.Len(), a.Len())
 	}
-	return nil
+	return a.index.check()
 }
 
 // What nobody asks for again goes too, by others' calls.
@@ -173,6 +182,26 @@ func TestApproxForgetsInIdleShards(t *testing.T) {
 			t.Errorf("%d entries, want the latest 5", a.Len())
 		}
 	})
+}
+
+// Find answers while every lock there is is taken.
+func TestApproxFindTakesNoLock(t *testing.T) {
+	a := NewApprox(ApproxOptions{TTL: time.Nanosecond})
+	_, seqs := chain(0, 1, 10)
+	a.Observe(1, seqs)
+	for i := range a.shards {
+		a.shards[i].mu.Lock()
+		defer a.shards[i].mu.Unlock()
+	}
+	for i := range a.index.shards {
+		a.index.shards[i].mu.Lock()
+		defer a.index.shards[i].mu.Unlock()
+	}
+	a.index.rank(1).mu.Lock()
+	defer a.index.rank(1).mu.Unlock()
+	if got := depthOf(a, 1, seqs); got != 10 {
+		t.Errorf("depth %d, want 10", got)
+	}
 }
 
 // oneLock is an Approx under one lock, as a baseline.

@@ -23,7 +23,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 			}
 			sh := &ix.shards[placeShard(p)]
 			// A run is cleared as a whole, by the first of its entries.
-			if sh.runs.at(placeRun(p)).mark.Load() == mark && !sh.hasCopies.Load() {
+			if sh.runs.seen(placeRun(p)).mark.Load() == mark && !sh.hasCopies.Load() {
 				continue
 			}
 			sh.lock()

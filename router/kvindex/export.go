@@ -250,7 +250,7 @@ func spotAt(p uint64) spot {
 func (ix *radix) line(line uint64) (*shard, *run) {
 	p := line >> genBits << 32
 	sh := &ix.shards[placeShard(p)]
-	return sh, sh.runs.at(placeRun(p))
+	return sh, sh.runs.seen(placeRun(p))
 }
 
 // follows is the spot that a line branches off from.

@@ -129,7 +129,7 @@ func (sh *shard) along(n *fragment, state uint64, seqs []blockhash.Seq) int {
 		return length
 	}
 	at := n.load(wPlace)
-	p, first := sh.words.page(uint32(at >> 32))
+	p, first := sh.words.seen(uint32(at >> 32))
 	first += uint32(at >> 16 & lenMask)
 	lo, hi := 1, min(length, len(seqs)) // equal below lo, different from hi on
 	// Each round looks at seven places at once, whose loads do not wait for each
@@ -181,7 +181,7 @@ func (sh *shard) gather(n *fragment, state uint64, o *Overlap) int {
 	if state&hasSet != 0 {
 		ref := uint32(sets >> 32)
 		width := setWidth(ref)
-		p, at := sh.words.page(ref >> 2)
+		p, at := sh.words.seen(ref >> 2)
 		low := to[0]
 		from, into := p[at:][:width], to[:width] // sets lie on lines, within a page
 		for i := range into {
@@ -193,7 +193,7 @@ func (sh *shard) gather(n *fragment, state uint64, o *Overlap) int {
 		ref := uint32(sets)
 		width := setWidth(ref)
 		grow(int(width))
-		p, at := sh.words.page(ref >> 2)
+		p, at := sh.words.seen(ref >> 2)
 		for i := range width {
 			host := atomic.LoadUint64(&p[(at+i)%wordPage])
 			disk := atomic.LoadUint64(&p[(at+width+i)%wordPage])

@@ -97,22 +97,24 @@ type nodes struct {
 }
 
 // nodeSlab hands out nodes by number from pages that never move and are never
-// given back. Number 0 is nobody. Readers find a page through dir, which is
-// replaced when it grows: a number is published after its page, so whoever has
-// read the number sees the page.
+// given back. Number 0 is nobody.
 type nodeSlab struct {
-	dir   atomic.Pointer[[]*nodes]
-	_     [cacheLine]byte // what follows is the writer's
+	pages pages[nodes]
 	freed []uint32
 	used  uint32 // numbers ever given out, with 0
 }
 
 func (s *nodeSlab) at(id uint32) *fragment {
-	return &(*s.dir.Load())[id/nodePage].nodes[id%nodePage]
+	return &s.pages.own[id/nodePage].nodes[id%nodePage]
+}
+
+// seen is at for readers.
+func (s *nodeSlab) seen(id uint32) *fragment {
+	return &s.pages.seen(id / nodePage).nodes[id%nodePage]
 }
 
 func (s *nodeSlab) links(id uint32) *link {
-	return &(*s.dir.Load())[id/nodePage].links[id%nodePage]
+	return &s.pages.own[id/nodePage].links[id%nodePage]
 }
 
 func (s *nodeSlab) alloc() uint32 {
@@ -123,7 +125,7 @@ func (s *nodeSlab) alloc() uint32 {
 	}
 	s.used = max(s.used, 1)
 	if s.used%nodePage == 0 || s.used == 1 {
-		addPage(&s.dir, new(nodes))
+		s.pages.add(new(nodes))
 	}
 	s.used++
 	return s.used - 1
@@ -136,14 +138,23 @@ func (s *nodeSlab) free(id uint32) {
 
 func (s *nodeSlab) live() int { return int(max(s.used, 1)) - 1 - len(s.freed) }
 
-// addPage appends to a directory that readers index. Elements are written before
-// anything that leads to them is published; only a move of the array needs a new
-// pointer, but storing one always costs nothing that counts.
-func addPage[T any](dir *atomic.Pointer[[]*T], page *T) {
-	var pages []*T
-	if old := dir.Load(); old != nil {
-		pages = *old
-	}
-	pages = append(pages, page)
-	dir.Store(&pages)
+// pages is a directory of pages. The writer has its own view, which costs it no
+// atomic load and one dependent load less. Readers find a page through dir, which is
+// replaced when it grows: a number is published after its page, so whoever has read
+// the number sees the page.
+type pages[T any] struct {
+	dir atomic.Pointer[[]*T]
+	_   [cacheLine]byte // what follows is the writer's
+	own []*T
+}
+
+func (d *pages[T]) seen(i uint32) *T { return (*d.dir.Load())[i] }
+
+// add appends a page. Elements are written before anything that leads to them is
+// published; only a move of the array needs a new pointer, but storing one always costs
+// nothing that counts.
+func (d *pages[T]) add(page *T) {
+	d.own = append(d.own, page)
+	all := d.own
+	d.dir.Store(&all)
 }

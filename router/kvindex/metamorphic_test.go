@@ -217,6 +217,8 @@ func TestMetamorphicSoak(t *testing.T) {
 			for seed := int(next.Add(1)); seed <= seeds && !t.Failed(); seed = int(next.Add(1)) {
 				if err := playLong(uint64(seed), n); err != nil {
 					t.Errorf("seed %d: %v", seed, err)
+				} else {
+					t.Logf("seed %d: %d operations equal the model", seed, n)
 				}
 			}
 		})

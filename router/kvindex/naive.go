@@ -131,30 +131,28 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 		}
 	}
 	for slot := range first {
+		var held [NumTiers]map[blockhash.Seq]int
+		for tier := range held {
+			held[tier] = n.blocks[place{slot, Tier(tier)}]
+		}
 		depth := 1
-		for depth < len(seqs) && n.holdsAnywhere(slot, seqs[depth]) {
+		for depth < len(seqs) && (held[Device][seqs[depth]] > 0 || held[Host][seqs[depth]] > 0 || held[Disk][seqs[depth]] > 0) {
 			depth++
 		}
-		if depth > 0 {
-			o.set(slot, depth)
-		}
-		n.below(slot, seqs[:depth], o)
+		o.set(slot, depth)
+		below(slot, held, seqs[:depth], o)
 	}
 }
 
-func (n *Naive) holdsAnywhere(slot worker.Slot, seq blockhash.Seq) bool {
-	return n.holds(place{slot, Device}, seq) || n.holds(place{slot, Host}, seq) || n.holds(place{slot, Disk}, seq)
-}
-
 // below notes block by block where a rank keeps what it holds.
-func (n *Naive) below(slot worker.Slot, seqs []blockhash.Seq, o *Overlap) {
+func below(slot worker.Slot, held [NumTiers]map[blockhash.Seq]int, seqs []blockhash.Seq, o *Overlap) {
 	var nobody, alone [worker.MaxSlots / 64]uint64
 	none, bit := nobody[:slot/64+1], alone[:slot/64+1]
 	bit[slot/64] = 1 << (slot % 64)
 	for _, seq := range seqs {
 		switch {
-		case n.holds(place{slot, Device}, seq):
-		case n.holds(place{slot, Host}, seq):
+		case held[Device][seq] > 0:
+		case held[Host][seq] > 0:
 			o.low.add(1, bit, none)
 		default:
 			o.low.add(1, none, bit)

@@ -135,7 +135,7 @@ func (ix *radix) shardOf(seq uint64) *shard {
 // valid says whether a place names a block that its rank holds: what was evicted
 // is past the end of its run, or the run is another by now.
 func (ix *radix) valid(p uint64) bool {
-	life := atomic.LoadUint32(&ix.shards[placeShard(p)].runs.at(placeRun(p)).life)
+	life := atomic.LoadUint32(&ix.shards[placeShard(p)].runs.seen(placeRun(p)).life)
 	return uint16(life>>16) == placeGen(p) && placePos(p) < int(life&lenMask)
 }
 

@@ -150,7 +150,7 @@ again:
 		if word&genMask != tag || uint32(word) == 0 {
 			continue
 		}
-		n := t.nodes.at(uint32(word))
+		n := t.nodes.seen(uint32(word))
 		state := n.load(wState)
 		if state&dead != 0 {
 			goto again

@@ -47,14 +47,16 @@ const (
 // runSlab hands out runs by number; 0 is nobody. Numbers come back with another
 // generation, and not at all once the generations are used up.
 type runSlab struct {
-	dir   atomic.Pointer[[]*[runPage]run]
-	_     [cacheLine]byte // what follows is the writer's
+	pages pages[[runPage]run]
 	freed []uint32
 	used  uint32
 	live  int
 }
 
-func (s *runSlab) at(id uint32) *run { return &(*s.dir.Load())[id/runPage][id%runPage] }
+func (s *runSlab) at(id uint32) *run { return &s.pages.own[id/runPage][id%runPage] }
+
+// seen is at for who has not the shard's lock.
+func (s *runSlab) seen(id uint32) *run { return &s.pages.seen(id / runPage)[id%runPage] }
 
 func (s *runSlab) alloc() uint32 {
 	s.live++
@@ -65,7 +67,7 @@ func (s *runSlab) alloc() uint32 {
 	}
 	s.used = max(s.used, 1)
 	if s.used%runPage == 0 || s.used == 1 {
-		addPage(&s.dir, new([runPage]run))
+		s.pages.add(new([runPage]run))
 	}
 	s.used++
 	return s.used - 1

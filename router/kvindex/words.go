@@ -38,8 +38,7 @@ type words [wordPage]uint64
 // A reader may look at storage that has been given to another meanwhile: it loads
 // atomically, and finds the generation of the node that led it there changed.
 type wordSlab struct {
-	dir   atomic.Pointer[[]*words]
-	_     [cacheLine]byte // what follows is the writer's
+	pages pages[words]
 	freed [len(classes)][]uint32
 	next  uint32 // the first line never given out
 	inUse int64  // words
@@ -47,7 +46,12 @@ type wordSlab struct {
 
 // page gives the page of a line and the line's first word in it.
 func (s *wordSlab) page(line uint32) (*words, uint32) {
-	return (*s.dir.Load())[line/pageLines], line % pageLines * lineWords
+	return s.pages.own[line/pageLines], line % pageLines * lineWords
+}
+
+// seen is page for readers.
+func (s *wordSlab) seen(line uint32) (*words, uint32) {
+	return s.pages.seen(line / pageLines), line % pageLines * lineWords
 }
 
 func (s *wordSlab) alloc(class int) uint32 {
@@ -59,12 +63,12 @@ func (s *wordSlab) alloc(class int) uint32 {
 		return line
 	}
 	lines := size / lineWords
-	if s.dir.Load() == nil {
-		addPage(&s.dir, new(words))
+	if s.pages.own == nil {
+		s.pages.add(new(words))
 		s.next = 1
 	}
 	left := (pageLines - s.next%pageLines) % pageLines
-	if left < lines && (left > 0 || int(s.next/pageLines) == len(*s.dir.Load())) {
+	if left < lines && (left > 0 || int(s.next/pageLines) == len(s.pages.own)) {
 		// What is left of the page serves smaller needs.
 		for c := len(classes) - 1; c >= 0; c-- {
 			for n := uint32(classes[c]) / lineWords; left >= n; left -= n {
@@ -72,7 +76,7 @@ func (s *wordSlab) alloc(class int) uint32 {
 				s.next += n
 			}
 		}
-		addPage(&s.dir, new(words))
+		s.pages.add(new(words))
 	}
 	line := s.next
 	s.next += lines
