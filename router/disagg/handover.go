@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"strings"
 	"time"
 
 	"sluice/dataplane/jsonscan"
@@ -162,23 +163,33 @@ func (q *request) others(candidates []*worker.Rank, but *worker.Rank) bool {
 func (q *request) transferred(choice *schedule.Choice) schedule.Transfer {
 	w := q.wait
 	q.wait = nil
-	return q.r.transferred(w, q.pair.Prefill, choice.Rank, q.prompt.Count-choice.CachedTokens)
+	return q.r.transferred(w, q.x.RequestID, q.pair.Prefill, choice.Rank, q.prompt.Count-choice.CachedTokens)
 }
 
 // leastMoved is how many tokens a transfer must have moved to tell of a rate.
 const leastMoved = 64
 
 // transferred closes a wait, books what the transfer took for the pair of ranks,
-// and gives what explain shows of it.
-func (r *Runner) transferred(w *transfers.Wait, from, to *worker.Rank, tokens int) schedule.Transfer {
+// and gives what explain shows of it. What is told a moment later is booked then.
+func (r *Runner) transferred(w *transfers.Wait, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
 	if w == nil {
 		return schedule.Transfer{}
 	}
-	res := w.Close()
 	if tokens < leastMoved {
 		tokens = 0
 	}
-	r.opt.Transfers.Moved(from, to, tokens, &res)
+	if w.Pending() {
+		id := strings.Clone(requestID)
+		if w.Linger(func(res completion.Result) { r.opt.Scheduler.Late(id, r.moved(&res, from, to, tokens)) }) {
+			return schedule.Transfer{State: "untold"}
+		}
+	}
+	res := w.Close()
+	return r.moved(&res, from, to, tokens)
+}
+
+func (r *Runner) moved(res *completion.Result, from, to *worker.Rank, tokens int) schedule.Transfer {
+	r.opt.Transfers.Moved(from, to, tokens, res)
 	t := schedule.Transfer{State: "untold", Bytes: res.Bytes, Took: res.Took, After: res.After}
 	if res.State != completion.Pending {
 		t.State = res.State.String()

@@ -258,7 +258,7 @@ func (s *streamEnd) closeLeg(outcome string) {
 		s.beside = nil
 	}
 	if s.wait != nil {
-		s.transfer, s.wait = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted), nil
+		s.transfer, s.wait = s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, s.tokens-s.predicted), nil
 	}
 	s.r.opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
 	s.closed = true

@@ -129,7 +129,7 @@ func (s *streamEnd) end(res relay.Result) {
 		out.Reason = outcome
 	}
 	if s.wait != nil {
-		s.transfer = s.r.transferred(s.wait, s.prefill, s.rank, s.tokens-s.predicted)
+		s.transfer = s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, s.tokens-s.predicted)
 	}
 	out.Transfer = s.transfer
 	if !res.FirstToken.IsZero() {

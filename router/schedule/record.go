@@ -273,6 +273,20 @@ func (b *book) current(requestID string, now int64) *record {
 	return b.take(id, h, now)
 }
 
+// Late puts what was told of a hand-over after its request's End into the record.
+func (s *Scheduler) Late(requestID string, t Transfer) {
+	if s.book == nil || requestID == "" {
+		return
+	}
+	id := clipID(requestID)
+	if r := s.book.open(id, hashID(id)); r != nil {
+		if r.ended {
+			r.outcome.Transfer = t
+		}
+		r.mu.Unlock()
+	}
+}
+
 // End completes a request's record.
 func (s *Scheduler) End(requestID string, out Outcome) {
 	if s.book != nil && requestID != "" {

@@ -26,6 +26,9 @@ type Wait struct {
 	lost    atomic.Bool // told so, or stalled
 	stalled atomic.Bool
 	stallAt atomic.Int64 // since clock; 0: no stall is looked for
+
+	lateAt atomic.Int64 // since clock: when Linger gives up; 0: it does not linger
+	late   func(completion.Result)
 }
 
 // wasCut stands in Wait.call for the call that was cut.
@@ -109,6 +112,23 @@ func (t *Wait) Guard(call *upstream.Call, stall time.Duration) {
 
 // stallCheck is how late a stall is seen at most.
 const stallCheck = 50 * time.Millisecond
+
+// look is the patrol's, over stalls and waits that linger.
+func (t *Wait) look(now time.Time) (onDuty bool) {
+	at := t.lateAt.Load()
+	if at == 0 {
+		return t.stall(now)
+	}
+	if r := t.told.Result(); r.State == completion.Pending && !r.Lost && int64(now.Sub(clock)) < at {
+		return true
+	}
+	late := t.late
+	t.late = nil
+	t.watch.lingering.Add(-1)
+	t.lateAt.Store(0)
+	late(t.Close())
+	return false
+}
 
 // stall cuts a call that nothing has been told of in time. The wait may be closed
 // and opened for another request meanwhile: then another time stands there.
@@ -195,6 +215,36 @@ func (t *Wait) Await() bool {
 			return false
 		}
 	}
+	return true
+}
+
+const (
+	lingerFor    = 2 * time.Second
+	maxLingering = 1024 // each keeps a slot of the board
+)
+
+// Pending says whether something will be told that has not been: the engine is known
+// to tell.
+func (t *Wait) Pending() bool {
+	return t != nil && t.board != nil && t.told.Result().State == completion.Pending
+}
+
+// Linger is for a request that has ended before anything was told of its hand-over,
+// though its engine tells: a starved one may be a second late. It says whether the
+// wait goes on, without the request: late is then called once, by a goroutine of
+// ours, with what was told until then, and must not block. The Wait is not used after.
+func (t *Wait) Linger(late func(completion.Result)) bool {
+	if !t.Pending() || t.lost.Load() {
+		return false
+	}
+	if t.watch.lingering.Add(1) > maxLingering {
+		t.watch.lingering.Add(-1)
+		return false
+	}
+	t.Settle()
+	t.late = late
+	t.lateAt.Store(int64(time.Since(clock)+lingerFor) | 1)
+	t.watch.stalls.OnDuty()
 	return true
 }
 

@@ -64,9 +64,11 @@ type Watch struct {
 
 	waits  sync.Pool
 	stalls *patrol.Patrol[Wait]
-	stop   context.CancelFunc
-	swept  chan struct{}
-	closed sync.Once
+
+	lingering atomic.Int64 // waits whose requests have ended
+	stop      context.CancelFunc
+	swept     chan struct{}
+	closed    sync.Once
 }
 
 // Start opens the tiers and returns at once; which of them work shows in Status.
@@ -84,7 +86,7 @@ func Start(opt Options) (*Watch, error) {
 	var start [8]byte
 	rand.Read(start[:])
 	w := &Watch{log: opt.Log, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{}),
-		stalls: patrol.New(stallCheck, (*Wait).stall)}
+		stalls: patrol.New(stallCheck, (*Wait).look)}
 	w.waits.New = func() any {
 		t := &Wait{watch: w}
 		t.tell = t.failed

@@ -238,6 +238,36 @@ func TestAwait(t *testing.T) {
 	}
 }
 
+// What is told after its request's end is booked all the same, for a while.
+func TestLinger(t *testing.T) {
+	w := startOverZMQ(t)
+	got := make(chan completion.Result, 1)
+	late := func(r completion.Result) { got <- r }
+	stock := w.Open("stock", time.Now())
+	if stock.Linger(late) {
+		t.Error("it waits for an engine that is not known to tell")
+	}
+	stock.Close()
+	for _, told := range []bool{true, false} {
+		wait := w.Open("late", time.Now())
+		wait.Lend(time.Minute)
+		began := time.Now()
+		if !wait.Linger(late) {
+			t.Fatal("it does not linger")
+		}
+		if told {
+			w.frame(line("recv", "ok", "late", 7, 9))
+		}
+		r := <-got
+		if took := time.Since(began); told != (r.State == completion.Done) || told != (r.Bytes == 7) || took > lingerFor+5*time.Second || !told && took < lingerFor {
+			t.Errorf("told %v: %+v after %s", told, r, took)
+		}
+	}
+	if o := w.Outcomes(); o["done"] != 1 || o["untold"] != 2 || w.Waiting() != 0 || w.lingering.Load() != 0 {
+		t.Errorf("%v, %d open, %d linger", o, w.Waiting(), w.lingering.Load())
+	}
+}
+
 // A port that is taken keeps the tier down until it is free; the router goes on.
 func TestZMQComesBack(t *testing.T) {
 	other := startOverZMQ(t)
