@@ -66,9 +66,9 @@ type Wait struct {
 	res    Result
 }
 
-// A number names one opening of a wait: another one has the
-// same by a chance of 2^-45 at most. From the lowest bit: held, place, a part of the id's hash,
-// random bits, and one that is always set.
+// A number names one opening of a wait: another one has the same by a chance of
+// 2^-45 at most. From the lowest bit: held, place, a part of the id's hash, random
+// bits, and one that is always set.
 const (
 	held      = 1
 	tagShift  = 1 + placeBits
