@@ -113,7 +113,7 @@ func quiet(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.En
 // router's calls of /tokenize and its probes are not among them.
 func generating(e *sim.Engine) []sim.Record {
 	return slices.DeleteFunc(e.Requests(), func(r sim.Record) bool {
-		return r.Method != "POST" || !strings.HasPrefix(r.Path, "/v1/") && !strings.HasPrefix(r.Path, "/inference/")
+		return r.Method != "POST" || !strings.HasPrefix(r.Path, "/v1/") && !strings.HasPrefix(r.Path, "/inference/") && r.Path != "/generate"
 	})
 }
 

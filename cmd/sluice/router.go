@@ -11,6 +11,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/dataplane/wire"
 	"sluice/router/admin"
 	"sluice/router/apikey"
 	"sluice/router/config"
@@ -22,6 +23,7 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/obs"
 	"sluice/router/record"
+	"sluice/router/routed"
 	"sluice/router/schedule"
 	"sluice/router/sidechannel"
 	"sluice/router/snapshot"
@@ -42,6 +44,9 @@ type router struct {
 	tokenizer *tokenize.Tokenizer
 	metrics   *obs.Metrics
 	runner    *disagg.Runner
+	routed    *routed.Engine
+	wire      *wire.Server // nil: no framed socket
+	wireAddrs wireAddrs
 	feeds     *kvevents.Feeds
 	loads     *kvevents.Loads
 	recorder  *record.Recorder
@@ -152,12 +157,15 @@ func assemble(r *router) (_ *router, err error) {
 	r.metrics.WatchIndex(r.index, r.approx)
 	r.metrics.WatchTokenizer(r.tokenizer)
 	r.pages = newPages(r)
+	if err = r.newRouted(); err != nil {
+		return nil, err
+	}
 	fromClients, err := r.clientTLS()
 	if err != nil {
 		return nil, err
 	}
 	r.front, err = front.New(front.Options{
-		Handler: r.runner, Pages: r.pages, Observer: r.metrics, Log: log,
+		Handler: r.routed, Pages: r.pages, Observer: r.metrics, Log: log,
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
@@ -223,11 +231,18 @@ func (r *router) Addr() string { return r.listener.Addr().String() }
 // requests, then streams end or the drain time is over.
 func (r *router) Run(ctx context.Context) error {
 	defer r.Close()
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() { failed <- r.front.Serve(r.listener) }()
 	if r.admin != nil {
 		go func() {
 			if err := r.admin.Serve(); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	if r.wire != nil {
+		go func() {
+			if err := r.serveWire(ctx); err != nil {
 				failed <- err
 			}
 		}()
@@ -243,6 +258,7 @@ func (r *router) Run(ctx context.Context) error {
 	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
 	defer cancel()
 	r.announce(min(announceTime, r.cfg.Timeouts.Drain/4))
+	r.drainWire(drain)
 	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -277,6 +293,9 @@ func (r *router) Close() {
 	r.closeOnce.Do(func() {
 		if r.listener != nil {
 			r.listener.Close()
+		}
+		if r.wire != nil {
+			r.wire.Close()
 		}
 		if r.admin != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), drainGrace)

@@ -3,6 +3,7 @@ package front
 import (
 	"errors"
 	"io"
+	"math"
 	"strconv"
 	"time"
 
@@ -263,7 +264,13 @@ func (x *Exchange) badBody(err error) bool {
 }
 
 // Lend gives n bytes counted like a body's, for a copy that may outlive the exchange;
-// false when the budget is spent. The caller releases them.
+// false when the budget is spent. The caller releases them. A detached exchange has
+// no budget to count them in: whoever made it has counted its body.
 func (x *Exchange) Lend(n int) (membudget.Lease, bool) {
+	if x.srv == nil {
+		return membudget.Default.Lease(unbounded, n)
+	}
 	return membudget.Default.Lease(x.srv.budget, n)
 }
+
+var unbounded = membudget.NewBudget(math.MaxInt64)

@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
 
@@ -20,6 +21,12 @@ type Exchange struct {
 	RequestID string       // the client's X-Request-Id (checked, at most 128 visible ASCII), or made
 	Doc       jsonscan.Doc // scanned; Doc.Body is the body, decoded and whole
 	Received  time.Time    // when the head had been read
+	// Through, when the Handler has set it, is what an event stream passes through on
+	// its way to the client: it is given the client's end, and whether the bytes
+	// come in chunk framing, and gives what to write to in its place.
+	Through func(dst relay.ClientConn, chunked bool) relay.ClientConn
+	// Attached is what one Handler tells the next one of the request.
+	Attached any
 
 	srv       *Server
 	ctx       *fasthttp.RequestCtx
@@ -31,6 +38,7 @@ type Exchange struct {
 	untrusted bool // where the next request begins cannot be known
 	failed    bool // the handler panicked
 	set       []setHeader
+	says      []setHeader // by Say
 	scratch   []byte
 	log       *slog.Logger
 	pass      func(name, value []byte) // x.passHeader, made once
@@ -73,16 +81,35 @@ func (x *Exchange) Log() *slog.Logger {
 
 // Header gives a request header; nil when absent. Borrowed until return.
 func (x *Exchange) Header(name string) []byte {
+	if v := x.said(name); v != nil {
+		return v
+	}
 	if x.party != nil {
 		return x.detachedHeader(name, false)
 	}
 	return x.head.find(name)
 }
 
+// Say puts a request header in the place of the client's of that name. Engines are
+// not sent it.
+func (x *Exchange) Say(name, value string) { x.says = append(x.says, setHeader{name, value}) }
+
+func (x *Exchange) said(name string) []byte {
+	for i := range x.says {
+		if equalFold([]byte(x.says[i].name), name) {
+			return []byte(x.says[i].value)
+		}
+	}
+	return nil
+}
+
 // HeaderList is Header for a header that holds a list: the values of all lines of
 // that name, in their order, joined by commas (RFC 9110, 5.3). It allocates only
 // where there are several.
 func (x *Exchange) HeaderList(name string) []byte {
+	if v := x.said(name); v != nil {
+		return v
+	}
 	if x.party != nil {
 		return x.detachedHeader(name, true)
 	}
@@ -218,8 +245,23 @@ func (x *Exchange) ReplyEvents(body []byte) {
 		return
 	}
 	x.ctx.Response.Header.SetContentType("text/event-stream; charset=utf-8")
+	if x.Through != nil {
+		var through held
+		_, _ = x.Through(&through, false).Write(body)
+		body = through
+	}
 	x.ctx.Response.SetBody(body)
 }
+
+// held is a ClientConn that keeps what is written.
+type held []byte
+
+func (h *held) Write(p []byte) (int, error) {
+	*h = append(*h, p...)
+	return len(p), nil
+}
+
+func (h *held) SetWriteDeadline(time.Time) error { return nil }
 
 // passHeader passes one of the engine's header lines on, unless ours takes its
 // place.
@@ -286,9 +328,12 @@ func (x *Exchange) recycle() {
 	x.body.release()
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
 	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
+	x.Through, x.Attached = nil, nil
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed = unanswered, false, false
 	clear(x.set)
 	x.set = x.set[:0]
+	clear(x.says)
+	x.says = x.says[:0]
 	s.exchanges.Put(x)
 }

@@ -84,3 +84,11 @@ func (r Reason) Status() int {
 	}
 	return 500
 }
+
+// Type is the OpenAI error type of a refusal for this reason.
+func (r Reason) Type() string {
+	if row, ok := reasonTable[r]; ok {
+		return row.typ
+	}
+	return reasonTable[Internal].typ
+}

@@ -26,6 +26,7 @@ type stream struct {
 	endpoint *Endpoint
 	since    time.Time
 	status   int
+	through  func(dst relay.ClientConn, chunked bool) relay.ClientConn
 	keep     bool // the connection may serve another request
 	behind   bool // bytes of a pipelined request are buffered: it may not
 	plain    bool // take the chunk framing out, for HTTP/1.0
@@ -66,6 +67,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 	st, _ := x.srv.streams.Get().(*stream)
 	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
 	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
+	st.through = x.Through
 	st.keep = x.reusable()
 	x.composeHead(st)
 
@@ -192,7 +194,11 @@ func (st *stream) relay(s *Server) (res relay.Result) {
 	if t := st.hooks.Transcript; t != nil {
 		carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
 	}
-	res = relay.Stream(st, st.resp, relay.Options{
+	dst := relay.ClientConn(st)
+	if st.through != nil {
+		dst = st.through(st, st.resp.ContentLength == upstream.LengthChunked)
+	}
+	res = relay.Stream(dst, st.resp, relay.Options{
 		Protocol:     st.endpoint.Protocol,
 		WriteTimeout: s.opt.WriteTimeout,
 		IdleTimeout:  s.opt.StreamIdleTimeout,

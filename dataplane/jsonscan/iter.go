@@ -78,3 +78,12 @@ func (it *Iter) IsKey(name string) bool {
 	var buf [maxNameLen]byte
 	return string(plainName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], name)) == name
 }
+
+// Key appends the name of the current member of an object, escapes resolved;
+// nothing in an array.
+func (it *Iter) Key(dst []byte) []byte {
+	if !it.object || it.Value.Kind == Absent {
+		return dst
+	}
+	return appendUnescaped(dst, it.s.b[it.Value.KeyStart+1:it.keyEnd-1])
+}

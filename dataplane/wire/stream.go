@@ -52,9 +52,10 @@ func (s *Stream) Watch(onStop, onKill func()) {
 	stopped, killed := s.stopped, s.over == ErrKilled || s.over == ErrGone
 	s.onStop, s.onKill = onStop, onKill
 	o.mu.Unlock()
-	if killed {
+	switch {
+	case killed && onKill != nil:
 		onKill()
-	} else if stopped {
+	case !killed && stopped && onStop != nil:
 		onStop()
 	}
 }

@@ -116,6 +116,7 @@ func (c *Config) check(f *faults) {
 	c.checkTLS(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
+	c.checkRouted(bad)
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {

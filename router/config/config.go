@@ -44,6 +44,8 @@ type Config struct {
 
 	Migration Migration `yaml:"migration"`
 
+	Routed Routed `yaml:"routed"`
+
 	Discovery Discovery `yaml:"discovery"`
 	Kube      Kube      `yaml:"kube"`
 	Register  Register  `yaml:"register"`
@@ -259,6 +261,32 @@ type Migration struct {
 
 // MigrationAllow lists the words of migration.allow.
 var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized"}
+
+// Routed is the router as an engine, for callers who tokenize themselves; see
+// docs/routed.md. It is off until one of http, unix and listen is given.
+type Routed struct {
+	HTTP   bool   `yaml:"http"`                // POST /v1/routed/generate is served [false]
+	Unix   string `yaml:"unix"`                // path of the framed socket; who may write to the file may call [none]
+	Listen string `yaml:"listen"`              // TCP address of the framed socket, or "off" [off]
+	Token  string `yaml:"token" secret:"true"` // that callers of the socket must show, 16 characters or more; never logged [none]
+
+	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate [plain TCP]
+	TLSKey  string `yaml:"tls_key"`  // PEM file with its key [none]
+	// VLLM is the API by which vLLM's workers are asked: completions
+	// (/v1/completions with return_token_ids), generate (/inference/v1/generate,
+	// which does not detokenize), or auto: generate where all workers of a model have
+	// it (0.20) and the family hands it over, else completions [auto].
+	VLLM  string   `yaml:"vllm" oneof:"auto completions generate"`
+	Hosts []string `yaml:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name [none]
+
+	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"` // the socket opens when so many workers are ready, whatever their role [1]
+	StartWait  time.Duration `yaml:"start_wait" min:"0s"`            // then it opens with what there is [60s]
+
+	MaxConns   int           `yaml:"max_conns" min:"1"`                            // connections of the socket [256]
+	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests under way on one of them [16384]
+	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request [8MiB]
+	Heartbeat  time.Duration `yaml:"heartbeat" min:"100ms"`                        // of silence before a ping; three times that close the connection [15s]
+}
 
 // Health of workers.
 type Health struct {

@@ -56,8 +56,32 @@ func (r Register) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields(r))
 }
 
+// String shows all but the token.
+func (r Routed) String() string {
+	type fields Routed
+	if r.Token != "" {
+		r.Token = hidden
+	}
+	return fmt.Sprintf("%+v", fields(r))
+}
+
+// GoString hides the token from %#v too.
+func (r Routed) GoString() string { return r.String() }
+
+// LogValue hides the token from slog.
+func (r Routed) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+// MarshalJSON hides the token.
+func (r Routed) MarshalJSON() ([]byte, error) {
+	type fields Routed
+	if r.Token != "" {
+		r.Token = hidden
+	}
+	return json.Marshal(fields(r))
+}
+
 // plainConfig is Config without its methods, so that printing does not recurse;
-// Admin and Register keep their own.
+// Admin, Register and Routed keep their own.
 type plainConfig Config
 
 // String shows every value but secrets.

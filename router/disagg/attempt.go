@@ -152,7 +152,7 @@ func (q *request) again(end legEnd) bool {
 
 // mayRunAgain says whether a failed leg may be run on another rank.
 func (q *request) mayRunAgain(candidates []*worker.Rank) bool {
-	return q.attempt < q.pd.MaxAttempts && q.suspects < maxSuspects && q.other(candidates) && q.retryGranted()
+	return q.attempt < q.pd.MaxAttempts && !q.late() && q.suspects < maxSuspects && (!q.shown || q.unsent) && q.other(candidates) && q.retryGranted()
 }
 
 // other says whether a candidate is left that has not failed this request.
@@ -253,7 +253,7 @@ func sort(err error) failure {
 // log and for explain. It says how the failure sorts.
 func (q *request) failed(r *worker.Rank, leg string, err error) failure {
 	f := sort(err)
-	if f.ofEngine {
+	if f.ofEngine && !q.late() {
 		q.r.opt.Fleet.Failed(r, err)
 	}
 	q.note(r, leg, f, err)

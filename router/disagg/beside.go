@@ -91,7 +91,7 @@ func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *b
 	b.segment[0] = b.body.Bytes()
 	b.req = upstream.Request{
 		Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: b.segment[:],
-		Deadline: b.began.Add(q.r.opt.Timeouts.Prefill),
+		Deadline: q.until(b.began, q.r.opt.Timeouts.Prefill),
 	}
 	q.r.opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	go b.run()

@@ -102,7 +102,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 // overdue says whether a decode leg's whole time is over; a head that does not come
 // in timeouts.first_byte may be waited for elsewhere.
 func (q *request) overdue(began time.Time) bool {
-	return !q.stream || time.Since(began) >= q.r.opt.Timeouts.Decode
+	return !q.stream || q.late() || time.Since(began) >= q.r.opt.Timeouts.Decode
 }
 
 // leaseOver: decode sent after the prefill engine's lease reads freed memory
@@ -171,7 +171,7 @@ func (q *request) decodeBy(began time.Time) time.Time {
 	if !q.by.IsZero() {
 		return q.by // it counts on where the stream goes on elsewhere
 	}
-	return began.Add(q.r.opt.Timeouts.Decode)
+	return q.until(began, q.r.opt.Timeouts.Decode)
 }
 
 // cutWhenGone is what to do, before the response head, when the client leaves.

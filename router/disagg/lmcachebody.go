@@ -57,7 +57,7 @@ func (b *idsBody) end() []byte {
 			"add_generation_prompt", "continue_final_message", "documents", "top_logprobs", "add_special_tokens":
 			continue
 		case "return_token_ids":
-			if b.decode && b.p.IDs {
+			if b.decode && b.p.IDs && !b.p.Doc.Bool(jsonscan.KeyReturnTokenIDs) { // Decode has written it
 				continue
 			}
 		case "stream", "stream_options", "min_completion_tokens":

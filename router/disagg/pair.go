@@ -182,14 +182,7 @@ func atLeast(r *worker.Rank, major, minor, patch int) bool {
 	if r == nil {
 		return false
 	}
-	have := release(r.Worker.Info().Version)
-	want := [3]int{major, minor, patch}
-	for i := range have {
-		if have[i] != want[i] {
-			return have[i] > want[i]
-		}
-	}
-	return true
+	return AtLeast(r.Worker.Info().Version, major, minor, patch)
 }
 
 // older says whether a rank's engine is known to be of a release before

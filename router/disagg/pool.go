@@ -41,11 +41,11 @@ func (q *request) findPool() bool {
 		return false
 	}
 	defer q.r.waiting.Add(-1)
-	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
+	began := time.Now()
+	ctx, cancel := context.WithDeadline(context.Background(), q.until(began, opt.Timeouts.PoolWait))
 	defer cancel()
 	q.x.OnGone(cancel)
 	defer q.x.OnGone(nil)
-	began := time.Now()
 	view, ok := opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
 		q.takeView(v)
 		return q.missing() == "" || q.pool == nil && v.Unasked == 0

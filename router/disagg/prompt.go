@@ -31,6 +31,7 @@ func (q *request) findPrompt() {
 		return
 	}
 	q.tokens()
+	q.hintedTokens()
 	q.salted = q.salt()
 	q.lookUp(q.x.Received)
 }
@@ -40,7 +41,7 @@ func (q *request) lookUp(now time.Time) {
 	salt := q.salted
 	if len(q.prompt.Tokens) > 0 {
 		c := q.r.censuses.of(q.pool, now, &q.counted)
-		q.keys = blockhash.Seqs(q.keys[:0], salt, q.prompt.Tokens, approxBlockTokens)
+		q.keys = q.seqs(q.keys[:0], salt, approxBlockTokens)
 		q.sized = q.sized[:0]
 		for _, size := range c.sizes {
 			q.findOverlap(salt, size)
@@ -144,7 +145,7 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	s.BlockSize = size
 	q.asked = q.keys
 	if size != approxBlockTokens {
-		q.keyRoom = blockhash.Seqs(q.keyRoom[:0], salt, q.prompt.Tokens, size)
+		q.keyRoom = q.seqs(q.keyRoom[:0], salt, size)
 		q.asked = q.keyRoom
 	}
 	s.Overlap.Reset()
@@ -178,7 +179,7 @@ func (q *request) tell(c schedule.Choice, ok bool) {
 
 // queryOf is what a leg's rank is chosen from.
 func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.Query {
-	return schedule.Query{
+	query := schedule.Query{
 		Leg:               leg,
 		Candidates:        candidates,
 		Overlaps:          q.sized,
@@ -193,6 +194,13 @@ func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.
 		RequestID:         q.id,
 		Attempt:           q.before + q.attempt,
 	}
+	if q.output > 0 {
+		query.MaxTokens = q.output
+	}
+	if q.tuned != nil {
+		query.OverlapWeight, query.Temperature = q.tuned.OverlapWeight, q.tuned.Temperature
+	}
+	return query
 }
 
 // record tells the recorder of a choice, with the prompt's blocks of the last

@@ -214,6 +214,12 @@ type request struct {
 	suspects  int  // engines that broke after this request was sent to them
 	unsent    bool // the last leg failed before its engine saw anything of it
 
+	media    []Medium  // of the prompt, where the caller told them
+	output   int       // tokens the caller expects; 0: it did not say
+	tuned    *Hints    // of the choice, where the caller tunes it; else nil
+	deadline time.Time // the caller's; zero: none
+	shown    bool      // the body holds a handle: one engine may see it
+
 	looked    bool // movability was
 	movable   asked
 	unmovable string
@@ -266,6 +272,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)
 	q.maxTokens = askedTokens(&x.Doc, x.Endpoint.Kind)
+	q.hint()
 	if !q.name() || !q.findPool() {
 		return
 	}
@@ -287,6 +294,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.fit() {
 		return
 	}
+	q.handedIn()
 	if q.plan.Why != "" {
 		q.fellBack(q.plan.Why, "one rank does the whole request")
 	}

@@ -187,5 +187,5 @@ func (x *board) refresh(s *Scheduler, now int64) {
 // fits says whether a query can be chosen on a board: a big pool, by cost, with
 // nothing excluded.
 func (s *Scheduler) fits(q *Query) bool {
-	return len(q.Candidates) > keepAll && s.policy == byCost && s.temperature == 0 && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
+	return len(q.Candidates) > keepAll && s.policy == byCost && s.warmth(q) == 0 && q.OverlapWeight == nil && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
 }

@@ -69,9 +69,22 @@ func newWeights(o *Options) weights {
 		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight}
 }
 
+// warmth is the temperature of a query.
+func (s *Scheduler) warmth(q *Query) float64 {
+	if q.Temperature != nil {
+		return *q.Temperature
+	}
+	return s.temperature
+}
+
 func (s *Scheduler) newFrame(q *Query) frame {
 	f := frame{w: &s.weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, asked: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
 		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, own: worker.Prefilling}
+	if q.OverlapWeight != nil {
+		own := s.weights
+		own.overlap, own.overlap16 = *q.OverlapWeight, int64(*q.OverlapWeight*(1<<16)+0.5)
+		f.w = &own
+	}
 	if f.prompt <= 0 {
 		f.prompt = assumedPrompt
 	}

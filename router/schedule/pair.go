@@ -183,7 +183,7 @@ func (s *Scheduler) weigh(p *pairing) {
 	}
 	p.pull, p.rate = pull(a, b)
 	p.remote = a.cost + b.cost - own(b) + p.pull
-	if rate != nil && s.policy == byCost && s.temperature == 0 && p.decode.q.Session == 0 {
+	if rate != nil && s.policy == byCost && s.warmth(&p.decode.q) == 0 && p.decode.q.Session == 0 {
 		for i := range p.prefill.sc.kept {
 			x := &p.prefill.sc.kept[i]
 			for k := range p.decode.sc.kept {

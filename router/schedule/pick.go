@@ -129,7 +129,7 @@ func (s *Scheduler) pickWarm(f *frame, q *Query, sc *scratch, rng *uint64) bool 
 	if most == least {
 		return true
 	}
-	scale := 1 / (s.temperature * (most - least))
+	scale := 1 / (s.warmth(q) * (most - least))
 	sum := 0.0
 	for i, c := range sc.costs {
 		sum += math.Exp((least - c) * scale)

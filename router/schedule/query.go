@@ -68,6 +68,8 @@ type Query struct {
 	// for a decode leg's transfer term; nil: the candidates' learned rates count.
 	// In big pools, where not every candidate is weighed, those count anyway.
 	Pulls *completion.Row
+	// OverlapWeight and Temperature, when not nil, count in place of the Options'.
+	OverlapWeight, Temperature *float64
 	// RequestID, for the explain record; "" keeps none.
 	RequestID string
 	// Attempt counts from 1.

@@ -208,7 +208,7 @@ func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	sc.kept = sc.kept[:0]
 	switch s.policy {
 	case byCost:
-		if s.temperature > 0 {
+		if s.warmth(q) > 0 {
 			return s.pickWarm(f, q, sc, rng)
 		}
 		if q.Session != 0 {

@@ -1,0 +1,774 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/routed/client"
+	"sluice/router/worker"
+)
+
+// socketIn is the path of a framed socket, short enough for the system.
+func socketIn(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "sl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "r.sock")
+}
+
+// asEngine turns the router's engine on, by all of its ways.
+func asEngine(path string) func(*config.Config) {
+	return func(c *config.Config) {
+		c.Routed.HTTP, c.Routed.Unix, c.Routed.Listen = true, path, "127.0.0.1:0"
+		c.Routed.StartWait = 10 * time.Second
+	}
+}
+
+// dialEngine connects to a router's framed socket, when it is open.
+func dialEngine(t testing.TB, r *testRouter, network string) *client.Client {
+	t.Helper()
+	addr := ""
+	eventually(t, 10*time.Second, "the engine socket is open", func() bool {
+		r.wireAddrs.mu.Lock()
+		defer r.wireAddrs.mu.Unlock()
+		for _, a := range r.wireAddrs.addrs {
+			if a.Network() == network {
+				addr = network + "://" + a.String()
+			}
+		}
+		return addr != ""
+	})
+	c, err := client.Dial(context.Background(), addr, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// tokenIDs is a prompt of n token ids, another one for each salt.
+func tokenIDs(n, salt int) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(300 + (i*7+salt*131)%900)
+	}
+	return list
+}
+
+// routedRequest asks for n tokens, no fewer.
+func routedRequest(prompt []uint32, n int) *client.Request {
+	return &client.Request{Model: "sim", TokenIDs: prompt, StopConditions: map[string]any{"max_tokens": n, "ignore_eos": true}, SamplingOptions: map[string]any{"temperature": 0}}
+}
+
+// routedAnswer is an answer read whole.
+type routedAnswer struct {
+	tokens   map[int][]uint32
+	finish   map[int]string
+	usage    *client.Usage
+	comments []string
+	failure  *client.Failure
+	extra    any
+	items    int
+	err      error
+}
+
+func readRouted(ctx context.Context, s *client.Stream) *routedAnswer {
+	a := &routedAnswer{tokens: map[int][]uint32{}, finish: map[int]string{}}
+	for {
+		it, err := s.Next(ctx)
+		if it == nil {
+			a.err = err
+			return a
+		}
+		a.items++
+		a.comments = append(a.comments, it.Comment...)
+		if it.Failure != nil {
+			a.failure = it.Failure
+		}
+		if d := it.Data; d != nil {
+			a.tokens[d.Index] = append(a.tokens[d.Index], d.TokenIDs...)
+			if d.FinishReason != "" {
+				a.finish[d.Index] = d.FinishReason
+			}
+			if d.Usage != nil {
+				a.usage = d.Usage
+			}
+			if d.ExtraArgs != nil {
+				a.extra = d.ExtraArgs
+			}
+		}
+	}
+}
+
+func askRouted(t testing.TB, c *client.Client, r *client.Request) *routedAnswer {
+	t.Helper()
+	s, err := c.Generate(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return readRouted(ctx, s)
+}
+
+// askRoutedHTTP asks the same of the HTTP twin.
+func askRoutedHTTP(t testing.TB, r *testRouter, body string) (*answer, *routedAnswer) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	raw, err := tryPost(ctx, r.URL+"/v1/routed/generate", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &routedAnswer{tokens: map[int][]uint32{}, finish: map[int]string{}}
+	done := 0
+	for event := range strings.SplitSeq(string(raw.Body), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok {
+			continue
+		}
+		if data == "[DONE]" {
+			done++
+			continue
+		}
+		var v struct {
+			Data *struct {
+				TokenIDs []uint32 `json:"token_ids"`
+				Finish   *string  `json:"finish_reason"`
+				Index    int      `json:"index"`
+				Usage    *struct {
+					P       int `json:"prompt_tokens"`
+					C       int `json:"completion_tokens"`
+					T       int `json:"total_tokens"`
+					Details *struct {
+						Cached int `json:"cached_tokens"`
+					} `json:"prompt_tokens_details"`
+				} `json:"completion_usage"`
+			} `json:"data"`
+			Event   string
+			Comment []string
+			Error   *client.Failure
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			t.Fatalf("%v in %s", err, data)
+		}
+		a.items++
+		a.comments = append(a.comments, v.Comment...)
+		if v.Error != nil {
+			a.failure = v.Error
+		}
+		if d := v.Data; d != nil {
+			a.tokens[d.Index] = append(a.tokens[d.Index], d.TokenIDs...)
+			if d.Finish != nil {
+				a.finish[d.Index] = *d.Finish
+			}
+			if d.Usage != nil {
+				a.usage = &client.Usage{Prompt: d.Usage.P, Completion: d.Usage.C, Total: d.Usage.T, Cached: -1}
+			}
+		}
+	}
+	if raw.Status == 200 && done != 1 {
+		t.Errorf("%d times [DONE] in %s", done, raw.Body)
+	}
+	return raw, a
+}
+
+// routedJSON is a request as the HTTP twin takes it.
+func routedJSON(r *client.Request) string {
+	b, err := json.Marshal(map[string]any{"model": r.Model, "token_ids": r.TokenIDs, "stop_conditions": r.StopConditions, "sampling_options": r.SamplingOptions, "annotations": r.Annotations})
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// undisturbed are the tokens that one engine makes of a prompt.
+func undisturbed(t testing.TB, e *sim.Engine, prompt []uint32, n int) []uint32 {
+	t.Helper()
+	body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": prompt, "max_tokens": n, "ignore_eos": true, "return_token_ids": true, "temperature": 0})
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	a, err := tryPost(ctx, e.URL()+"/v1/completions", string(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct {
+		Choices []struct {
+			IDs []uint32 `json:"token_ids"`
+		}
+	}
+	if err := json.Unmarshal(a.Body, &v); err != nil || len(v.Choices) != 1 || len(v.Choices[0].IDs) != n {
+		t.Fatalf("%v in %s", err, a.Body)
+	}
+	return v.Choices[0].IDs
+}
+
+// TestRoutedFamilies: every family, over the socket's two networks and over HTTP,
+// gives the tokens of one undisturbed engine, with both legs run.
+func TestRoutedFamilies(t *testing.T) {
+	for _, fam := range matrixFamilies {
+		t.Run(fam.name, func(t *testing.T) {
+			own := fam
+			prepare, configure := fam.prepare, fam.config
+			path := socketIn(t)
+			on := func(c *config.Config) { asEngine(path)(c) }
+			own.config = func(c *config.Config) {
+				on(c)
+				if configure != nil {
+					configure(c)
+				}
+			}
+			if prepare != nil {
+				own.prepare = func(t *testing.T, f *matrixFamily) {
+					prepare(t, f)
+					inner := f.config
+					f.config = func(c *config.Config) { on(c); inner(c) }
+				}
+			}
+			f := startMatrixFleet(t, &own)
+			for i, network := range []string{"unix", "tcp"} {
+				c := dialEngine(t, f.router, network)
+				prompt := tokenIDs(50, 10+i)
+				f.forget()
+				r := routedRequest(prompt, 12)
+				r.Annotations = []string{"decision"}
+				r.Context.ID = fmt.Sprint("routed-", network)
+				a := askRouted(t, c, r)
+				want := undisturbed(t, f.plain, prompt, 12)
+				if a.failure != nil || a.err != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" {
+					t.Errorf("%s: %v %v %q\ngot  %v\nwant %v", network, a.failure, a.err, a.finish[0], a.tokens[0], want)
+				}
+				if a.usage == nil || a.usage.Prompt != 50 || a.usage.Completion != 12 || a.usage.Total != 62 {
+					t.Errorf("%s: usage %+v", network, a.usage)
+				}
+				if !slices.ContainsFunc(a.comments, func(s string) bool { return strings.HasPrefix(s, "worker_id: decode-") }) {
+					t.Errorf("%s: the decision is %q", network, a.comments)
+				}
+				p, d := legCount(f.prefills), legCount(f.decodes)
+				if p == 0 || d == 0 {
+					t.Errorf("%s: %d prefill and %d decode legs; want both", network, p, d)
+				}
+				for _, e := range f.engines() {
+					for _, seen := range generating(e) {
+						if !strings.HasPrefix(seen.Header("X-Request-Id"), r.Context.ID) {
+							t.Errorf("%s: an engine saw the request id %q", network, seen.Header("X-Request-Id"))
+						}
+					}
+				}
+			}
+			prompt := tokenIDs(50, 20)
+			raw, a := askRoutedHTTP(t, f.router, routedJSON(routedRequest(prompt, 12)))
+			if want := undisturbed(t, f.plain, prompt, 12); raw.Status != 200 || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" || a.usage == nil || a.usage.Completion != 12 {
+				t.Errorf("HTTP: %d %q %+v\ngot  %v\nwant %v\n%s", raw.Status, a.finish[0], a.usage, a.tokens[0], want, raw.Body)
+			}
+			for _, private := range []string{"kv_transfer_params", "disaggregated_params", "remote_host", "bootstrap"} {
+				if bytes.Contains(raw.Body, []byte(private)) {
+					t.Errorf("the caller sees %s: %s", private, raw.Body)
+				}
+			}
+		})
+	}
+}
+
+// startEngineRouter is a router over some aggregated simulated engines, as an engine.
+func startEngineRouter(t *testing.T, n int, mod func(*sim.Options), conf func(*config.Config)) (*testRouter, []*sim.Engine) {
+	t.Helper()
+	var engines []*sim.Engine
+	var workers []config.Worker
+	for i := range n {
+		e := startSim(t, mod)
+		engines = append(engines, e)
+		workers = append(workers, at(e, worker.Aggregated, fmt.Sprint("e", i)))
+	}
+	path := socketIn(t)
+	r := startRouter(t, func(c *config.Config) {
+		asEngine(path)(c)
+		if conf != nil {
+			conf(c)
+		}
+	}, workers...)
+	return r, engines
+}
+
+// TestRoutedDialects: each API of an engine gives the same tokens.
+func TestRoutedDialects(t *testing.T) {
+	for _, c := range []struct {
+		name, path string
+		mod        func(*sim.Options)
+		conf       func(*config.Config)
+	}{
+		{"completions", "/v1/completions", nil, func(c *config.Config) { c.Routed.VLLM = "completions" }},
+		{"generate", "/inference/v1/generate", nil, nil},
+		{"SGLang, whole", "/generate", func(o *sim.Options) { o.Engine = "sglang" }, nil},
+		{"SGLang, deltas", "/generate", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, engines := startEngineRouter(t, 1, c.mod, c.conf)
+			plain := startSim(t, nil)
+			cl := dialEngine(t, r, "unix")
+			prompt := tokenIDs(40, 3)
+			a := askRouted(t, cl, routedRequest(prompt, 30))
+			if want := undisturbed(t, plain, prompt, 30); a.failure != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" {
+				t.Errorf("%v %q\ngot  %v\nwant %v", a.failure, a.finish[0], a.tokens[0], want)
+			}
+			if a.usage == nil || a.usage.Prompt != 40 || a.usage.Completion != 30 {
+				t.Errorf("usage %+v", a.usage)
+			}
+			if seen := generating(engines[0]); len(seen) != 1 || seen[0].Path != c.path {
+				t.Errorf("the engine saw %d requests; want one at %s", len(seen), c.path)
+			}
+			two := routedRequest(prompt, 10)
+			two.SamplingOptions["n"] = 2
+			if a := askRouted(t, cl, two); a.failure != nil || len(a.tokens[0]) != 10 || len(a.tokens[1]) != 10 || a.finish[1] != "length" || a.usage == nil || a.usage.Completion != 20 {
+				t.Errorf("n = 2: %v %v %v %+v", a.failure, a.tokens, a.finish, a.usage)
+			}
+		})
+	}
+}
+
+// TestRoutedStop: what was made comes, then a clean end that says so; both legs are cut.
+func TestRoutedStopAndKill(t *testing.T) {
+	r, engines := startEngineRouter(t, 1, nil, nil)
+	engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
+	c := dialEngine(t, r, "unix")
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	begin := func(salt int) *client.Stream {
+		t.Helper()
+		s, err := c.Generate(routedRequest(tokenIDs(30, salt), 3000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if it, err := s.Next(ctx); it == nil || it.Data == nil {
+			t.Fatalf("%v, %v", it, err)
+		}
+		return s
+	}
+	s := begin(1)
+	s.Stop()
+	a := readRouted(ctx, s)
+	if a.err != nil || a.failure != nil || a.finish[0] != "cancelled" || a.usage == nil || a.usage.Prompt != 30 || a.usage.Completion < 1 {
+		t.Errorf("after stop: %v %v %q %+v", a.err, a.failure, a.finish[0], a.usage)
+	}
+	idle := func() bool { return engines[0].Stats().Sum().Running == 0 }
+	eventually(t, 5*time.Second, "the stopped leg is gone", idle)
+	s = begin(2)
+	s.Kill()
+	if a := readRouted(ctx, s); !client.Killed(a.err) || len(a.finish) > 0 {
+		t.Errorf("after kill: %v %v", a.err, a.finish)
+	}
+	eventually(t, 5*time.Second, "the killed leg is gone", idle)
+	s = begin(3)
+	gone := dialEngine(t, r, "tcp")
+	vanished, err := gone.Generate(routedRequest(tokenIDs(30, 4), 3000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if it, err := vanished.Next(ctx); it == nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	eventually(t, 5*time.Second, "only the other caller's leg is left", func() bool { return engines[0].Stats().Sum().Running == 1 })
+	s.Kill()
+	eventually(t, 5*time.Second, "nothing is left", idle)
+	timed := routedRequest(tokenIDs(30, 5), 3000)
+	timed.Context.TimeoutMS = 150
+	began := time.Now()
+	if a := askRouted(t, c, timed); a.failure == nil || a.failure.Code != 504 || time.Since(began) > 3*time.Second {
+		t.Errorf("after its time: %v after %v", a.failure, time.Since(began))
+	}
+	eventually(t, 5*time.Second, "the overdue leg is gone", idle)
+	if st := r.wire.Stats(); st.Streams != 0 || st.Requests != 0 {
+		t.Errorf("left behind: %+v", st)
+	}
+}
+
+// TestRoutedErrors: what is wrong is named before anything is sent, the same over
+// both ways.
+func TestRoutedErrors(t *testing.T) {
+	r, engines := startEngineRouter(t, 1, nil, func(c *config.Config) { c.Routed.Hosts = []string{"10.1.0.0/16", "prefill.local"} })
+	c := dialEngine(t, r, "unix")
+	with := func(key string, v any) map[string]any { return map[string]any{key: v} }
+	tokens := with("token_ids", []any{1, 2, 3})
+	merge := func(a, b map[string]any) map[string]any {
+		out := map[string]any{}
+		for _, m := range []map[string]any{a, b} {
+			for k, v := range m {
+				out[k] = v
+			}
+		}
+		return out
+	}
+	for _, k := range []struct {
+		body       map[string]any
+		field, say string
+	}{
+		{with("model", "sim"), "token_ids", "nothing"},
+		{with("token_ids", "a"), "token_ids", ""},
+		{with("token_ids", []any{}), "token_ids", "at least one"},
+		{with("token_ids", []any{1, -2}), "token_ids", ""},
+		{with("token_ids", []any{1.5}), "token_ids", ""},
+		{merge(tokens, with("model", 7)), "model", "string"},
+		{merge(tokens, with("stop_conditions", []any{})), "stop_conditions", "object"},
+		{merge(tokens, with("stop_conditions", with("max_tokens", "ten"))), "stop_conditions.max_tokens", "integer"},
+		{merge(tokens, with("stop_conditions", with("max_tokens", -1))), "stop_conditions.max_tokens", "integer"},
+		{merge(tokens, with("stop_conditions", map[string]any{"max_tokens": 2, "min_tokens": 3})), "stop_conditions.min_tokens", "at most"},
+		{merge(tokens, with("stop_conditions", with("stop", []any{1}))), "stop_conditions.stop", "strings"},
+		{merge(tokens, with("sampling_options", with("temperature", -0.5))), "sampling_options.temperature", "0 to 100"},
+		{merge(tokens, with("sampling_options", with("top_p", 0))), "sampling_options.top_p", "above 0"},
+		{merge(tokens, with("sampling_options", with("n", 0))), "sampling_options.n", "1 to 128"},
+		{merge(tokens, with("sampling_options", with("kv_transfer_params", map[string]any{}))), "sampling_options.kv_transfer_params", "router"},
+		{merge(tokens, with("output_options", with("logprobs", true))), "output_options.logprobs", "integer"},
+		{merge(tokens, with("eos_token_ids", []any{"x"})), "eos_token_ids", "ids"},
+		{merge(tokens, with("annotations", "x")), "annotations", "strings"},
+		{merge(tokens, with("routing", with("dp_rank", -1))), "routing.dp_rank", "65535"},
+		{merge(tokens, with("routing", with("dp_rank", 1))), "routing.dp_rank", "worker"},
+		{merge(tokens, with("routing", with("allowed_worker_ids", []any{}))), "routing.allowed_worker_ids", "at least one"},
+		{merge(tokens, with("routing", with("backend_instance_id", "a\r\nX: y"))), "routing.backend_instance_id", "worker"},
+		{merge(tokens, with("router_config_override", with("spell", 1))), "router_config_override.spell", "overlap_score_weight"},
+		{merge(tokens, with("bootstrap_info", map[string]any{"bootstrap_host": "10.1.2.3", "bootstrap_port": 1})), "bootstrap_info.bootstrap_room", "nothing"},
+		{merge(tokens, with("bootstrap_info", map[string]any{"bootstrap_host": "evil", "bootstrap_port": 1, "bootstrap_room": 5})), "bootstrap_info.bootstrap_host", "allow-list"},
+		{merge(tokens, with("prefill_result", with("disaggregated_params", with("kv_transfer_params", with("remote_host", "10.2.0.1"))))), "prefill_result.disaggregated_params.kv_transfer_params.remote_host", "allow-list"},
+		{merge(tokens, with("prefill_result", with("disaggregated_params", with("kv_transfer_params", with("peers", []any{with("url", "http://169.254.169.254/")}))))), "prefill_result.disaggregated_params.kv_transfer_params.peers[0].url", "allow-list"},
+		{merge(tokens, with("stream", false)), "stream", "router"},
+		{merge(tokens, with("n", 3)), "n", "router"},
+		{merge(tokens, with("context", with("timeout_ms", 0))), "context.timeout_ms", "1 to"},
+		{merge(tokens, with("extra_args", with("kv_transfer_params", with("x", 1)))), "extra_args.kv_transfer_params", "router"},
+		{merge(tokens, with("mm_routing_info", with("block_mm_infos", []any{1}))), "mm_routing_info.block_mm_infos[0]", "mm_objects"},
+	} {
+		body := merge(with("model", "sim"), k.body)
+		raw, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ans, err := tryPost(ctx, r.URL+"/v1/routed/generate", string(raw))
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		message, _, param := ans.errorOf(t)
+		if ans.Status != 400 || param != k.field || !strings.Contains(message, k.say) {
+			t.Errorf("HTTP %s: %d, param %q, %s; want field %q and %q", raw, ans.Status, param, message, k.field, k.say)
+		}
+		a := askRouted(t, c, &client.Request{Extra: body})
+		if a.failure == nil || a.failure.Code != 400 || a.failure.Param != k.field || !strings.Contains(a.failure.Message, k.say) || a.err != nil {
+			// Where JSON's own scan finds it first, the words differ.
+			t.Errorf("socket %s: %+v, %v; want field %q and %q", raw, a.failure, a.err, k.field, k.say)
+		}
+	}
+	for _, garbage := range [][]byte{{}, {0xc1}, {0x80, 1}, {0x93, 1, 2, 3}, {0x81, 0x01, 0x01}, bytes.Repeat([]byte{0x91}, 100), {0x81, 0xa9, 't', 'o', 'k', 'e', 'n', '_', 'i', 'd', 's', 0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0}} {
+		s, err := c.GenerateRaw(garbage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := readRouted(context.Background(), s); a.failure == nil || a.failure.Code != 400 || a.err != nil {
+			t.Errorf("%x: %+v, %v", garbage, a.failure, a.err)
+		}
+	}
+	if a := askRouted(t, c, &client.Request{Model: "other", TokenIDs: tokenIDs(10, 1), StopConditions: with("max_tokens", 3)}); a.failure == nil || a.failure.Code != 404 || a.failure.Param != "model" {
+		t.Errorf("an unknown model: %+v", a.failure)
+	}
+	if n := len(generating(engines[0])); n != 0 {
+		t.Errorf("%d requests reached the engine", n)
+	}
+}
+
+// TestRoutedCarries: what the router does not know reaches the engine as it stands,
+// and the rest in the engine's own words.
+func TestRoutedCarries(t *testing.T) {
+	r, engines := startEngineRouter(t, 1, nil, func(c *config.Config) { c.Routed.VLLM = "completions" })
+	c := dialEngine(t, r, "unix")
+	req := routedRequest(tokenIDs(20, 2), 5)
+	req.EOSTokenIDs = []uint32{2, 7}
+	req.StopConditions = map[string]any{"max_tokens": 5, "stop_token_ids": []any{9}, "stop_token_ids_hidden": []any{11}}
+	req.SamplingOptions["logit_bias"] = map[string]any{"5": -1.5}
+	req.SamplingOptions["guided_decoding"] = map[string]any{"regex": `a"b`}
+	req.OutputOptions = map[string]any{"logprobs": 2}
+	req.Routing = map[string]any{"cache_salt": "pepper", "priority": -3}
+	req.Context = client.Context{ID: "carried", Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+	req.Extra = map[string]any{"extra_args": map[string]any{"reasoning": map[string]any{"big": int64(9007199254740993)}}, "mm_processor_kwargs": map[string]any{"x": 1}, "future": []any{"ü\n", nil, true}}
+	if a := askRouted(t, c, req); a.failure != nil || a.err != nil {
+		t.Fatal(a.failure, a.err)
+	}
+	seen := generating(engines[0])
+	if len(seen) != 1 {
+		t.Fatalf("%d requests", len(seen))
+	}
+	for _, want := range []string{`"stop_token_ids":[9,11,2,7]`, `"logit_bias":{"5":-1.5}`, `"structured_outputs":{"regex":"a\"b"}`, `"logprobs":2`, `"return_tokens_as_token_ids":true`,
+		`"cache_salt":"pepper"`, `"priority":-3`, `"extra_args":{"reasoning":{"big":9007199254740993}}`, `"mm_processor_kwargs":{"x":1}`, `"future":["ü\n",null,true]`, `"max_tokens":5`, `"stream":true`, `"return_token_ids":true`} {
+		if !bytes.Contains(seen[0].Body, []byte(want)) {
+			t.Errorf("%s is not in %s", want, seen[0].Body)
+		}
+	}
+	if got := seen[0].Header("traceparent"); got != req.Context.Traceparent {
+		t.Errorf("traceparent %q", got)
+	}
+	if got := seen[0].Header("X-Request-Id"); got != "carried" {
+		t.Errorf("request id %q", got)
+	}
+}
+
+// TestRoutedHints: workers named, prefill only, and an unknown worker refused.
+func TestRoutedHints(t *testing.T) {
+	r, engines := startEngineRouter(t, 3, nil, nil)
+	c := dialEngine(t, r, "unix")
+	for i := range engines {
+		req := routedRequest(tokenIDs(40, i), 4)
+		req.Routing = map[string]any{"backend_instance_id": fmt.Sprint("e", i), "dp_rank": 0, "expected_output_tokens": 9, "session_id": "s"}
+		req.Extra = map[string]any{"router_config_override": map[string]any{"overlap_score_weight": 0.5, "router_temperature": 0.2}}
+		if a := askRouted(t, c, req); a.failure != nil || len(generating(engines[i])) != 1 {
+			t.Errorf("direct to e%d: %v, %d requests", i, a.failure, len(generating(engines[i])))
+		}
+	}
+	req := routedRequest(tokenIDs(40, 9), 4)
+	req.Routing = map[string]any{"allowed_worker_ids": []any{"e1"}}
+	if a := askRouted(t, c, req); a.failure != nil || len(generating(engines[1])) != 2 {
+		t.Errorf("allowed e1: %v", a.failure)
+	}
+	req.Routing = map[string]any{"backend_instance_id": "nobody"}
+	if a := askRouted(t, c, req); a.failure == nil || a.failure.Code != 400 || !strings.Contains(a.failure.Message, "nobody") {
+		t.Errorf("an unknown worker: %v", a.failure)
+	}
+	req = routedRequest(tokenIDs(64, 30), 4)
+	req.Routing = map[string]any{"prefill_only": true}
+	a := askRouted(t, c, req)
+	extra, _ := a.extra.(map[string]any)
+	if a.failure != nil || a.finish[0] != "stop" || len(a.tokens[0]) != 0 || extra["object"] != "sluice.prefill" || a.usage == nil || a.usage.Prompt != 64 {
+		t.Errorf("prefill only: %v %v %v %+v", a.failure, a.finish, a.extra, a.usage)
+	}
+}
+
+// TestRoutedMedia: the same token ids with another image are another prompt.
+func TestRoutedMedia(t *testing.T) {
+	r, _ := startEngineRouter(t, 2, nil, func(c *config.Config) {
+		for i := range c.Workers {
+			c.Workers[i].KVEvents = []string{"off"} // the router's own choices tell
+		}
+	})
+	c := dialEngine(t, r, "unix")
+	prompt := tokenIDs(160, 5)
+	ask := func(image string) (overlap string) {
+		req := routedRequest(prompt, 2)
+		req.Annotations = []string{"decision"}
+		blocks := make([]any, 10)
+		blocks[1] = map[string]any{"mm_objects": []any{map[string]any{"mm_hash": image, "offsets": []any{[]any{2, 40}}}}}
+		req.Extra = map[string]any{"mm_routing_info": map[string]any{"block_size": 16, "block_mm_infos": blocks}}
+		a := askRouted(t, c, req)
+		if a.failure != nil {
+			t.Fatal(a.failure)
+		}
+		for _, s := range a.comments {
+			if n, ok := strings.CutPrefix(s, "overlap_tokens: "); ok {
+				overlap = n
+			}
+		}
+		return overlap
+	}
+	for _, step := range []struct{ image, overlap string }{{"cat", "0"}, {"cat", "160"}, {"dog", "16"}, {"dog", "160"}} {
+		if got := ask(step.image); got != step.overlap {
+			t.Errorf("%s: %s tokens foretold, want %s", step.image, got, step.overlap)
+		}
+	}
+}
+
+// TestRoutedHanded: a caller that ran prefill itself has decode go on from it.
+func TestRoutedHanded(t *testing.T) {
+	f := startMatrixFleet(t, &matrixFamily{name: "nixl", handing: decodeIsLate, config: func(c *config.Config) {
+		asEngine(socketIn(t))(c)
+		c.Routed.Hosts = []string{"127.0.0.0/8"}
+	}})
+	c := dialEngine(t, f.router, "unix")
+	prompt := tokenIDs(50, 40)
+	body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 1, "kv_transfer_params": map[string]any{"do_remote_decode": true, "do_remote_prefill": false}})
+	pre := post(t, f.prefills[0].URL()+"/v1/completions", string(body))
+	var v struct {
+		KV map[string]any `json:"kv_transfer_params"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(pre.Body))
+	if err := dec.Decode(&v); err != nil || v.KV == nil {
+		t.Fatalf("%v in %s", err, pre.Body)
+	}
+	f.forget()
+	before := f.computed()
+	req := routedRequest(prompt, 12)
+	req.Extra = map[string]any{"prefill_result": map[string]any{"disaggregated_params": map[string]any{"kv_transfer_params": integers(v.KV)}}}
+	a := askRouted(t, c, req)
+	if want := undisturbed(t, f.plain, prompt, 12); a.failure != nil || !slices.Equal(a.tokens[0], want) {
+		t.Errorf("%v\ngot  %v\nwant %v", a.failure, a.tokens[0], want)
+	}
+	if p, d, computed := legCount(f.prefills), legCount(f.decodes), f.computed()-before; p != 0 || d != 1 || computed >= 40 {
+		t.Errorf("%d prefill and %d decode legs, %d tokens computed by decode; want 0, 1 and few", p, d, computed)
+	}
+}
+
+// integers makes integers of the floats that JSON decoding gives.
+func integers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			v[k] = integers(e)
+		}
+	case []any:
+		for i, e := range v {
+			v[i] = integers(e)
+		}
+	case float64:
+		if v == float64(int64(v)) {
+			return int64(v)
+		}
+	}
+	return v
+}
+
+// TestRoutedMigrates: an engine dies under its streams; the callers do not notice.
+func TestRoutedMigrates(t *testing.T) {
+	r, engines := startEngineRouter(t, 3, nil, func(c *config.Config) { c.Schedule.Policy = "round_robin" })
+	plain := startSim(t, nil)
+	engines[0].Fault(sim.Fault{Kind: sim.Cut, After: 7})
+	c := dialEngine(t, r, "unix")
+	moved := 0
+	for i := range 9 {
+		prompt := tokenIDs(40, 100+i)
+		a := askRouted(t, c, routedRequest(prompt, 20))
+		want := undisturbed(t, plain, prompt, 20)
+		if a.failure != nil || a.err != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" || a.usage == nil || a.usage.Completion != 20 || a.usage.Prompt != 40 {
+			t.Errorf("request %d: %v %v %q %+v\ngot  %v\nwant %v", i, a.failure, a.err, a.finish[0], a.usage, a.tokens[0], want)
+		}
+		if len(generating(engines[0])) > moved {
+			moved = len(generating(engines[0]))
+		}
+	}
+	if moved == 0 {
+		t.Error("no stream began on the engine that fails")
+	}
+}
+
+// TestRoutedRestart: a router that is started again serves the same socket; the old
+// streams end, and new ones run.
+func TestRoutedRestart(t *testing.T) {
+	e := startSim(t, nil)
+	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
+	path := socketIn(t)
+	start := func() *testRouter {
+		return startRouter(t, func(c *config.Config) { asEngine(path)(c); c.Timeouts.Drain = 50 * time.Millisecond }, at(e, worker.Aggregated, "e"))
+	}
+	r := start()
+	c := dialEngine(t, r, "unix")
+	s, err := c.Generate(routedRequest(tokenIDs(30, 1), 3000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if it, err := s.Next(ctx); it == nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	if a := readRouted(ctx, s); a.err == nil && a.failure == nil {
+		t.Errorf("the stream of a router that ended: %v %v", a.err, a.finish)
+	}
+	<-c.Done()
+	eventually(t, 10*time.Second, "the first router is down", func() bool { _, err := os.Stat(path); return os.IsNotExist(err) })
+	e.ClearFaults()
+	again := dialEngine(t, start(), "unix")
+	if a := askRouted(t, again, routedRequest(tokenIDs(30, 2), 5)); a.failure != nil || len(a.tokens[0]) != 5 {
+		t.Errorf("after the restart: %v %v", a.failure, a.err)
+	}
+}
+
+// TestRoutedSlowConsumer: one stream that is not read stops itself, not the others.
+func TestRoutedSlowConsumer(t *testing.T) {
+	r, _ := startEngineRouter(t, 1, nil, nil)
+	addr := "unix://" + r.cfg.Routed.Unix
+	dialEngine(t, r, "unix").Close()
+	c, err := client.Dial(context.Background(), addr, client.Options{Window: 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	slow, err := c.Generate(routedRequest(tokenIDs(20, 1), 5000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		if a := askRouted(t, c, routedRequest(tokenIDs(20, 2+i), 50)); a.failure != nil || len(a.tokens[0]) != 50 {
+			t.Fatalf("beside a stream that stands: %v %v", a.failure, a.err)
+		}
+	}
+	a := readRouted(context.Background(), slow)
+	if a.failure != nil || a.err != nil || len(a.tokens[0]) != 5000 {
+		t.Errorf("the slow one in the end: %v %v, %d tokens", a.failure, a.err, len(a.tokens[0]))
+	}
+}
+
+// TestRoutedTenThousand: 10,000 requests at once on one connection.
+func TestRoutedTenThousand(t *testing.T) {
+	n, wait := 10_000, 5*time.Second
+	if testing.Short() {
+		n, wait = 500, 500*time.Millisecond
+	}
+	r, engines := startEngineRouter(t, 2, func(o *sim.Options) { o.Blocks = 200_000; o.MaxSeqs = n }, func(c *config.Config) {
+		c.Limits.EngineConns = 12_000
+		c.Health.Timeout, c.Health.FailAfter = 20*time.Second, 100 // the engines share two cores with their load
+	})
+	for _, e := range engines { // so that all are under way together
+		e.Fault(sim.Fault{Kind: sim.Stall, Delay: wait})
+	}
+	c := dialEngine(t, r, "unix")
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	bad := 0
+	prompt := tokenIDs(16, 1)
+	for range n {
+		s, err := c.Generate(routedRequest(prompt, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+			defer cancel()
+			if a := readRouted(ctx, s); a.failure != nil || a.err != nil || len(a.tokens[0]) != 3 {
+				mu.Lock()
+				if bad++; bad < 4 {
+					t.Errorf("%v %v %v", a.failure, a.err, a.tokens)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	most := int64(0)
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for waiting := true; waiting; {
+		select {
+		case <-done:
+			waiting = false
+		case <-time.After(5 * time.Millisecond):
+			most = max(most, r.wire.Stats().Streams)
+		}
+	}
+	t.Logf("%d at once at most, %d failed", most, bad)
+	if most < int64(n)*9/10 {
+		t.Errorf("only %d of %d were under way together", most, n)
+	}
+	for _, e := range engines {
+		e.ClearFaults()
+	}
+	if st := r.wire.Stats(); st.Streams != 0 || st.Requests != 0 {
+		t.Errorf("left behind: %+v", st)
+	}
+}

@@ -1,0 +1,25 @@
+package jsonscan
+
+// AppendQuoted appends s as a JSON string. Bytes that are no UTF-8 stay as they
+// are; a scan of the whole refuses them.
+func AppendQuoted[T string | []byte](dst []byte, s T) []byte {
+	const hexDigits = "0123456789abcdef"
+	dst = append(dst, '"')
+	from := 0
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' {
+			continue
+		}
+		dst = append(append(dst, s[from:i]...), '\\')
+		switch from = i + 1; c {
+		case '"', '\\':
+			dst = append(dst, c)
+		case '\n':
+			dst = append(dst, 'n')
+		default:
+			dst = append(dst, 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+		}
+	}
+	return append(append(dst, s[from:]...), '"')
+}

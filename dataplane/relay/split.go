@@ -1,0 +1,26 @@
+package relay
+
+// Events cuts a server-sent event stream into events, fed in pieces cut anywhere.
+// The zero value is ready; Drop gives back what it holds at the end.
+type Events struct {
+	f     framer
+	whole bool // the last event has been given out
+}
+
+// Next takes bytes from p up to the end of the present event. It gives how many
+// it took, the event with its empty line when it is complete (borrowed until the
+// next call and until p changes), and whether one too large to be held has ended.
+func (e *Events) Next(p []byte) (n int, event []byte, tooBig bool) {
+	if e.whole {
+		e.Drop()
+	}
+	n, event, tooBig = e.f.next(p)
+	e.whole = event != nil
+	return n, event, tooBig
+}
+
+// Drop gives the memory of an unfinished event back.
+func (e *Events) Drop() {
+	e.f.drop()
+	e.whole = false
+}

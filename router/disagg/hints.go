@@ -1,0 +1,153 @@
+package disagg
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"sluice/dataplane/front"
+	"sluice/router/blockhash"
+)
+
+// Hints is what a caller may say of a request beside its body and headers, as
+// front.Exchange.Attached. The runner reads it and keeps nothing of it.
+type Hints struct {
+	// Tokens stand for the prompt where ranks' caches are looked up, in place of
+	// the body's: of a prompt with media, the ids that its blocks are known by.
+	Tokens []uint32
+	// Media are the images and the like of the prompt, in order of their place.
+	Media []Medium
+	// Output is how many tokens the caller expects; 0: it did not say. It counts
+	// for the choice only, never as a limit.
+	Output int
+	// Handed: the caller has run prefill itself, and the body holds what decode
+	// needs of it. The request is decoded on one rank, and never shown to a second
+	// engine once a first has seen it.
+	Handed bool
+	// Deadline ends the request wherever it is, as a time-out; zero: those configured
+	// alone count.
+	Deadline time.Time
+	// OverlapWeight and Temperature take the place of the configured ones for this
+	// request; nil leaves them.
+	OverlapWeight, Temperature *float64
+}
+
+// Medium is one image (or the like) in a prompt: the blocks that hold a part of
+// it hold its identity in their hash.
+type Medium struct {
+	// Key is the identity as it stands in an engine's events; Numbered says that
+	// it is a hash of the caller's making, which no event carries: such blocks are
+	// known by the router's own choices alone.
+	Key      string
+	Hash     uint64
+	Numbered bool
+	// From and To are the tokens [From, To) that it takes in the prompt.
+	From, To int
+}
+
+// hint reads the hints.
+func (q *request) hint() {
+	h, ok := q.x.Attached.(*Hints)
+	if !ok {
+		return
+	}
+	q.media, q.output, q.shown, q.deadline = h.Media, h.Output, h.Handed, h.Deadline
+	if h.OverlapWeight != nil || h.Temperature != nil {
+		q.tuned = h
+	}
+}
+
+// until is when a leg that may take limit must have ended.
+func (q *request) until(began time.Time, limit time.Duration) time.Time {
+	end := began.Add(limit)
+	if !q.deadline.IsZero() && q.deadline.Before(end) {
+		return q.deadline
+	}
+	return end
+}
+
+// late says whether the caller's deadline is over: what fails then fails for want
+// of time, and says nothing of an engine.
+func (q *request) late() bool { return !q.deadline.IsZero() && !time.Now().Before(q.deadline) }
+
+// hintedTokens puts the ids that the caller gave for the look-up in the place of
+// the prompt's.
+func (q *request) hintedTokens() {
+	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
+		q.prompt.Tokens = append(q.prompt.Tokens[:0], h.Tokens...)
+		q.prompt.Count = len(q.prompt.Tokens)
+	}
+}
+
+// handedIn makes the plan of a request whose prefill the caller has run: decode on
+// one rank.
+func (q *request) handedIn() {
+	if q.shown && q.plan.Family != nil {
+		q.plan.Whole, q.plan.Family = q.plan.Decode, nil
+	}
+}
+
+// seqs appends the hashes of the prompt's blocks.
+func (q *request) seqs(dst []blockhash.Seq, salt blockhash.Salt, size int) []blockhash.Seq {
+	if len(q.media) == 0 {
+		return blockhash.Seqs(dst, salt, q.prompt.Tokens, size)
+	}
+	return seqsWithMedia(dst, salt, q.prompt.Tokens, size, q.media)
+}
+
+// seqsWithMedia is blockhash.Seqs for a prompt with media: each block that a
+// medium overlaps is tagged with it and with where it begins, counted from the
+// block, as vLLM does from 0.19 on (kv_events.py, extra_keys: [identifier,
+// offset]).
+func seqsWithMedia(dst []blockhash.Seq, salt blockhash.Salt, tokens []uint32, size int, media []Medium) []blockhash.Seq {
+	if size <= 0 {
+		return dst
+	}
+	var tag []byte
+	h := blockhash.Seq(salt)
+	locals := blockhash.Locals(nil, tokens, size)
+	for i, l := range locals {
+		from, to := i*size, (i+1)*size
+		for j := range media {
+			m := &media[j]
+			if m.From >= to || m.To <= from {
+				continue
+			}
+			tag = m.appendTag(tag[:0], m.From-from)
+			l = blockhash.Tagged(l, tag)
+		}
+		h = blockhash.Next(h, l)
+		dst = append(dst, h)
+	}
+	return dst
+}
+
+// appendTag appends the medium's identity as it stands in events: msgpack of
+// [identifier, offset].
+func (m *Medium) appendTag(dst []byte, offset int) []byte {
+	dst = msgp.AppendArrayHeader(dst, 2)
+	if m.Numbered {
+		dst = msgp.AppendUint64(dst, m.Hash)
+	} else {
+		dst = msgp.AppendString(dst, m.Key)
+	}
+	if offset < 0 {
+		return msgp.AppendInt(dst, offset)
+	}
+	return msgp.AppendUint64(dst, uint64(offset)) // the short forms that engines write
+}
+
+// Takes says whether requests of a kind can be handed over between the workers of
+// a model; true where there is no hand-over.
+func (r *Runner) Takes(model string, kind front.Kind) bool {
+	m := r.pdOf(model)
+	return m.family == nil || m.traits.Kinds.Has(kind)
+}
+
+// AtLeast says whether an engine's version is major.minor.patch or later; not for
+// one that is not known.
+func AtLeast(version string, major, minor, patch int) bool {
+	have := release(version)
+	return slices.Compare(have[:], []int{major, minor, patch}) >= 0
+}

@@ -1,0 +1,287 @@
+package routed
+
+import (
+	"bytes"
+	"strconv"
+
+	"sluice/dataplane/jsonscan"
+)
+
+// spelling is how a field is called in a dialect's sampling members; "" where the
+// dialect has no such thing. Fields that are not listed are written by hand or
+// not at all.
+type spelling struct {
+	f            field
+	vllm, sglang string
+}
+
+var samplingNames = [...]spelling{
+	{fStopStrings, "stop", "stop"},
+	{fMinTokens, "min_tokens", "min_new_tokens"},
+	{fIgnoreEOS, "ignore_eos", "ignore_eos"},
+	{fMaxThinking, "thinking_token_budget", ""},
+	{fN, "n", "n"},
+	{fBestOf, "best_of", ""},
+	{fPresence, "presence_penalty", "presence_penalty"},
+	{fFrequency, "frequency_penalty", "frequency_penalty"},
+	{fRepetition, "repetition_penalty", "repetition_penalty"},
+	{fTemperature, "temperature", "temperature"},
+	{fTopP, "top_p", "top_p"},
+	{fTopK, "top_k", "top_k"},
+	{fMinP, "min_p", "min_p"},
+	{fBeam, "use_beam_search", ""},
+	{fLengthPenalty, "length_penalty", ""},
+	{fSeed, "seed", "sampling_seed"},
+	{fIncludeStop, "include_stop_str_in_output", ""},
+	{fGuided, "structured_outputs", ""},
+	{fSkipSpecial, "skip_special_tokens", "skip_special_tokens"},
+	{fPromptLogprobs, "prompt_logprobs", ""},
+	{fNoStopTrim, "", "no_stop_trim"},
+}
+
+// harmless are fields whose absence from an engine changes nothing: the value
+// that asks for nothing.
+var harmless = map[field]string{fBestOf: "1", fBeam: "false", fIncludeStop: "false", fNoStopTrim: "false", fMaxThinking: "0"}
+
+// object writes the members of a JSON object.
+type object struct {
+	dst []byte
+	n   int
+}
+
+func (o *object) key(name string) {
+	if o.n > 0 {
+		o.dst = append(o.dst, ',')
+	}
+	o.n++
+	o.dst = append(jsonscan.AppendQuoted(o.dst, name), ':')
+}
+
+func (o *object) raw(name string, value []byte) {
+	o.key(name)
+	o.dst = append(o.dst, value...)
+}
+
+func (o *object) text(name, value string) {
+	o.key(name)
+	o.dst = jsonscan.AppendQuoted(o.dst, value)
+}
+
+func (o *object) number(name string, value int) {
+	o.key(name)
+	o.dst = strconv.AppendInt(o.dst, int64(value), 10)
+}
+
+// appendBody writes the request in a dialect. It fails with *FieldError on what the
+// dialect cannot say.
+func (r *request) appendBody(dst []byte, p pool) ([]byte, error) {
+	o := object{dst: append(dst, '{')}
+	prompt := "prompt"
+	switch p.dialect {
+	case generate:
+		prompt = "token_ids"
+	case native:
+		prompt = "input_ids"
+	}
+	model := r.model
+	lora := r.text(fLoRA)
+	if lora != "" && p.dialect != native {
+		model = lora // engines name an adapter where they name a model
+	}
+	if model != "" {
+		o.text("model", model)
+	}
+	o.raw(prompt, r.vals[fTokenIDs])
+	o.raw("stream", jsonTrue)
+	var err error
+	switch p.dialect {
+	case native:
+		o.key("sampling_params")
+		inner := object{dst: append(o.dst, '{')}
+		if err = r.sampled(&inner, p); err != nil {
+			return nil, err
+		}
+		o.dst = append(inner.dst, '}')
+		if r.has(fLogprobs) {
+			o.raw("return_logprob", jsonTrue)
+			o.raw("top_logprobs_num", r.vals[fLogprobs])
+		}
+		if lora != "" {
+			o.text("lora_path", lora)
+		}
+	case generate:
+		o.raw("stream_options", includeUsage)
+		o.key("sampling_params")
+		inner := object{dst: append(o.dst, '{')}
+		if err = r.sampled(&inner, p); err != nil {
+			return nil, err
+		}
+		o.dst = append(inner.dst, '}')
+	case completions, trtllm:
+		o.raw("stream_options", includeUsage)
+		o.raw("return_token_ids", jsonTrue)
+		if p.dialect == trtllm {
+			o.raw("detokenize", jsonFalse)
+		}
+		if r.has(fLogprobs) {
+			o.raw("return_tokens_as_token_ids", jsonTrue)
+		}
+		if err = r.sampled(&o, p); err != nil {
+			return nil, err
+		}
+	}
+	if r.has(fCacheSalt) {
+		o.raw("cache_salt", r.vals[fCacheSalt])
+	}
+	if r.has(fPriority) && p.dialect != trtllm {
+		o.raw("priority", r.vals[fPriority])
+	}
+	if err := r.handle(&o, p); err != nil {
+		return nil, err
+	}
+	for _, m := range r.carried {
+		o.raw(string(m.name), m.raw)
+	}
+	return append(o.dst, '}'), nil
+}
+
+var (
+	jsonTrue     = []byte("true")
+	jsonFalse    = []byte("false")
+	includeUsage = []byte(`{"include_usage":true}`)
+)
+
+// sampled writes the sampling members.
+func (r *request) sampled(o *object, p pool) error {
+	for _, n := range samplingNames {
+		raw := r.vals[n.f]
+		if raw == nil {
+			continue
+		}
+		name := n.vllm
+		if p.dialect == native {
+			name = n.sglang
+		}
+		switch {
+		case n.f == fGuided && p.dialect == native:
+			if err := r.guided(o); err != nil {
+				return err
+			}
+		case n.f == fBeam && p.dialect == generate && string(raw) != "false", name == "" && harmless[n.f] != string(raw):
+			return &FieldError{Field: rules[n.f].in + rules[n.f].name, Got: "the engine that serves this model has no such thing at " + endpoints[p.dialect].Path}
+		case name != "":
+			o.raw(name, raw)
+		}
+	}
+	most := "max_tokens"
+	if p.dialect == native {
+		most = "max_new_tokens"
+	}
+	switch {
+	case r.has(fMaxTokens):
+		o.raw(most, r.vals[fMaxTokens])
+	case p.maxLen > len(r.tokens):
+		o.number(most, p.maxLen-len(r.tokens)) // an engine's own default is 16, or 128
+	case p.maxLen > 0:
+		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(p.maxLen) + ", which the model takes in all"}
+	default:
+		return &FieldError{Field: "stop_conditions.max_tokens", Got: "nothing, and the model's length is not known", Want: rules[fMaxTokens].want}
+	}
+	if p.dialect != native && r.has(fLogprobs) {
+		o.raw("logprobs", r.vals[fLogprobs])
+	}
+	r.stops(o)
+	for _, m := range r.sampling {
+		o.raw(string(m.name), m.raw)
+	}
+	return nil
+}
+
+// stops writes all the token ids that end the answer.
+func (r *request) stops(o *object) {
+	from := [...]field{fStopIDs, fStopIDsVisible, fStopIDsHidden, fEOS}
+	n := len(from)
+	if r.isTrue(fIgnoreEOS) {
+		n--
+	}
+	opened := false
+	for _, f := range from[:n] {
+		inner := bytes.TrimSpace(bytes.Trim(r.vals[f], "[]"))
+		if len(inner) == 0 {
+			continue
+		}
+		if !opened {
+			o.key("stop_token_ids")
+			o.dst = append(o.dst, '[')
+			opened = true
+		} else {
+			o.dst = append(o.dst, ',')
+		}
+		o.dst = append(o.dst, inner...)
+	}
+	if opened {
+		o.dst = append(o.dst, ']')
+	}
+}
+
+// guided writes guided_decoding in SGLang's words.
+func (r *request) guided(o *object) error {
+	var room [32]byte
+	for it := jsonscan.Walk(r.vals[fGuided]); it.Next(); {
+		name := string(it.Key(room[:0]))
+		if it.Value.Kind <= jsonscan.Null {
+			continue
+		}
+		switch raw := it.Raw(); name {
+		case "json":
+			if it.Value.Kind == jsonscan.String {
+				o.raw("json_schema", raw)
+			} else {
+				o.text("json_schema", string(raw))
+			}
+		case "regex":
+			o.raw("regex", raw)
+		case "grammar":
+			o.raw("ebnf", raw)
+		case "backend":
+		default:
+			return &FieldError{Field: "sampling_options.guided_decoding." + name, Got: "SGLang has no such thing; it has json, regex and grammar"}
+		}
+	}
+	return nil
+}
+
+// handle writes what decode needs of a prefill that the caller has run.
+func (r *request) handle(o *object, p pool) error {
+	if r.has(fBootstrap) {
+		if p.dialect != native {
+			return &FieldError{Field: "bootstrap_info", Got: "the engine that serves this model is not SGLang"}
+		}
+		o.raw("bootstrap_host", r.vals[fBootstrapHost])
+		o.raw("bootstrap_port", r.vals[fBootstrapPort])
+		o.raw("bootstrap_room", r.vals[fBootstrapRoom])
+		return nil
+	}
+	if !r.has(fResultParams) {
+		return nil
+	}
+	raw := r.vals[fResultParams]
+	v, wrapped, _ := jsonscan.Find(raw, "kv_transfer_params")
+	switch {
+	case p.dialect == native:
+		for _, name := range [...]string{"bootstrap_host", "bootstrap_port", "bootstrap_room"} {
+			v, ok, _ := jsonscan.Find(raw, name)
+			if !ok || v.Kind <= jsonscan.Null {
+				return &FieldError{Field: "prefill_result.disaggregated_params." + name, Got: "nothing", Want: "what SGLang's hand-over needs"}
+			}
+			o.raw(name, raw[v.Start:v.End])
+		}
+	case p.dialect == trtllm:
+		o.raw("disaggregated_params", raw)
+	case wrapped && v.Kind == jsonscan.Object:
+		o.raw("kv_transfer_params", raw[v.Start:v.End])
+	default:
+		return &FieldError{Field: "prefill_result.disaggregated_params", Got: shown(raw, jsonscan.Object), Want: `an object with "kv_transfer_params", an object`}
+	}
+	return nil
+}

@@ -1,0 +1,300 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"sluice/dataplane/wire"
+)
+
+// Options of a Client; see wire.DialOptions.
+type Options = wire.DialOptions
+
+// Client is one connection to a router. It is safe for concurrent use.
+type Client struct{ conn *wire.Client }
+
+// Dial connects to unix:///PATH or tcp://HOST:PORT.
+func Dial(ctx context.Context, addr string, opt Options) (*Client, error) {
+	conn, err := wire.Dial(ctx, addr, opt)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{conn}, nil
+}
+
+// Close ends the connection; requests under way are killed.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Done is closed when the connection is, for whatever reason; Err gives it.
+func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
+
+// Err says why the connection is closed, nil while it is open.
+func (c *Client) Err() error { return c.conn.Err() }
+
+// Generate sends a request and gives its answer as it comes.
+func (c *Client) Generate(r *Request) (*Stream, error) {
+	payload, err := r.AppendMsgpack(nil)
+	if err != nil {
+		return nil, err
+	}
+	return c.GenerateRaw(payload)
+}
+
+// GenerateRaw is Generate for a request that is in msgpack already.
+func (c *Client) GenerateRaw(payload []byte) (*Stream, error) {
+	s, err := c.conn.Open(payload)
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{s: s}, nil
+}
+
+// Stream is one answer under way. Next belongs to one goroutine.
+type Stream struct {
+	s    *wire.ClientStream
+	item Item
+	data Output
+}
+
+// Next gives the next item, valid until the next call; nil at the answer's end.
+// An item may be an error: see Item.Err. When ctx ends the request is killed.
+func (s *Stream) Next(ctx context.Context) (*Item, error) {
+	payload, ok, err := s.s.Recv(ctx)
+	if !ok {
+		return nil, err
+	}
+	s.item = Item{}
+	if err := s.item.read(payload, &s.data); err != nil {
+		s.Kill()
+		return nil, fmt.Errorf("client: an item that cannot be read: %w", err)
+	}
+	return &s.item, nil
+}
+
+// Stop asks the router to finish: what the engine has made comes, and a last item
+// with the finish reason "cancelled".
+func (s *Stream) Stop() { s.s.Stop() }
+
+// Kill ends the request now.
+func (s *Stream) Kill() { s.s.Kill() }
+
+// Item is one element of an answer.
+type Item struct {
+	Data    *Output // nil: it has none
+	Comment []string
+	Failure *Failure // nil: it is no error
+}
+
+// Err is the item's error, nil for none.
+func (i *Item) Err() error {
+	if i.Failure == nil {
+		return nil
+	}
+	return i.Failure
+}
+
+// Failure is what went wrong with a request.
+type Failure struct {
+	Message, Type, Param string
+	Code                 int // as an HTTP status
+}
+
+// Error implements error.
+func (f *Failure) Error() string { return fmt.Sprintf("%s (%s, %d)", f.Message, f.Type, f.Code) }
+
+// Output is an LLMEngineOutput. Slices are reused by the next item.
+type Output struct {
+	TokenIDs     []uint32 // new ones
+	LogProbs     []float64
+	TopLogprobs  [][]TopLogprob
+	FinishReason string // "" while it goes on
+	Index        int    // of the choice
+	StopReason   any
+	ExtraArgs    any
+	Usage        *Usage // with the last item
+}
+
+// TopLogprob is a token that might have been.
+type TopLogprob struct {
+	Rank    int
+	TokenID int64 // -1: only its text is known
+	Token   string
+	Logprob float64
+}
+
+// Usage is what the request cost; Cached -1 where the engine does not say.
+type Usage struct{ Prompt, Completion, Total, Cached int }
+
+// members calls f for each member of a map.
+func members(b []byte, f func(key string, b []byte) ([]byte, error)) ([]byte, error) {
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var key []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			return b, err
+		}
+		if msgp.IsNil(b) {
+			b, err = msgp.Skip(b)
+			continue
+		}
+		b, err = f(string(key), b)
+	}
+	return b, err
+}
+
+func (i *Item) read(b []byte, data *Output) error {
+	_, err := members(b, func(key string, b []byte) (_ []byte, err error) {
+		switch key {
+		case "data":
+			i.Data = data
+			return data.read(b)
+		case "comment":
+			var n uint32
+			n, b, err = msgp.ReadArrayHeaderBytes(b)
+			for ; n > 0 && err == nil; n-- {
+				var s string
+				s, b, err = msgp.ReadStringBytes(b)
+				i.Comment = append(i.Comment, s)
+			}
+			return b, err
+		case "error":
+			f := &Failure{}
+			i.Failure = f
+			return members(b, func(key string, b []byte) (_ []byte, err error) {
+				switch key {
+				case "message":
+					f.Message, b, err = msgp.ReadStringBytes(b)
+				case "type":
+					f.Type, b, err = msgp.ReadStringBytes(b)
+				case "param":
+					f.Param, b, err = msgp.ReadStringBytes(b)
+				case "code":
+					f.Code, b, err = msgp.ReadIntBytes(b)
+				default:
+					b, err = msgp.Skip(b)
+				}
+				return b, err
+			})
+		}
+		return msgp.Skip(b)
+	})
+	return err
+}
+
+func (o *Output) read(b []byte) ([]byte, error) {
+	*o = Output{TokenIDs: o.TokenIDs[:0], LogProbs: o.LogProbs[:0]}
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var key []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			break
+		}
+		if msgp.IsNil(b) {
+			b, err = msgp.Skip(b)
+			continue
+		}
+		switch string(key) { // no string is made
+		case "token_ids":
+			var k uint32
+			k, b, err = msgp.ReadArrayHeaderBytes(b)
+			for ; k > 0 && err == nil; k-- {
+				var id uint32
+				id, b, err = msgp.ReadUint32Bytes(b)
+				o.TokenIDs = append(o.TokenIDs, id)
+			}
+		case "finish_reason":
+			o.FinishReason, b, err = msgp.ReadStringBytes(b)
+		case "index":
+			o.Index, b, err = msgp.ReadIntBytes(b)
+		case "log_probs":
+			var k uint32
+			k, b, err = msgp.ReadArrayHeaderBytes(b)
+			for ; k > 0 && err == nil; k-- {
+				var v float64
+				v, b, err = number(b)
+				o.LogProbs = append(o.LogProbs, v)
+			}
+		case "top_logprobs":
+			b, err = o.tops(b)
+		case "stop_reason":
+			o.StopReason, b, err = msgp.ReadIntfBytes(b)
+		case "extra_args":
+			o.ExtraArgs, b, err = msgp.ReadIntfBytes(b)
+		case "completion_usage":
+			u := &Usage{Cached: -1}
+			o.Usage = u
+			b, err = members(b, func(key string, b []byte) (_ []byte, err error) {
+				switch key {
+				case "prompt_tokens":
+					u.Prompt, b, err = msgp.ReadIntBytes(b)
+				case "completion_tokens":
+					u.Completion, b, err = msgp.ReadIntBytes(b)
+				case "total_tokens":
+					u.Total, b, err = msgp.ReadIntBytes(b)
+				case "prompt_tokens_details":
+					return members(b, func(key string, b []byte) (_ []byte, err error) {
+						if key == "cached_tokens" {
+							u.Cached, b, err = msgp.ReadIntBytes(b)
+							return b, err
+						}
+						return msgp.Skip(b)
+					})
+				default:
+					b, err = msgp.Skip(b)
+				}
+				return b, err
+			})
+		default:
+			b, err = msgp.Skip(b)
+		}
+	}
+	return b, err
+}
+
+// number reads a float or an integer; nil is 0.
+func number(b []byte) (v float64, rest []byte, err error) {
+	switch msgp.NextType(b) {
+	case msgp.IntType, msgp.UintType:
+		n, rest, err := msgp.ReadInt64Bytes(b)
+		return float64(n), rest, err
+	case msgp.NilType:
+		rest, err = msgp.ReadNilBytes(b)
+		return 0, rest, err
+	}
+	return msgp.ReadFloat64Bytes(b)
+}
+
+func (o *Output) tops(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var k uint32
+		var list []TopLogprob
+		for k, b, err = msgp.ReadArrayHeaderBytes(b); k > 0 && err == nil; k-- {
+			t := TopLogprob{TokenID: -1}
+			b, err = members(b, func(key string, b []byte) (_ []byte, err error) {
+				switch key {
+				case "rank":
+					t.Rank, b, err = msgp.ReadIntBytes(b)
+				case "token_id":
+					t.TokenID, b, err = msgp.ReadInt64Bytes(b)
+				case "token":
+					t.Token, b, err = msgp.ReadStringBytes(b)
+				case "logprob":
+					t.Logprob, b, err = number(b)
+				default:
+					b, err = msgp.Skip(b)
+				}
+				return b, err
+			})
+			list = append(list, t)
+		}
+		o.TopLogprobs = append(o.TopLogprobs, list)
+	}
+	return b, err
+}
+
+// Killed says whether err is the end of a request that the caller killed.
+func Killed(err error) bool { return errors.Is(err, wire.ErrKilled) }

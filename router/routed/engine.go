@@ -1,0 +1,248 @@
+package routed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/disagg"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// Options of an Engine. All but Hosts and Log are required.
+type Options struct {
+	Runner *disagg.Runner
+	Fleet  *fleet.Fleet
+	// HTTP: POST /v1/routed/generate is served.
+	HTTP bool
+	// VLLM is the API that vLLM's workers are asked by: completions, generate, or
+	// auto.
+	VLLM string
+	// Hosts that a caller's prefill_result and bootstrap_info may name.
+	Hosts []string
+	// PoolWait is how long a request waits for its model to have a worker at all.
+	PoolWait time.Duration
+	// StreamIdle is the longest silence of an engine within a stream.
+	StreamIdle time.Duration
+	// MaxDepth is the deepest nesting of a request's arrays and objects.
+	MaxDepth int
+	Log      *slog.Logger
+}
+
+// Engine is the router as an engine. It stands before the runner as the front's
+// Handler, and is the framed socket's.
+type Engine struct {
+	opt   Options
+	hosts hosts
+	ids   requestIDs
+
+	requests, refused atomic.Uint64
+}
+
+// New makes an Engine.
+func New(opt Options) (*Engine, error) {
+	if opt.Runner == nil || opt.Fleet == nil {
+		return nil, errors.New("routed: cannot make an engine without Runner and Fleet")
+	}
+	switch opt.VLLM {
+	case "":
+		opt.VLLM = "auto"
+	case "auto", "completions", "generate":
+	default:
+		return nil, fmt.Errorf("routed: unknown API %q of vLLM; want auto, completions or generate", opt.VLLM)
+	}
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	h, err := newHosts(opt.Hosts)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{opt: opt, hosts: h}
+	e.ids.init()
+	return e, nil
+}
+
+// Counts are the requests taken in and those refused for what they held.
+func (e *Engine) Counts() (requests, refused uint64) { return e.requests.Load(), e.refused.Load() }
+
+// AwaitWorkers waits until so many workers are ready, whatever their role, or ctx
+// ends; it gives how many are.
+func (e *Engine) AwaitWorkers(ctx context.Context, least int) (ready int) {
+	count := func(v *fleet.View) int {
+		n := 0
+		for _, w := range v.Workers {
+			if s, _ := w.State(); s == worker.Ready {
+				n++
+			}
+		}
+		return n
+	}
+	v, _ := e.opt.Fleet.Wait(ctx, func(v *fleet.View) bool { return count(v) >= least })
+	return count(v)
+}
+
+// plan is a request made ready to be run: the body of an engine's API, and what
+// else the runner is told.
+type plan struct {
+	r        *request
+	pool     pool
+	body     []byte
+	context  callContext
+	says     []upstream.Field
+	began    time.Time
+	deadline time.Time
+}
+
+// prepare checks a request and writes the engine's body; a *FieldError says what
+// is wrong with it. gone ends the wait for a first worker.
+func (e *Engine) prepare(ctx context.Context, body []byte) (*plan, error) {
+	e.requests.Add(1)
+	p := &plan{r: new(request), began: time.Now()}
+	err := e.fill(ctx, p, body)
+	if err != nil {
+		e.refused.Add(1)
+		return nil, err
+	}
+	return p, nil
+}
+
+func (e *Engine) fill(ctx context.Context, p *plan, body []byte) error {
+	r := p.r
+	if err := r.parse(body); err != nil {
+		return err
+	}
+	if err := p.context.read(r.vals[fContext]); err != nil {
+		return err
+	}
+	if p.context.timeout > 0 {
+		p.deadline = p.began.Add(p.context.timeout)
+		r.hints.Deadline = p.deadline
+	}
+	if err := e.hosts.check(r); err != nil {
+		return err
+	}
+	if err := p.steer(); err != nil {
+		return err
+	}
+	var err error
+	if p.pool, err = e.awaitPool(ctx, p); err != nil {
+		return err
+	}
+	if err := r.media(p.pool.blockSize); err != nil {
+		return err
+	}
+	p.body, err = r.appendBody(make([]byte, 0, len(body)+256), p.pool)
+	return err
+}
+
+// awaitPool looks what the model's workers offer, and waits for there to be one.
+// Where none comes, the runner says so in its own words, whatever the body.
+func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
+	model := p.r.model
+	if lora := p.r.text(fLoRA); lora != "" {
+		if _, ok := e.opt.Fleet.View().Pool(lora); ok {
+			model = lora
+		}
+	}
+	found, ok, err := e.poolOf(model)
+	if !ok && e.opt.Fleet.View().Unasked > 0 {
+		by := p.began.Add(e.opt.PoolWait)
+		if !p.deadline.IsZero() && p.deadline.Before(by) {
+			by = p.deadline
+		}
+		ctx, cancel := context.WithDeadline(ctx, by)
+		defer cancel()
+		e.opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
+			_, known := v.Pool(model)
+			return known || v.Unasked == 0
+		})
+		found, ok, err = e.poolOf(model)
+	}
+	if err != nil {
+		return found, &FieldError{Field: "model", Got: err.Error()}
+	}
+	if !ok && !p.r.has(fMaxTokens) {
+		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written
+	}
+	return found, nil
+}
+
+// steer says in headers what routing says, as any client would.
+func (p *plan) steer() error {
+	r := p.r
+	say := func(name, value string) {
+		if value != "" {
+			p.says = append(p.says, upstream.Field{Name: name, Value: value})
+		}
+	}
+	pin := func(f, rank field) string {
+		if !r.has(f) {
+			return ""
+		}
+		id := string(r.vals[f])
+		if id[0] == '"' {
+			id = id[1 : len(id)-1]
+		}
+		if rank != none && r.has(rank) {
+			id += "/" + string(r.vals[rank])
+		}
+		return id
+	}
+	pins := ""
+	for _, one := range [...]string{pin(fInstance, fRank), pin(fDecodeWorker, fRank), pin(fPrefillWorker, fPrefillRank)} {
+		if one != "" && pins != "" {
+			pins += ","
+		}
+		pins += one
+	}
+	if pins == "" && (r.has(fRank) || r.has(fPrefillRank)) {
+		return &FieldError{Field: "routing.dp_rank", Got: "a rank without a worker", Want: "the worker that it is of beside it, as backend_instance_id, decode_worker_id or prefill_worker_id"}
+	}
+	say("X-Sluice-Worker", pins)
+	if r.has(fAllowed) {
+		say("X-Sluice-Allowed-Workers", joined(r.vals[fAllowed]))
+	}
+	labels, err := r.labels()
+	if err != nil {
+		return err
+	}
+	say("X-Sluice-Require-Labels", labels)
+	say("X-Sluice-Session", r.text(fSession))
+	if r.isTrue(fPrefillOnly) {
+		say("X-Sluice-Prefill-Only", "true")
+	}
+	return nil
+}
+
+// converter makes the stream's, when its answer has begun; told gives what the
+// runner has said of it.
+func (e *Engine) converter(p *plan, told func(string) string) converter {
+	c := converter{
+		dialect: p.pool.dialect, usage: noUsage, prompt: len(p.r.tokens), eos: p.r.vals[fEOS], stops: p.r.vals[fStopIDs],
+	}
+	id := told("X-Sluice-Worker")
+	if c.dialect == native {
+		if d := e.deltasOf(id); d != nil {
+			c.deltas, c.known = *d, true
+		}
+	}
+	if p.r.decision {
+		for _, h := range [...]struct{ header, name string }{
+			{"X-Sluice-Worker", "worker_id"}, {"X-Sluice-Rank", "dp_rank"}, {"X-Sluice-Prefill-Worker", "prefill_worker_id"},
+			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Waited", "queued"}, {"X-Sluice-Migration", "migration"},
+		} {
+			if v := told(h.header); v != "" {
+				c.first = append(c.first, h.name+": "+v)
+			}
+		}
+		c.first = append(c.first, "answered_after_ms: "+strconv.FormatInt(time.Since(p.began).Milliseconds(), 10))
+	}
+	return c
+}

@@ -1,0 +1,60 @@
+package routed
+
+import (
+	"context"
+	"errors"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
+
+// ServeInference implements front.Handler: it answers POST /v1/routed/generate and
+// passes everything else on to the runner.
+func (e *Engine) ServeInference(x *front.Exchange) {
+	if x.Endpoint.Kind != front.Routed {
+		e.opt.Runner.ServeInference(x)
+		return
+	}
+	if !e.opt.HTTP {
+		x.Error(front.UnknownRoute, "", x.Endpoint.Path+" is not served here; routed.http turns it on", 0)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	x.OnGone(cancel)
+	p, err := e.prepare(ctx, x.Doc.Body)
+	x.OnGone(nil)
+	if err != nil {
+		reason, field := refusal(err)
+		x.Error(reason, field, err.Error(), 0)
+		return
+	}
+	if err := x.Doc.Scan(p.body, jsonscan.Limits{}); err != nil {
+		x.Error(front.BadField, "", err.Error(), 0)
+		return
+	}
+	if p.context.id != "" && len(x.Header("X-Request-Id")) == 0 {
+		x.RequestID = p.context.id
+	}
+	for _, h := range p.says {
+		x.Say(h.Name, h.Value)
+	}
+	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], &p.r.hints
+	x.Through = func(dst relay.ClientConn, chunked bool) relay.ClientConn {
+		return newEventsOut(e.converter(p, x.AnswerHeader), dst, chunked)
+	}
+	e.opt.Runner.ServeInference(x)
+}
+
+// refusal is how an error of prepare is answered.
+func refusal(err error) (reason front.Reason, field string) {
+	var f *FieldError
+	if !errors.As(err, &f) {
+		return front.BadField, ""
+	}
+	if f.Forbidden {
+		return front.ForbiddenField, f.Field
+	}
+	return front.BadField, f.Field
+}

@@ -1,0 +1,103 @@
+package routed
+
+import (
+	"bytes"
+
+	"sluice/dataplane/jsonscan"
+)
+
+// logprobs reads a choice's log-probabilities: of completions {"tokens",
+// "token_logprobs", "top_logprobs"}, of generate {"content":[{"token", "logprob",
+// "top_logprobs"}]}. Asked for so, engines write a token as "token_id:5".
+func (c *converter) logprobs(raw []byte) {
+	for it := jsonscan.Walk(raw); it.Next(); {
+		switch {
+		case it.IsKey("token_logprobs"):
+			for v := jsonscan.Walk(it.Raw()); v.Next(); {
+				c.it.logs = append(c.it.logs, tokenLog{prob: v.Raw()})
+			}
+		case it.IsKey("content"):
+			for v := jsonscan.Walk(it.Raw()); v.Next(); {
+				var l tokenLog
+				for m := jsonscan.Walk(v.Raw()); m.Next(); {
+					switch {
+					case m.IsKey("logprob"):
+						l.prob = m.Raw()
+					case m.IsKey("top_logprobs"):
+						for t := jsonscan.Walk(m.Raw()); t.Next(); {
+							var top topLog
+							for k := jsonscan.Walk(t.Raw()); k.Next(); {
+								switch {
+								case k.IsKey("token"):
+									top.id, top.token = tokenOf(k.Raw())
+								case k.IsKey("logprob"):
+									top.prob = k.Raw()
+								}
+							}
+							l.top = append(l.top, top)
+						}
+					}
+				}
+				c.it.logs = append(c.it.logs, l)
+			}
+		}
+	}
+	tops, ok, _ := jsonscan.Find(raw, "top_logprobs")
+	if !ok || tops.Kind != jsonscan.Array {
+		return
+	}
+	i := 0
+	for v := jsonscan.Walk(raw[tops.Start:tops.End]); v.Next() && i < len(c.it.logs); i++ {
+		for m := jsonscan.Walk(v.Raw()); m.Next(); {
+			top := topLog{prob: m.Raw()}
+			top.id, top.token = tokenOf(jsonscan.AppendQuoted(nil, m.Key(nil)))
+			c.it.logs[i].top = append(c.it.logs[i].top, top)
+		}
+	}
+}
+
+// tokenOf reads a token's id where it is written as "token_id:5"; else its text.
+func tokenOf(raw []byte) (id int64, token []byte) {
+	digits, ok := bytes.CutPrefix(raw, []byte(`"token_id:`))
+	if ok && len(digits) > 1 {
+		return int64(atoi(digits[:len(digits)-1])), nil
+	}
+	return -1, raw
+}
+
+// nativeLogs reads SGLang's: [[logprob, id, text or null], …], of which the first
+// skip were sent before, and the same in lists for the others.
+func (c *converter) nativeLogs(logs, tops []byte, skip, n int) {
+	i := 0
+	for v := jsonscan.Walk(logs); v.Next(); i++ {
+		if i >= skip && i < skip+n {
+			prob, _, _ := nativeLog(v.Raw())
+			c.it.logs = append(c.it.logs, tokenLog{prob: prob})
+		}
+	}
+	i = 0
+	for v := jsonscan.Walk(tops); v.Next(); i++ {
+		if i < skip || i-skip >= len(c.it.logs) {
+			continue
+		}
+		for t := jsonscan.Walk(v.Raw()); t.Next(); {
+			prob, id, token := nativeLog(t.Raw())
+			c.it.logs[i-skip].top = append(c.it.logs[i-skip].top, topLog{id: id, token: token, prob: prob})
+		}
+	}
+}
+
+func nativeLog(raw []byte) (prob []byte, id int64, token []byte) {
+	i := 0
+	for it := jsonscan.Walk(raw); it.Next(); i++ {
+		switch {
+		case i == 0:
+			prob = it.Raw()
+		case i == 1:
+			id = int64(atoi(it.Raw()))
+		case i == 2 && it.Value.Kind == jsonscan.String:
+			token = it.Raw()
+		}
+	}
+	return prob, id, token
+}

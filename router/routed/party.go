@@ -1,0 +1,174 @@
+package routed
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// serve has the runner serve the call, and relays what it gives.
+func (c *call) serve() {
+	var err error
+	fields := append(c.p.says, c.p.context.trace...)
+	c.x, err = front.NewExchange(&front.Detached{
+		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Party: c, Log: c.e.opt.Log,
+	})
+	if err != nil {
+		c.Refuse(front.BadField, "", err.Error(), 0)
+		return
+	}
+	c.x.Attached = &c.p.r.hints
+	c.e.opt.Runner.ServeInference(c.x)
+	if c.resp != nil {
+		c.relay()
+	}
+}
+
+// leaving is a caller's leaving, as the legs hear of it. f is called with mu held,
+// so that a set that returns leaves no call of an older f running.
+type leaving struct {
+	mu   sync.Mutex
+	f    func()
+	left atomic.Bool
+}
+
+func (l *leaving) set(f func()) {
+	l.mu.Lock()
+	l.f = f
+	l.mu.Unlock()
+	if f != nil && l.left.Load() {
+		go l.fire()
+	}
+}
+
+func (l *leaving) leave() {
+	l.left.Store(true)
+	go l.fire()
+}
+
+func (l *leaving) fire() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.f; f != nil {
+		l.f = nil
+		f()
+	}
+}
+
+// OnGone implements front.Party.
+func (c *call) OnGone(f func()) { c.left.set(f) }
+
+// Gone implements front.Party.
+func (c *call) Gone() bool { return c.left.left.Load() }
+
+// begun makes the converter, when an answer begins.
+func (c *call) begun(told func(string) string) {
+	if c.send != nil {
+		return
+	}
+	if told == nil {
+		told = func(string) string { return "" }
+	}
+	scratch, tokens, last := c.scratch, c.it.tokens, c.last.tokens
+	c.converter = c.e.converter(c.p, told)
+	c.scratch, c.it.tokens, c.last.tokens = scratch, tokens, last
+	c.send, c.stopped = c.put, c.s.Stopped
+}
+
+// Refuse implements front.Party.
+func (c *call) Refuse(reason front.Reason, param, message string, _ time.Duration) {
+	c.begun(nil)
+	c.broke = c.fail(&failure{message: message, kind: reason.Type(), param: param, code: reason.Status()})
+}
+
+// Answer implements front.Party.
+func (c *call) Answer(status int, body []byte) {
+	c.begun(c.x.AnswerHeader)
+	switch {
+	case status == http.StatusOK && bytes.HasPrefix(body, []byte("data: ")):
+		_, c.broke = c.outlet.Write(body) // a stream that was whole
+	case status == http.StatusOK:
+		c.broke = c.whole(body)
+	default:
+		c.broke = c.failed(errorOf(status, body))
+	}
+}
+
+// Relay implements front.Party.
+func (c *call) Relay(resp *upstream.Response, engine *upstream.Call, hooks front.RelayHooks) {
+	c.resp, c.engine, c.hooks = resp, engine, hooks
+}
+
+// relay passes the stream on to its end.
+func (c *call) relay() {
+	ended := false
+	c.result = relay.Result{Cause: relay.Cut, Err: errPanic}
+	defer func() {
+		c.left.set(nil)
+		if !ended {
+			c.engine.Cut()
+		}
+		c.resp.Release()
+		c.hooks.OnEnd(c.result)
+	}()
+	c.left.set(func() { c.engine.Cut() })
+	c.begun(c.x.AnswerHeader)
+	c.chunked = c.resp.ContentLength == upstream.LengthChunked
+	var carry *relay.Carry
+	if t := c.hooks.Transcript; t != nil {
+		carry = &relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c.next}
+	}
+	res := relay.Stream(&c.outlet, c.resp, relay.Options{
+		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, OnFirstToken: c.hooks.OnFirstToken, Rewrite: c.hooks.Rewrite, Carry: carry,
+	})
+	if res.Err != nil && c.left.left.Load() {
+		res.Cause = relay.ClientGone
+	}
+	c.result, ended = res, true
+}
+
+var errPanic = errors.New("routed: a panic while relaying")
+
+// next takes the answer of another engine in the place of the one that failed.
+func (c *call) next(b relay.Break) *upstream.Response {
+	c.left.set(nil)
+	defer func() { c.left.set(func() { c.engine.Cut() }) }()
+	if c.Gone() {
+		return nil
+	}
+	resp, engine := c.hooks.Next(b, c)
+	c.left.set(nil)
+	if resp == nil {
+		return nil
+	}
+	c.resp.Release()
+	c.resp, c.engine = resp, engine
+	return resp
+}
+
+// end ends an answer that has not ended itself.
+func (c *call) end() error {
+	switch {
+	case c.broke != nil:
+		return c.broke
+	case c.send == nil:
+		c.begun(nil)
+		return c.fail(&failure{message: "the router gave no answer to this request", kind: front.Internal.Type(), code: front.Internal.Status()})
+	case c.pending || c.ended:
+		return c.flush()
+	case c.result.Cause == relay.EngineStalled:
+		return c.fail(&failure{message: "the engine took too long to go on with the stream, or the request's time was over", kind: front.UpstreamTimeout.Type(), code: front.UpstreamTimeout.Status()})
+	case c.result.Cause == relay.Completed:
+		return c.fail(&failure{message: "the engine ended the stream before its end", kind: front.UpstreamFailed.Type(), code: front.UpstreamFailed.Status()})
+	}
+	return c.fail(&failure{message: fmt.Sprintf("the stream ended early: %s", c.result.Cause), kind: front.UpstreamFailed.Type(), code: front.UpstreamFailed.Status()})
+}

@@ -1,0 +1,247 @@
+package routed
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/router/disagg"
+)
+
+// member is a member that is carried on as it stands: its name, and its value in
+// JSON.
+type member struct{ name, raw []byte }
+
+// request is a preprocessed request, checked. What is raw borrows from the JSON
+// it was read from.
+type request struct {
+	vals   [numFields][]byte // in JSON; nil when absent or null
+	tokens []uint32
+	model  string
+
+	carried  []member // top-level members that the router does not know
+	sampling []member // the same of sampling_options, which go where the known ones do
+
+	hints    disagg.Hints
+	overlap  float64
+	warmth   float64
+	decision bool // an annotation asks for the choice
+}
+
+// has says whether a field is there.
+func (r *request) has(f field) bool { return r.vals[f] != nil }
+
+// isTrue says whether a flag is there and set.
+func (r *request) isTrue(f field) bool { return string(r.vals[f]) == "true" }
+
+// text is a string field's.
+func (r *request) text(f field) string { return string(appendText(nil, r.vals[f])) }
+
+// reserved are top-level members of engines' bodies that the router writes or
+// that must not come from a caller. They may not be carried.
+var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream", "stream_options", "sampling_params", "n", "max_tokens", "max_completion_tokens",
+	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
+	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "structured_outputs",
+	"detokenize", "prompt_token_ids", "cache_hit_threshold")
+
+// reservedSampling are the same of sampling_options.
+var reservedSampling = names("max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
+	"sampling_seed", "structured_outputs", "json_schema", "regex", "ebnf", "no_stop_trim", "output_kind", "detokenize", "thinking_token_budget", "model", "prompt", "stream", "return_token_ids")
+
+// smuggled are names under which engines look for what names hosts, wherever an
+// object of their own is merged.
+var smuggled = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params")
+
+func names(list ...string) map[string]bool {
+	m := make(map[string]bool, len(list))
+	for _, n := range list {
+		m[n] = true
+	}
+	return m
+}
+
+// parse reads a request in JSON, which has been found well-formed.
+func (r *request) parse(body []byte) error {
+	if err := r.section(body, top, r.carry); err != nil {
+		return err
+	}
+	for _, s := range [...]struct {
+		of      field
+		known   section
+		unknown func(name, raw []byte, kind jsonscan.Kind) error
+	}{
+		{fStop, stopSection, r.carrySampling("stop_conditions")}, {fSampling, samplingSection, r.carrySampling("sampling_options")},
+		{fOutput, outputSection, r.carrySampling("output_options")}, {fRouting, routingSection, pass}, {fOverride, overrideSection, unknownOverride},
+		{fPrefillResult, resultSection, pass}, {fBootstrap, bootstrapSection, pass}, {fMMRouting, mmSection, pass},
+	} {
+		if raw := r.vals[s.of]; raw != nil {
+			if err := r.section(raw, s.known, s.unknown); err != nil {
+				return err
+			}
+		}
+	}
+	return r.together()
+}
+
+// section reads one object.
+func (r *request) section(raw []byte, known section, unknown func(name, raw []byte, kind jsonscan.Kind) error) error {
+	var room [64]byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		name := it.Key(room[:0])
+		f, ok := known[string(name)]
+		value, kind := it.Raw(), it.Value.Kind
+		switch {
+		case kind == jsonscan.Null && (ok || unknown == nil):
+		case !ok:
+			if err := unknown(bytes.Clone(name), value, kind); err != nil {
+				return err
+			}
+		case r.vals[f] != nil:
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: "it twice", Want: "it once"}
+		case !rules[f].check(value, kind):
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: shown(value, kind), Want: rules[f].want}
+		default:
+			r.vals[f] = value
+		}
+	}
+	return nil
+}
+
+func pass([]byte, []byte, jsonscan.Kind) error { return nil }
+
+func unknownOverride(name, raw []byte, kind jsonscan.Kind) error {
+	return &FieldError{Field: "router_config_override." + string(name), Got: shown(raw, kind), Want: "overlap_score_weight and router_temperature only"}
+}
+
+// carry takes in a top-level member for the engine.
+func (r *request) carry(name, raw []byte, kind jsonscan.Kind) error {
+	if reserved[string(name)] {
+		return &FieldError{Field: string(name), Got: "it is set by the router; leave it out", Forbidden: true}
+	}
+	if kind == jsonscan.Object {
+		if err := free(string(name), raw); err != nil {
+			return err
+		}
+	}
+	r.carried = append(r.carried, member{name, raw})
+	return nil
+}
+
+func (r *request) carrySampling(in string) func(name, raw []byte, kind jsonscan.Kind) error {
+	return func(name, raw []byte, kind jsonscan.Kind) error {
+		full := in + "." + string(name)
+		if reservedSampling[string(name)] || smuggled[string(name)] {
+			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
+		}
+		if kind == jsonscan.Null {
+			return nil
+		}
+		if kind == jsonscan.Object {
+			if err := free(full, raw); err != nil {
+				return err
+			}
+		}
+		for _, m := range r.sampling {
+			if bytes.Equal(m.name, name) {
+				return &FieldError{Field: full, Got: "it twice", Want: "it once"}
+			}
+		}
+		r.sampling = append(r.sampling, member{name, raw})
+		return nil
+	}
+}
+
+// free says whether an object holds nothing at its top that engines would take for
+// their own transfer parameters.
+func free(in string, raw []byte) error {
+	var room [64]byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		if name := it.Key(room[:0]); smuggled[string(name)] && it.Value.Kind > jsonscan.Null {
+			return &FieldError{Field: in + "." + string(name), Got: "it is set by the router; leave it out", Forbidden: true}
+		}
+	}
+	return nil
+}
+
+// together checks what no single field tells, and makes the hints.
+func (r *request) together() error {
+	if !r.has(fTokenIDs) {
+		return &FieldError{Field: "token_ids", Got: "nothing", Want: rules[fTokenIDs].want}
+	}
+	var err error
+	if r.tokens, err = jsonscan.TokenIDs(r.tokens[:0], r.vals[fTokenIDs]); err != nil || len(r.tokens) == 0 {
+		got := "none"
+		if err != nil {
+			got = err.Error()
+		}
+		return &FieldError{Field: "token_ids", Got: got, Want: rules[fTokenIDs].want}
+	}
+	r.model = r.text(fModel)
+	if least, most := r.count(fMinTokens), r.count(fMaxTokens); r.has(fMaxTokens) && least > most {
+		return &FieldError{Field: "stop_conditions.min_tokens", Got: strconv.Itoa(least), Want: fmt.Sprintf("at most max_tokens, which is %d", most)}
+	}
+	if n, best := r.count(fN), r.count(fBestOf); best > 0 && best < max(n, 1) {
+		return &FieldError{Field: "sampling_options.best_of", Got: strconv.Itoa(best), Want: fmt.Sprintf("at least n, which is %d", max(n, 1))}
+	}
+	if r.has(fPrefillResult) && !r.has(fResultParams) {
+		return &FieldError{Field: "prefill_result.disaggregated_params", Got: "nothing", Want: rules[fResultParams].want}
+	}
+	for _, f := range [...]field{fBootstrapHost, fBootstrapPort, fBootstrapRoom} {
+		if r.has(fBootstrap) && !r.has(f) {
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: "nothing", Want: rules[f].want}
+		}
+	}
+	for it := jsonscan.Walk(r.vals[fAnnotations]); it.Next(); {
+		if string(it.Raw()) == `"decision"` {
+			r.decision = true
+		}
+	}
+	h := &r.hints
+	h.Output = r.count(fExpected)
+	h.Handed = r.has(fPrefillResult) || r.has(fBootstrap)
+	if r.has(fOverlapWeight) {
+		r.overlap, _ = strconv.ParseFloat(string(r.vals[fOverlapWeight]), 64)
+		h.OverlapWeight = &r.overlap
+	}
+	if r.has(fRouterTemperature) {
+		r.warmth, _ = strconv.ParseFloat(string(r.vals[fRouterTemperature]), 64)
+		h.Temperature = &r.warmth
+	}
+	return nil
+}
+
+// count is a field's integer, 0 when absent.
+func (r *request) count(f field) int {
+	n, _ := strconv.ParseInt(string(r.vals[f]), 10, 64)
+	return int(n)
+}
+
+// labels are those of routing_constraints.
+func (r *request) labels() (list string, err error) {
+	raw, ok, _ := jsonscan.Find(r.vals[fConstraints], "labels")
+	if !ok {
+		if r.has(fConstraints) {
+			return "", &FieldError{Field: "routing.routing_constraints", Got: shown(r.vals[fConstraints], jsonscan.Object), Want: rules[fConstraints].want}
+		}
+		return "", nil
+	}
+	value := r.vals[fConstraints][raw.Start:raw.End]
+	if !workerIDs(value, raw.Kind) {
+		return "", &FieldError{Field: "routing.routing_constraints.labels", Got: shown(value, raw.Kind), Want: "an array of workers' labels, at least one"}
+	}
+	return joined(value), nil
+}
+
+// joined writes a list of ids as a header's value.
+func joined(raw []byte) string {
+	var out []byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		if len(out) > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, bytes.Trim(it.Raw(), `"`)...)
+	}
+	return string(out)
+}

@@ -1,0 +1,159 @@
+package routed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/dataplane/wire"
+)
+
+// call is one request of the socket under way. It is the front.Party of the
+// detached Exchange by which the runner serves it.
+type call struct {
+	outlet
+	s       *wire.Stream
+	e       *Engine
+	p       *plan
+	x       *front.Exchange
+	id      string
+	left    *leaving
+	payload []byte
+
+	// What the runner's answer was: a stream to be relayed, or one of the others.
+	resp   *upstream.Response
+	engine *upstream.Call
+	hooks  front.RelayHooks
+	result relay.Result
+	broke  error // of sending an answer that was no stream
+}
+
+// calls keeps the scratch of calls that have ended.
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+// maxKept bounds the scratch that is kept.
+const maxKept = 64 << 10
+
+// ServeStream implements wire.Handler.
+func (e *Engine) ServeStream(s *wire.Stream) {
+	c, _ := calls.Get().(*call)
+	c.s, c.left = s, new(leaving)
+	e.run(c)
+	c.events.Drop()
+	if cap(c.payload) > maxKept || cap(c.scratch) > maxKept/4 {
+		return
+	}
+	keep := call{payload: c.payload[:0]}
+	keep.scratch = c.scratch[:0]
+	keep.it.tokens, keep.last.tokens = c.it.tokens[:0], c.last.tokens[:0]
+	*c = keep
+	calls.Put(c)
+}
+
+// put sends one item.
+func (c *call) put(it *item) error {
+	c.payload = asMsgpack{}.append(c.payload[:0], it)
+	return c.s.Send(c.payload)
+}
+
+// refuse ends the stream with an error before anything was sent to an engine.
+func (c *call) refuse(reason front.Reason, field, message string) {
+	_ = c.put(&item{failure: &failure{message: message, kind: reason.Type(), param: field, code: reason.Status()}, usage: noUsage})
+	c.s.End(nil)
+}
+
+func (e *Engine) run(c *call) {
+	body, rest, err := appendJSON(make([]byte, 0, 2*len(c.s.Payload)), c.s.Payload, 0)
+	switch {
+	case err != nil:
+		c.refuse(front.BadField, "", "the request is not what was expected: "+err.Error())
+		return
+	case len(rest) > 0:
+		c.refuse(front.BadField, "", fmt.Sprintf("the request is followed by %d bytes; want one msgpack value", len(rest)))
+		return
+	case body[0] != '{':
+		c.refuse(front.BadField, "", "the request is no map")
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c.s.Watch(cancel, cancel)
+	p, err := e.prepare(ctx, body)
+	if err != nil {
+		reason, field := refusal(err)
+		c.refuse(reason, field, err.Error())
+		return
+	}
+	c.e, c.p = e, p
+	if c.id = p.context.id; c.id == "" {
+		c.id = e.ids.make()
+	}
+	// Only legs hear of these: the request goes on to its end by itself.
+	c.s.Watch(c.left.leave, c.left.leave)
+	c.serve()
+	c.s.Watch(nil, nil)
+	if c.s.Err() != nil {
+		return // killed, gone or stalled: nobody listens
+	}
+	if c.s.Stopped() {
+		c.begun(nil)
+		err = c.cancel()
+	} else {
+		err = c.end()
+	}
+	if err == nil {
+		c.s.End(nil)
+	}
+}
+
+// whole takes the answer of a request that only warmed a cache.
+func (c *call) whole(body []byte) error {
+	object, _, err := jsonscan.Find(body, "object")
+	if err != nil || string(body[object.Start:object.End]) != `"sluice.prefill"` {
+		return c.fail(&failure{message: "the engine did not answer with a stream", kind: "upstream_error", code: 502})
+	}
+	c.begin()
+	c.it.finish, c.it.extra = "stop", body
+	for it := jsonscan.Walk(body); it.Next(); {
+		switch {
+		case it.IsKey("prompt_tokens"):
+			c.usage.prompt = atoi(it.Raw())
+		case it.IsKey("cached_tokens_before") && it.Value.Kind == jsonscan.Number:
+			c.usage.cached = atoi(it.Raw())
+		}
+	}
+	c.usage.completion = 0
+	c.hold()
+	return c.flush()
+}
+
+// errorOf finds the error in a refusal, of the router's or an engine's: OpenAI's
+// shape, the flat one, or FastAPI's detail.
+func errorOf(status int, body []byte) []byte {
+	out := object{dst: []byte{'{'}}
+	raw := body
+	if v, ok, err := jsonscan.Find(body, "error"); err == nil && ok && v.Kind == jsonscan.Object {
+		raw = body[v.Start:v.End]
+	}
+	for _, name := range [...]string{"message", "type", "param"} {
+		if v, ok, err := jsonscan.Find(raw, name); err == nil && ok && v.Kind == jsonscan.String {
+			out.raw(name, raw[v.Start:v.End])
+		} else if name == "message" {
+			text := "the engine answered " + http.StatusText(status)
+			if v, ok, err := jsonscan.Find(body, "detail"); err == nil && ok {
+				text += ": " + shown(body[v.Start:v.End], v.Kind)
+			} else if errors.Is(err, nil) && len(body) > 0 && len(body) < 200 && body[0] != '{' {
+				text += ": " + string(body)
+			}
+			out.text(name, text)
+		}
+	}
+	out.number("code", status)
+	return append(out.dst, '}')
+}
