@@ -48,12 +48,6 @@ type failure struct {
 	code                 int
 }
 
-// encoder writes items in one of the two forms.
-type encoder interface {
-	// append appends a whole item: an event of a stream, or a frame's payload.
-	append(dst []byte, it *item) []byte
-}
-
 // asJSON writes items as server-sent events.
 type asJSON struct{}
 
