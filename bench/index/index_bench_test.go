@@ -300,7 +300,7 @@ func BenchmarkIndexLarge(b *testing.B) {
 // turns of a loop that only counts: what a machine that is busy, or not its own master,
 // puts into such a figure.
 func BenchmarkIndexGrowPause(b *testing.B) {
-	const growRounds = 7
+	const growRounds = 5
 	b.Run("load=unique/workers=1/depth=2048", func(b *testing.B) {
 		l := newLoad("unique", 1, 2048, 1<<21, 16)
 		runtime.LockOSThread()
@@ -376,4 +376,19 @@ func BenchmarkCalibrate(b *testing.B) {
 	if h == 0 {
 		b.Log(h)
 	}
+}
+
+// BenchmarkCalibrateTimer is what the quantiles of lookups hold of the timer: the same
+// samples of nothing.
+func BenchmarkCalibrateTimer(b *testing.B) {
+	samples := make([]int64, 0, sampled)
+	for b.Loop() {
+		samples = samples[:0]
+		for range sampled {
+			start := time.Now()
+			samples = append(samples, int64(time.Since(start)))
+		}
+	}
+	quantiles(b, samples)
+	b.ReportMetric(0, "ns/op")
 }

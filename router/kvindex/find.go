@@ -132,31 +132,17 @@ func (sh *shard) along(n *fragment, state uint64, seqs []blockhash.Seq) int {
 	p, first := sh.words.seen(uint32(at >> 32))
 	first += uint32(at >> 16 & lenMask)
 	lo, hi := 1, min(length, len(seqs)) // equal below lo, different from hi on
-	// Each round looks at seven places at once, whose loads do not wait for each
-	// other: of a cold run of 1,024 blocks that takes four times a miss, not ten.
-	for hi-lo > searchLeaf {
-		step, equal := (hi-lo)/8, 7
-		for i, k := lo+step, 0; k < 7; i, k = i+step, k+1 {
-			// A place and a state that do not belong together lead anywhere. No
-			// branch: half of them would be foretold wrongly.
-			differ := atomic.LoadUint64(&p[(first+uint32(i))%wordPage]) ^ uint64(seqs[i])
-			equal -= int((differ | -differ) >> 63)
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		// A place and a state that do not belong together lead anywhere.
+		if atomic.LoadUint64(&p[(first+uint32(mid))%wordPage]) == uint64(seqs[mid]) {
+			lo = mid + 1
+		} else {
+			hi = mid
 		}
-		if equal < 7 {
-			hi = lo + (equal+1)*step
-		}
-		if equal > 0 {
-			lo += equal*step + 1
-		}
-	}
-	for lo < hi && atomic.LoadUint64(&p[(first+uint32(lo))%wordPage]) == uint64(seqs[lo]) {
-		lo++
 	}
 	return lo
 }
-
-// searchLeaf is how many blocks, one cache line or two, are looked at one by one.
-const searchLeaf = 12
 
 // gather unites a fragment's holders over the tiers and returns how many words of
 // o.holds it has filled. Where there are lower tiers it fills o.below too, with

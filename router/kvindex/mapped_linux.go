@@ -2,7 +2,6 @@ package kvindex
 
 import (
 	"runtime"
-	"sync/atomic"
 	"syscall"
 	"unsafe"
 )
@@ -56,17 +55,17 @@ func (m *mapped) free() {
 	}
 }
 
-// populate has the kernel give the pages now. What is written already stays.
+// populate has the kernel give all pages now, to a table that is empty.
 func (m *mapped) populate() {
 	if m == nil || syscall.Madvise(m.bytes, madvPopulateWrite) == nil {
 		return
 	}
 	for i := 0; i < len(m.bytes); i += 1 << 12 { // a kernel before 5.14
-		atomic.AddUint32((*uint32)(unsafe.Pointer(&m.bytes[i])), 0)
+		m.bytes[i] = 0
 	}
 }
 
-const madvPopulateWrite = 23 // of linux/mman.h; package syscall has it not
+const madvPopulateWrite = 23 // linux/mman.h; package syscall has no name for it
 
 // fill has the kernel give the pages that a move will write next: so many cells from
 // one on, round the end. One call for eight pages costs less than their faults, of which

@@ -116,12 +116,16 @@ func (ix *radix) done(rank *rankState) {
 	rank.mu.Unlock()
 }
 
+// tidyStep is how many cells a tidy moves at once: as many as take a writer well under
+// a millisecond, though each is a load from anywhere.
+const tidyStep = 1 << 13
+
 // tidy gives back the cells whose blocks were evicted. The caller has the rank's lock.
 func (r *rankState) tidy(ix *radix) {
 	if r.side.stale.Load() > int64(r.side.n)/4+64 {
 		r.side.room(0, ix.factor, ix.validPlace)
-		if r.side.old != nil { // all of it, or a good part: its rank may be idle
-			r.side.step(1<<16, ix.factor, ix.validPlace)
+		if r.side.old != nil { // a good part: its rank may be idle
+			r.side.step(tidyStep, ix.factor, ix.validPlace)
 		}
 		r.side.room(0, ix.factor, ix.validPlace)
 		r.cells.Store(int64(r.side.n))

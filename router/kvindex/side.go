@@ -231,12 +231,15 @@ func closeGap(cells []sideCell, gap int, factor uint64) {
 // Fuller tables would save little memory and cost long clusters.
 func sizeFor(n int) int { return n + n/3 + 2 }
 
-// reserve makes room for n keys in all, and keeps it.
+// reserve makes room for n keys in all, and keeps it. The kernel gives an empty table's
+// pages now; where keys are there already, somebody is writing, who is not to wait.
 func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 	t.floor = max(t.floor, sizeFor(n))
 	if len(t.cells) < t.floor {
 		t.move(t.floor, factor, valid)
-		t.mem.populate()
+		if t.n == 0 {
+			t.mem.populate()
+		}
 	}
 }
 
