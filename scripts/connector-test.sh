@@ -6,7 +6,7 @@
 #   scripts/connector-test.sh --setup         only what they need, for `go test` too
 #
 # They need a Python with pyzmq, NIXL and numpy: $SLUICE_PYTHON, else an environment
-# of their own in ${SLUICE_CACHE:-~/.cache/sluice}/connector, made once (a download
+# of their own in ${SLUICE_CACHE:-~/.cache/sluice}/connector-tests, made once (a download
 # of 100 MB). Where no NIXL can be had its tests are skipped; with
 # SLUICE_REQUIRE_NIXL=1 they fail instead.
 set -euo pipefail
@@ -59,7 +59,7 @@ set_up() {
 
 python=${SLUICE_PYTHON:-}
 if [ -z "$python" ]; then
-  venv=${SLUICE_CACHE:-$HOME/.cache/sluice}/connector
+  venv=${SLUICE_CACHE:-$HOME/.cache/sluice}/connector-tests
   set_up "$venv"
   python=$venv/bin/python
 fi

@@ -27,7 +27,7 @@ func lmcacheSender(t *testing.T, version, endpoint string) io.Writer {
 		home, _ := os.UserHomeDir()
 		cache = filepath.Join(home, ".cache", "sluice")
 	}
-	venv := filepath.Join(cache, "connector")
+	venv := filepath.Join(cache, "connector-tests")
 	if _, err := os.Stat(filepath.Join(venv, "lmcache", version)); err != nil {
 		if os.Getenv("SLUICE_REQUIRE_NIXL") == "1" {
 			t.Fatalf("no LMCache releases in the cache: run scripts/connector-test.sh --setup: %v", err)

@@ -68,7 +68,7 @@ func lmcache(t *testing.T) (python, sources string) {
 		home, _ := os.UserHomeDir()
 		cache = filepath.Join(home, ".cache", "sluice")
 	}
-	venv := filepath.Join(cache, "connector")
+	venv := filepath.Join(cache, "connector-tests")
 	sources = filepath.Join(venv, "lmcache")
 	if _, err := os.Stat(filepath.Join(sources, "0.5.6")); err != nil {
 		if os.Getenv("SLUICE_REQUIRE_NIXL") == "1" {

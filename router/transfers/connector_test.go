@@ -39,7 +39,7 @@ func cache() string {
 // fails where SLUICE_REQUIRE_NIXL asks for NIXL.
 func python(t *testing.T, modules string) string {
 	t.Helper()
-	for _, p := range []string{os.Getenv("SLUICE_PYTHON"), filepath.Join(cache(), "connector/bin/python"), filepath.Join(cache(), "vllm-0.32/venv/bin/python")} {
+	for _, p := range []string{os.Getenv("SLUICE_PYTHON"), filepath.Join(cache(), "connector-tests/bin/python"), filepath.Join(cache(), "vllm-0.32/venv/bin/python")} {
 		if p == "" || exec.Command(p, "-c", "import "+modules).Run() != nil {
 			continue
 		}
