@@ -170,6 +170,7 @@ func assemble(r *router) (_ *router, err error) {
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
 		TLS: fromClients, Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
+		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 	})
 	if err != nil {
 		return nil, err

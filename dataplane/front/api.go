@@ -93,6 +93,9 @@ type Options struct {
 	// are shown one of its own: clients' do not reach engines. True with a Gate.
 	OwnKeys bool
 
+	Relay        Relay // what drives streams [RelayLoop]
+	RelayThreads int   // event loops [one for each CPU]
+
 	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
 	// disaggregated_params sent by a client are cut out instead of refused.
 	StripForbidden bool
@@ -104,7 +107,17 @@ type Leaver interface {
 	Gone() bool
 }
 
-// RelayHooks are called from the relaying goroutine.
+// Relay says what drives streams once their head is out.
+type Relay string
+
+// What may drive streams.
+const (
+	RelayLoop      Relay = "loop"      // event loops; goroutines where the kernel refuses them
+	RelayGoroutine Relay = "goroutine" // a goroutine for each stream
+)
+
+// RelayHooks are called on the thread that relays: they must not block, but for Next
+// and OnEnd, which have a goroutine.
 type RelayHooks struct {
 	// Rewrite, when set, changes the events of the stream on their way.
 	Rewrite      relay.Rewriter

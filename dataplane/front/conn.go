@@ -41,6 +41,7 @@ type conn struct {
 	srv    *Server
 	secure *tls.Conn       // Conn, where it is one; its bytes are not those of raw
 	raw    syscall.RawConn // nil where there is no descriptor (tests in memory)
+	fd     int             // once it was lent to a loop, else 0
 	ip     netip.Addr
 	gone   watch
 
@@ -199,15 +200,33 @@ func (c *conn) shut() {
 }
 
 // cut ends the connection at once, from any goroutine: to its handler the client
-// has left. Whoever serves it fails and calls shut.
+// has left. Whoever serves it fails and calls shut. The descriptor stays open until
+// then: a loop may be writing to it, and its number must not become another's.
 func (c *conn) cut() {
 	c.gone.leave()
+	if c.raw != nil && c.raw.Control(shutBoth) == nil {
+		return
+	}
 	if c.secure != nil {
 		_ = c.secure.NetConn().Close() // a TLS close waits to say good-bye
 		return
 	}
 	_ = c.Conn.Close()
 }
+
+// streamBuffer is what the kernel may keep of a stream for its client, beside what the
+// loop holds: left to itself it takes megabytes for one that does not read.
+const streamBuffer = 128 << 10
+
+// lend notes the descriptor for a loop.
+func (c *conn) lend(fd uintptr) {
+	if c.fd != int(fd) {
+		c.fd = int(fd)
+		_ = syscall.SetsockoptInt(c.fd, syscall.SOL_SOCKET, syscall.SO_SNDBUF, streamBuffer)
+	}
+}
+
+func shutBoth(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) }
 
 func (c *conn) linger() {
 	half, ok := c.Conn.(interface{ CloseWrite() error })

@@ -28,12 +28,15 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			_ = s.ln.Close()
 		}
 	}
-	watch := s.watch
+	watch, loops := s.watch, s.loops
 	s.mu.Unlock()
 
 	err := s.awaitIdle(ctx)
 	if first && watch != nil {
 		watch.close()
+	}
+	if first && loops != nil {
+		loops.Close()
 	}
 	return err
 }

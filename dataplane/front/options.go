@@ -18,6 +18,13 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	switch o.Relay {
+	case "":
+		o.Relay = RelayLoop
+	case RelayLoop, RelayGoroutine:
+	default:
+		return o, fmt.Errorf("front: cannot use Relay %q: want loop or goroutine", o.Relay)
+	}
 	sizes := []struct {
 		name     string
 		at       *int64

@@ -12,6 +12,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/loop"
 	"sluice/dataplane/membudget"
 )
 
@@ -27,7 +28,8 @@ type Server struct {
 	budget     *membudget.Budget
 	ids        requestIDs
 	conns      connSet
-	watch      *watcher // set by Serve
+	watch      *watcher    // set by Serve
+	loops      *loop.Loops // likewise; nil: streams are relayed on goroutines
 	exchanges  sync.Pool
 	streams    sync.Pool
 	fullAnswer []byte // to a connection over the limit
@@ -111,11 +113,32 @@ func (s *Server) Serve(ln net.Listener) error {
 		return err
 	}
 	s.ln, s.watch = ln, w
+	s.loops = s.startLoops()
 	s.mu.Unlock()
 	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.draining.Load() {
 		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 	}
 	return nil
+}
+
+// startLoops starts what drives streams; nil where they stay on goroutines.
+func (s *Server) startLoops() *loop.Loops {
+	if s.opt.Relay == RelayGoroutine {
+		return nil
+	}
+	tick := min(time.Second, s.opt.WriteTimeout/8)
+	if idle := s.opt.StreamIdleTimeout; idle > 0 {
+		tick = min(tick, idle/8)
+	}
+	loops, err := loop.Start(loop.Options{
+		Loops: s.opt.RelayThreads, Tick: max(tick, 10*time.Millisecond),
+		OnFail: func(err error) { s.opt.Log.Error("an event loop failed; its streams were ended", "error", err) },
+	})
+	if err != nil {
+		s.opt.Log.Warn("streams are relayed on goroutines", "error", err)
+		return nil
+	}
+	return loops
 }
 
 // handle is fasthttp's handler.

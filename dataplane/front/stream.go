@@ -35,16 +35,22 @@ type stream struct {
 	head   []byte // not yet written
 	buf    []byte // head's memory
 	chunks upstream.Chunks
-	gone   func() // st.clientGone, made once
+
+	// clientGone and later, made once.
+	gone func()
+	goOn func(func() (relay.Result, bool))
 }
 
 func newStream() *stream {
 	st := new(stream)
-	st.gone = st.clientGone
+	st.gone, st.goOn = st.clientGone, st.later
 	return st
 }
 
 func (st *stream) clientGone() { st.call.Cut() }
+
+// later goes on with a stream that a loop has let go of.
+func (st *stream) later(f func() (relay.Result, bool)) { go st.c.srv.relayOn(st.c, st, f) }
 
 // Relay answers by streaming resp: head now, body by package relay after the
 // Handler has returned. It owns resp and call from here on: call is cut when
@@ -143,9 +149,52 @@ func hijacked(nc net.Conn) {
 	}
 }
 
-// runStream relays on a goroutine of its own and brings the connection back.
+// runStream writes the head and passes the body on.
 func (s *Server) runStream(c *conn, st *stream) {
-	res := st.relay(s)
+	s.relayOn(c, st, func() (relay.Result, bool) {
+		if st.resp.Buffered() == 0 {
+			if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+				st.call.Cut()
+				return relay.Result{Cause: relay.ClientGone, Err: err}, true
+			}
+		}
+		var carry *relay.Carry
+		if t := st.hooks.Transcript; t != nil {
+			carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
+		}
+		dst := relay.ClientConn(st)
+		if st.through != nil {
+			dst = st.through(st, st.resp.ContentLength == upstream.LengthChunked)
+		}
+		return relay.Begin(dst, st.resp, relay.Options{
+			Protocol:     st.endpoint.Protocol,
+			WriteTimeout: s.opt.WriteTimeout,
+			IdleTimeout:  s.opt.StreamIdleTimeout,
+			OnFirstToken: st.hooks.OnFirstToken,
+			Rewrite:      st.hooks.Rewrite,
+			Carry:        carry,
+			Loops:        s.loops,
+			Go:           st.goOn,
+		})
+	})
+}
+
+// relayOn relays with f until the stream ends, or until a loop has taken it, which
+// goes on by another relayOn. At the end the connection is brought back.
+func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
+	res, ended := s.guarded(st, f)
+	if !ended {
+		return // not ours any more
+	}
+	if res.Err == nil && len(st.head) > 0 {
+		// No body came to carry the head.
+		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
+		}
+	}
+	if res.Err != nil && c.gone.left.Load() {
+		res.Cause = relay.ClientGone
+	}
 	reuse := res.Reusable && st.keep && !st.behind && !s.draining.Load()
 	if st.behind {
 		c.lingered = true
@@ -164,15 +213,8 @@ func (s *Server) runStream(c *conn, st *stream) {
 	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
 }
 
-// abortStream ends a stream whose connection failed before the hijack.
-func (s *Server) abortStream(c *conn, st *stream) {
-	st.call.Cut()
-	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
-	c.shut()
-}
-
-// relay writes the head and passes the body on.
-func (st *stream) relay(s *Server) (res relay.Result) {
+// guarded runs f; a panic ends the stream and nothing else.
+func (s *Server) guarded(st *stream, f func() (relay.Result, bool)) (res relay.Result, ended bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
@@ -181,41 +223,17 @@ func (st *stream) relay(s *Server) (res relay.Result) {
 				o.Panicked(st.id, v, stack)
 			}
 			st.call.Cut()
-			res = relay.Result{Cause: relay.Cut, Err: fmt.Errorf("front: panic while relaying: %v", v)}
+			res, ended = relay.Result{Cause: relay.Cut, Err: fmt.Errorf("front: panic while relaying: %v", v)}, true
 		}
 	}()
-	if st.resp.Buffered() == 0 {
-		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
-			st.call.Cut()
-			return relay.Result{Cause: relay.ClientGone, Err: err}
-		}
-	}
-	var carry *relay.Carry
-	if t := st.hooks.Transcript; t != nil {
-		carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
-	}
-	dst := relay.ClientConn(st)
-	if st.through != nil {
-		dst = st.through(st, st.resp.ContentLength == upstream.LengthChunked)
-	}
-	res = relay.Stream(dst, st.resp, relay.Options{
-		Protocol:     st.endpoint.Protocol,
-		WriteTimeout: s.opt.WriteTimeout,
-		IdleTimeout:  s.opt.StreamIdleTimeout,
-		OnFirstToken: st.hooks.OnFirstToken,
-		Rewrite:      st.hooks.Rewrite,
-		Carry:        carry,
-	})
-	if res.Err == nil && len(st.head) > 0 {
-		// No body came to carry the head.
-		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
-			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
-		}
-	}
-	if res.Err != nil && st.c.gone.left.Load() {
-		res.Cause = relay.ClientGone
-	}
-	return res
+	return f()
+}
+
+// abortStream ends a stream whose connection failed before the hijack.
+func (s *Server) abortStream(c *conn, st *stream) {
+	st.call.Cut()
+	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
+	c.shut()
 }
 
 // next takes the answer of another engine in the place of the one that failed.
@@ -263,7 +281,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	if st.hooks.OnEnd != nil {
 		st.hooks.OnEnd(res)
 	}
-	*st = stream{buf: st.buf, gone: st.gone}
+	*st = stream{buf: st.buf, gone: st.gone, goOn: st.goOn}
 	s.streams.Put(st)
 }
 
@@ -324,6 +342,16 @@ func (st *stream) writePayload(p []byte) (int, error) {
 		}
 	}
 	return len(p), nil
+}
+
+// Descriptor implements relay.Descriptor: none while the head is not out, where the
+// framing must be taken out, where TLS is spoken, and where there is none.
+func (st *stream) Descriptor() (fd int, ok bool) {
+	if st.plain || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
+		return 0, false
+	}
+	err := st.c.raw.Control(st.c.lend)
+	return st.c.fd, err == nil
 }
 
 // SetWriteDeadline implements relay.ClientConn.

@@ -76,7 +76,7 @@ func (s *stream) turn(resp *upstream.Response) {
 	most := s.edit.events.most
 	s.edit.events.drop()
 	s.edit.events = framer{most: most}
-	s.resp, s.chunks = resp, upstream.Chunks{}
+	s.resp, s.chunks, s.lent = resp, upstream.Chunks{}, false
 	s.res.Cause, s.res.Err = Completed, nil
 	s.opt.Carry.Transcript.Turn()
 }

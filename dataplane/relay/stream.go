@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"sluice/dataplane/loop"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
@@ -39,12 +40,26 @@ type Options struct {
 	// Carry, when set, takes the place of Rewrite and lets a chunked event stream
 	// go on from another engine when its own fails.
 	Carry *Carry
+	// Loops, when set, drive the stream instead of the calling goroutine, where both
+	// connections have descriptors of their own and the body is chunked.
+	Loops *loop.Loops
+	// Go starts a goroutine for the rest of a stream that a loop had taken: f relays
+	// to the end, as Begin does. Required with Loops.
+	Go func(f func() (res Result, ended bool))
 }
 
 // ClientConn is the client's connection as relay needs it.
 type ClientConn interface {
 	io.Writer
 	SetWriteDeadline(time.Time) error
+}
+
+// Descriptor is what a ClientConn has besides when a loop may write to it.
+type Descriptor interface {
+	// Descriptor gives a non-blocking descriptor to which bytes may be written as
+	// they are; it stays open until the stream has ended. Not ok: Write has more to
+	// do.
+	Descriptor() (fd int, ok bool)
 }
 
 const (
@@ -59,7 +74,7 @@ const (
 	maxSlack = time.Second
 	// minProgress is what a client must take in WriteTimeout to count as slow,
 	// not as stalled.
-	minProgress = 1 << 10
+	minProgress = loop.MinProgress
 )
 
 // stream is one relay under way.
@@ -70,12 +85,14 @@ type stream struct {
 	chunked  bool
 	scanning bool
 	chunks   upstream.Chunks
+	broken   error // of the engine's framing, behind the good bytes of the last read
 	scan     scanner
 	edit     editor
 	armed    time.Time // when the write deadline was last set
 	slack    time.Duration
 	calm     int
 	leaving  bool // for another engine, though this one is well
+	lent     bool // resp is, to a loop, or was
 	res      Result
 }
 
@@ -86,6 +103,14 @@ type stream struct {
 // and a proper end; elsewhere Reusable is false and the caller must close.
 // Stream does not Release resp. It leaves dst without a write deadline.
 func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
+	opt.Loops = nil
+	res, _ := Begin(dst, resp, opt)
+	return res
+}
+
+// Begin is Stream that may leave the rest to a loop: then it is not ended, and dst and
+// resp are the loop's until Options.Go is called.
+func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, ended bool) {
 	if opt.WriteTimeout <= 0 {
 		opt.WriteTimeout = 30 * time.Second
 	}
@@ -97,7 +122,6 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	}
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
-	defer s.scan.drop()
 	if c := s.opt.Carry; c != nil && !(s.scanning && s.chunked) {
 		opt.Rewrite, s.opt.Carry = c.Transcript, nil // ids are taken out all the same
 	}
@@ -105,23 +129,36 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	case s.opt.Carry != nil:
 		s.edit.begin(opt.Carry.Transcript)
 		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
-		defer s.edit.end()
 	case opt.Rewrite != nil && s.scanning:
 		s.edit.begin(opt.Rewrite)
-		defer s.edit.end()
 	}
-	for s.run(); s.carryOn(); s.run() {
+	return s.drive()
+}
+
+// drive relays until the stream's end, or until a loop has taken it.
+func (s *stream) drive() (res Result, ended bool) {
+	for s.run() {
+		if !s.carryOn() {
+			return s.finish(), true
+		}
 	}
+	return Result{}, false
+}
+
+// finish tells the end.
+func (s *stream) finish() Result {
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
 			s.res.Reusable = s.write(end) == nil
 		}
 	}
 	if !s.armed.IsZero() {
-		_ = dst.SetWriteDeadline(time.Time{})
+		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
 	s.res.Events, s.res.Unscanned = s.scan.events, s.scan.tooBig
 	s.res.Finish, s.res.Usage, s.res.EngineErr = s.scan.finish, s.scan.usage, s.scan.failed
+	s.scan.drop()
+	s.edit.end()
 	return s.res
 }
 
@@ -133,8 +170,11 @@ func isEventStream(contentType []byte) bool {
 		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
 }
 
-// run relays until the body's end or a failure.
-func (s *stream) run() {
+// run relays until the body's end or a failure; false when a loop has taken it.
+func (s *stream) run() (ended bool) {
+	if lent, over := s.lend(); lent || over {
+		return over
+	}
 	size := smallRead
 	if s.resp.Buffered() > smallRead {
 		size = largeRead
@@ -149,11 +189,14 @@ func (s *stream) run() {
 		}
 		n, err := s.resp.ReadRaw(buf.B)
 		if n > 0 && s.pass(buf.B[:n], time.Now()) {
-			return
+			return true
 		}
 		if err != nil {
 			s.readEnded(err)
-			return
+			return true
+		}
+		if lent, over := s.lend(); lent || over {
+			return over
 		}
 		buf = s.fit(buf, n)
 	}
@@ -184,16 +227,29 @@ func (s *stream) fit(buf *membudget.Buffer, n int) *membudget.Buffer {
 // pass looks at what one read brought and writes it on; true when the stream
 // has ended.
 func (s *stream) pass(p []byte, t time.Time) (ended bool) {
+	out := s.look(p, t)
+	if len(out) > 0 && s.writeAt(out, t) != nil {
+		return true
+	}
+	if s.isOver() {
+		s.settle()
+		return true
+	}
+	s.leaving = s.mayLeave()
+	return s.leaving
+}
+
+// look looks at what one read brought and gives what goes to the client of it.
+func (s *stream) look(p []byte, t time.Time) (out []byte) {
 	if s.res.FirstByte.IsZero() {
 		s.res.FirstByte = t
 	}
 	s.res.LastByte = t
-	var broken error
 	switch {
 	case s.edit.on():
-		p, broken = s.rewrite(p)
+		p, s.broken = s.rewrite(p)
 	case s.chunked:
-		p, broken = s.unchunk(p)
+		p, s.broken = s.unchunk(p)
 	case s.scanning:
 		s.scan.feed(p)
 	}
@@ -203,22 +259,27 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 			s.opt.OnFirstToken()
 		}
 	}
-	if len(p) > 0 && s.writeAt(p, t) != nil {
-		return true
-	}
-	if s.opt.Carry != nil && s.opt.Carry.Transcript.Failed != nil {
-		return true
-	}
-	if broken != nil {
-		s.end(EngineClosed, broken)
-		return true
-	}
-	if s.chunked && s.chunks.Done() {
+	return p
+}
+
+// isOver says whether nothing more of the engine is to be read.
+func (s *stream) isOver() bool {
+	return s.failedByEvent() || s.broken != nil || s.chunked && s.chunks.Done()
+}
+
+func (s *stream) failedByEvent() bool {
+	return s.opt.Carry != nil && s.opt.Carry.Transcript.Failed != nil
+}
+
+// settle notes how a stream that is over has ended.
+func (s *stream) settle() {
+	switch {
+	case s.failedByEvent():
+	case s.broken != nil:
+		s.end(EngineClosed, s.broken)
+	default:
 		s.res.Reusable = true
-		return true
 	}
-	s.leaving = s.mayLeave()
-	return s.leaving
 }
 
 // unchunk follows the chunk framing and feeds the payload to the scan. It gives

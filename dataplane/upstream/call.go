@@ -25,8 +25,9 @@ type Call struct {
 // leg is what a Cut closes. Its fields are set before it is attached and never
 // changed afterwards, so the cutter may read them without a lock.
 type leg struct {
-	nc     net.Conn           // nil while dialling
+	nc     link               // nil while dialling, and while lent
 	cancel context.CancelFunc // set while dialling
+	stop   func()             // set while lent: see Response.Lend
 }
 
 var cutMark = new(leg)
@@ -38,11 +39,14 @@ func (c *Call) Cut() {
 	if l == nil || l == cutMark {
 		return
 	}
-	if l.cancel != nil {
+	switch {
+	case l.cancel != nil:
 		l.cancel()
-		return
+	case l.stop != nil:
+		l.stop()
+	default:
+		abort(l.nc)
 	}
-	abort(l.nc)
 }
 
 // hangUpFor is how long HangUp listens for an answer that was on its way. An engine
@@ -59,8 +63,12 @@ func (c *Call) HangUp() {
 	if l == nil || l == cutMark {
 		return
 	}
-	if l.cancel != nil {
+	switch {
+	case l.cancel != nil:
 		l.cancel()
+		return
+	case l.stop != nil: // a stream under way
+		l.stop()
 		return
 	}
 	half, ok := plain(l.nc).(interface{ CloseWrite() error })
@@ -85,10 +93,10 @@ func (c *Call) detach(l *leg) bool { return c == nil || c.at.CompareAndSwap(l, n
 
 // abort closes nc without waiting: a TLS close would first try to write its
 // close_notify, up to five seconds long.
-func abort(nc net.Conn) { _ = plain(nc).Close() }
+func abort(nc link) { _ = plain(nc).Close() }
 
 // plain is the connection under TLS.
-func plain(nc net.Conn) net.Conn {
+func plain(nc link) link {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		return t.NetConn()
 	}

@@ -25,10 +25,20 @@ type smallHead [1 << 10]byte
 
 var smallHeads = sync.Pool{New: func() any { return new(smallHead) }}
 
+// link is what a conn needs of its connection: a net.Conn, or the *os.File that a
+// descriptor is after a stream was lent (see Response.Lend).
+type link interface {
+	io.ReadWriteCloser
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+}
+
 // conn is one connection to an engine. It belongs to one goroutine at a time:
 // the idle list hands it over under its lock. Only leg is seen by others.
 type conn struct {
 	leg
+	lent         *leg // in the place of leg while fd is lent, a new one each time
+	fd           int  // lent, else -1
 	ep           *Endpoint
 	raw          syscall.RawConn // nil for TLS
 	stepFunc     func(fd uintptr) bool
@@ -64,7 +74,7 @@ type conn struct {
 }
 
 func newConn(e *Endpoint, nc net.Conn) *conn {
-	c := &conn{ep: e}
+	c := &conn{ep: e, fd: -1}
 	c.nc = nc
 	if t, ok := nc.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
@@ -79,7 +89,12 @@ func newConn(e *Endpoint, nc net.Conn) *conn {
 // close ends the connection for good; only the owner calls it, once.
 func (c *conn) close() {
 	c.giveBuffers()
-	abort(c.nc)
+	if c.fd >= 0 {
+		_ = syscall.Close(c.fd)
+		c.fd = -1
+	} else {
+		abort(c.nc)
+	}
 	c.ep.open.Add(-1)
 }
 
@@ -251,7 +266,11 @@ func (c *conn) write(head []byte, body [][]byte, size int, t time.Duration) erro
 	} else {
 		c.vecSpare = append(append(c.vecSpare[:0], head), body...)
 		c.vec = c.vecSpare
-		_, err = c.vec.WriteTo(c.nc)
+		if _, ok := c.nc.(*os.File); ok {
+			err = writeVector(c.raw, &c.vec)
+		} else {
+			_, err = c.vec.WriteTo(c.nc)
+		}
 		clear(c.vecSpare) // borrowed until Do returns, and no longer
 	}
 	_ = c.nc.SetWriteDeadline(time.Time{})

@@ -207,7 +207,11 @@ func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
 	keep := r.finished && !r.broken && c.r == c.w
-	if !call.detach(&c.leg) || !keep {
+	at := &c.leg
+	if c.fd >= 0 {
+		at = c.lent
+	}
+	if !call.detach(at) || !keep || !c.takeBack() {
 		c.close()
 		return
 	}

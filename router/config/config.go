@@ -42,6 +42,7 @@ type Config struct {
 	Health      Health      `yaml:"health"`
 	Fleet       Fleet       `yaml:"fleet"`
 
+	Relay     Relay     `yaml:"relay"`
 	Migration Migration `yaml:"migration"`
 
 	Routed Routed `yaml:"routed"`
@@ -246,6 +247,12 @@ type Timeouts struct {
 	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"` // between two reads of a stream [120s]
 	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`    // a request waits for a pool without a healthy worker; then 503 [5s]
 	Drain      time.Duration `yaml:"drain" min:"0s"`        // streams under way are let go on at SIGTERM [30s]
+}
+
+// Relay is what drives streams once their head is out; see docs/relay.md.
+type Relay struct {
+	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [goroutine]
+	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
 }
 
 // Migration of streams whose engine fails under way; see docs/migration.md.

@@ -1,0 +1,182 @@
+package loop
+
+import (
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	epollBatch = 256
+	// A loop's one buffer of bufferSize is read into piece by piece, each of readSize
+	// at most, and is free again when all was written.
+	readSize   = 32 << 10
+	bufferSize = 8 * readSize
+	// readsInARow bounds how long a stream that has much may keep the others waiting.
+	readsInARow = 4
+	// epollGone is what a read that is shorter than asked for may leave unseen.
+	epollGone = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
+)
+
+// epoll is an edge-triggered poller. A descriptor is told of once for what comes, so
+// each is read until it has no more: that a read brought less than asked for says so,
+// and saves the read that would say it.
+type epoll struct {
+	l      *Loop
+	fd     int
+	event  int // an eventfd: wake
+	events [epollBatch]unix.EpollEvent
+	at, n  int
+	buf    []byte
+	used   int
+}
+
+// tagWake is the eventfd's; a task's is its slot, generation and side.
+const tagWake = -1
+
+func openEpoll(l *Loop) (*epoll, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("loop: cannot make an epoll instance: %w", err)
+	}
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("loop: cannot make an eventfd: %w", err)
+	}
+	p := &epoll{l: l, fd: fd, event: event, buf: make([]byte, bufferSize)}
+	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, event, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: tagWake}); err != nil {
+		p.close()
+		return nil, fmt.Errorf("loop: cannot watch an eventfd: %w", err)
+	}
+	return p, nil
+}
+
+// watch begins to read t's In. It reads on after a pause: the edge may have come while nobody read.
+func (p *epoll) watch(t *Task) error {
+	if t.reading {
+		p.read(t, true)
+		return nil
+	}
+	t.reading = true
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, t.In, p.tag(t, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLET, 0))
+}
+
+func (p *epoll) tag(t *Task, events uint32, side uint32) *unix.EpollEvent {
+	return &unix.EpollEvent{Events: events, Fd: int32(t.slot), Pad: int32(t.gen<<1 | side)}
+}
+
+// watchOut asks to be told when Out takes bytes again.
+func (p *epoll) watchOut(t *Task) error {
+	if t.polling {
+		return nil // edge-triggered, once for all
+	}
+	t.polling = true
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, t.Out, p.tag(t, unix.EPOLLOUT|unix.EPOLLET, 1))
+}
+
+// forget makes the kernel let go of t.
+func (p *epoll) forget(t *Task) {
+	if t.reading {
+		t.reading = false
+		_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, t.In, nil)
+	}
+	if t.polling {
+		t.polling = false
+		_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, t.Out, nil)
+	}
+}
+
+// wait waits for something to do and queues it for next.
+func (p *epoll) wait(h haste) error {
+	var n uintptr
+	var errno syscall.Errno
+	p.at, p.n = 0, 0
+	events := unsafe.Pointer(&p.events[0])
+	switch h {
+	case atOnce:
+		n, _, errno = syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(events), epollBatch, 0, 0, 0)
+	case awake:
+		n, _, errno = syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(events), epollBatch, awakeWait, 0, 0)
+	default:
+		n, _, errno = syscall.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(events), epollBatch, ^uintptr(0), 0, 0)
+	}
+	switch errno {
+	case 0:
+		p.n = int(n)
+	case syscall.EINTR:
+	default:
+		return fmt.Errorf("loop: cannot wait in epoll: %w", errno)
+	}
+	return nil
+}
+
+// next does one thing that wait queued; false when nothing is left.
+func (p *epoll) next() bool {
+	if p.at >= p.n {
+		return false
+	}
+	ev := &p.events[p.at]
+	p.at++
+	if ev.Fd == tagWake {
+		var b [8]byte
+		_, _ = unix.Read(p.event, b[:])
+		return true
+	}
+	t := p.l.find(uint32(ev.Fd), uint32(ev.Pad)>>1)
+	switch {
+	case t == nil:
+	case ev.Pad&1 != 0:
+		p.l.writable(t)
+	default:
+		p.read(t, ev.Events&epollGone != 0)
+	}
+	return true
+}
+
+// read reads what t's In has; all says that a short read is not the last.
+func (p *epoll) read(t *Task, all bool) {
+	for range readsInARow {
+		if t.state != inside || t.paused {
+			return
+		}
+		if t.queued || len(p.buf)-p.used < readSize {
+			p.l.flush()
+		}
+		buf := p.buf[p.used : p.used+readSize]
+		n, errno := recv(t.In, buf)
+		switch {
+		case errno == syscall.EINTR:
+			continue
+		case errno == syscall.EAGAIN:
+			return
+		case errno != 0 || n == 0:
+			p.l.readEnded(t, errno)
+			return
+		}
+		p.used += n
+		p.l.took(t, buf[:n:n])
+		if n < len(buf) && !all {
+			return
+		}
+	}
+	if t.state == inside && !t.again {
+		t.again = true
+		p.l.again = append(p.l.again, t)
+	}
+}
+
+// flushed tells that nobody has use for the bytes that were read any more.
+func (p *epoll) flushed() { p.used = 0 }
+
+func (p *epoll) wake() {
+	one := [8]byte{0: 1}
+	_, _ = unix.Write(p.event, one[:])
+}
+
+func (p *epoll) close() {
+	_ = unix.Close(p.fd)
+	_ = unix.Close(p.event)
+}

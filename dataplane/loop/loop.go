@@ -1,0 +1,445 @@
+package loop
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+// haste says how a loop waits.
+type haste int
+
+const (
+	// atOnce: not at all, there is other work.
+	atOnce haste = iota
+	// awake: for awakeWait at most, without a word to Go's scheduler. That would take
+	// the thread's P away meanwhile, and have to find one when bytes come; and it is
+	// what wakes and keeps awake the runtime's monitor, which runs every 20 µs then:
+	// half of the cost of an event. In exchange a P is idle: Start adds one for each
+	// thread. A stop of the world ends the wait by its signal.
+	awake
+	// asleep: as every Go program waits. For a loop that has been quiet for a while.
+	asleep
+)
+
+// maxOutbox bounds how many streams are read before the first is written to: how much
+// later it gets its bytes.
+const maxOutbox = 32
+
+const (
+	awakeWait = 10 // ms
+	// awakeFor is how long after the last bytes a loop waits awake.
+	awakeFor = 100 * time.Millisecond
+)
+
+// Loop is one thread and its streams.
+type Loop struct {
+	poll *epoll
+	tick time.Duration
+
+	mu      sync.Mutex
+	inbox   []*Task // attached or cut
+	stopped bool    // no more tasks
+	ended   bool    // the thread is over
+	load    int     // tasks given to it, for Attach's choice
+
+	// The thread's own.
+	taken   []*Task // the inbox, being worked off
+	tasks   []*Task // by slot
+	free    []uint32
+	gens    []uint32
+	count   int
+	again   []*Task
+	outbox  []parcel
+	now     time.Time
+	lastIn  time.Time
+	lastRun time.Time // of check
+	timer   *time.Timer
+	current *Task
+	done    chan struct{}
+	onFail  func(error)
+}
+
+func newLoop(tick time.Duration, onFail func(error)) *Loop {
+	l := &Loop{tick: tick, done: make(chan struct{}), onFail: onFail}
+	l.timer = time.AfterFunc(time.Hour, l.wakeUp)
+	l.timer.Stop()
+	return l
+}
+
+func (l *Loop) wakeUp() {
+	l.mu.Lock()
+	if !l.ended {
+		l.poll.wake()
+	}
+	l.mu.Unlock()
+}
+
+// post hands t to the thread; false when that has ended.
+func (l *Loop) post(t *Task) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.inbox = append(l.inbox, t)
+	if len(l.inbox) == 1 {
+		l.poll.wake() // under the lock: the poller is closed under it too
+	}
+	return true
+}
+
+// stop makes the thread end its tasks and itself.
+func (l *Loop) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	l.mu.Unlock()
+	l.wakeUp()
+}
+
+// run is the thread. It never gives its thread back: it ends with it.
+func (l *Loop) run(opened chan<- error) {
+	runtime.LockOSThread()
+	var err error
+	l.poll, err = openEpoll(l)
+	opened <- err
+	if err != nil {
+		return
+	}
+	defer close(l.done)
+	for !l.turn() {
+	}
+}
+
+// end is the thread's last act. Every task still here is given back, whatever the
+// kernel says: its poller is closed.
+func (l *Loop) end() {
+	l.timer.Stop()
+	l.mu.Lock()
+	l.ended = true
+	l.poll.close()
+	l.taken = append(l.taken, l.inbox...)
+	l.inbox = nil
+	l.mu.Unlock()
+	for _, t := range l.tasks {
+		if t != nil {
+			l.giveBack(t, WasCut, nil)
+		}
+	}
+	for _, t := range l.taken {
+		if !t.attached {
+			t.attached = true
+			l.unload()
+			t.Handler.Left(End{Why: WasCut})
+		}
+	}
+}
+
+// turn does what there is to do and waits for more; true when the loop has ended. A
+// Handler that panics costs its own stream only: what was queued is still done by the
+// next turn.
+func (l *Loop) turn() (ended bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			t := l.current
+			if t == nil || t.state != inside {
+				panic(v) // not a Handler's
+			}
+			l.leave(t, Panicked, fmt.Errorf("%v\n%s", v, debug.Stack()))
+		}
+	}()
+	for l.poll.next() {
+		if len(l.outbox) == maxOutbox {
+			l.flush()
+		}
+	}
+	l.flush()
+	l.readOn()
+	l.flush()
+	if l.takeIn() && l.count == 0 {
+		l.end()
+		return true
+	}
+	if l.count > 0 && l.now.Sub(l.lastRun) >= l.tick {
+		l.check()
+	}
+	h := awake
+	switch {
+	case len(l.again) > 0:
+		h = atOnce
+	case l.count == 0 || l.now.Sub(l.lastIn) >= awakeFor:
+		h = asleep
+	}
+	if err := l.poll.wait(h); err != nil {
+		l.onFail(err)
+		l.end()
+		return true
+	}
+	l.now = time.Now()
+	return false
+}
+
+// readOn reads once more from those that had more than their turn's share.
+func (l *Loop) readOn() {
+	for left := len(l.again); left > 0; left-- {
+		t := l.again[0]
+		l.again = append(l.again[:0], l.again[1:]...)
+		t.again = false
+		if t.state == inside && !t.paused {
+			if err := l.poll.watch(t); err != nil {
+				l.leave(t, ReadFailed, err)
+			}
+		}
+	}
+}
+
+// takeIn works the inbox off; true when the loop is to end.
+func (l *Loop) takeIn() (stopped bool) {
+	l.mu.Lock()
+	l.taken, l.inbox = l.inbox, l.taken[:0]
+	stopped = l.stopped
+	l.mu.Unlock()
+	for i, t := range l.taken {
+		l.taken[i] = nil
+		switch {
+		case !t.attached:
+			l.enter(t)
+		case t.state == inside && t.cut.Load():
+			l.leave(t, WasCut, nil)
+		}
+	}
+	l.taken = l.taken[:0]
+	if stopped {
+		for _, t := range l.tasks {
+			if t != nil && t.state == inside {
+				l.leave(t, WasCut, nil)
+			}
+		}
+	}
+	return stopped
+}
+
+// enter begins with t.
+func (l *Loop) enter(t *Task) {
+	if l.count == 0 {
+		l.lastRun = l.now
+		l.timer.Reset(l.tick)
+	}
+	if n := len(l.free); n > 0 {
+		t.slot = l.free[n-1]
+		l.free = l.free[:n-1]
+	} else {
+		t.slot = uint32(len(l.tasks))
+		l.tasks = append(l.tasks, nil)
+		l.gens = append(l.gens, 0)
+	}
+	l.gens[t.slot]++
+	t.gen = l.gens[t.slot] & genMask
+	l.tasks[t.slot] = t
+	l.count++
+	t.state, t.lastIn, t.attached = inside, l.now, true
+	l.lastIn = l.now
+	if t.cut.Load() {
+		l.leave(t, WasCut, nil)
+		return
+	}
+	if err := l.poll.watch(t); err != nil {
+		l.leave(t, ReadFailed, err)
+	}
+}
+
+// genMask keeps a generation small enough for the pollers' tags.
+const genMask = 1<<24 - 1
+
+// find gives the task of a slot that is still the same one.
+func (l *Loop) find(slot, gen uint32) *Task {
+	if int(slot) >= len(l.tasks) {
+		return nil
+	}
+	if t := l.tasks[slot]; t != nil && t.gen == gen {
+		return t
+	}
+	return nil
+}
+
+// took hands on what was read. What goes to Out is not written yet, but by flush: to
+// read from many streams, then to write to many, is cheaper than to take turns, since
+// either way through the kernel is longer than the processor's nearest cache. p stays
+// as it is until flushed; where t is queued, the poller has flushed before it read.
+func (l *Loop) took(t *Task, p []byte) {
+	t.lastIn, l.lastIn = l.now, l.now
+	l.current = t
+	out, done := t.Handler.Take(p, l.now)
+	l.current = nil
+	if len(out) > 0 || done {
+		t.queued = true
+		l.outbox = append(l.outbox, parcel{t, out, done})
+	}
+}
+
+// flush writes what took has put aside.
+func (l *Loop) flush() {
+	for i := range l.outbox {
+		o := &l.outbox[i]
+		t := o.t
+		t.queued = false
+		if t.state == inside && len(o.p) > 0 {
+			l.pass(t, o.p)
+		}
+		if o.done && t.state == inside {
+			l.leave(t, Done, nil)
+		}
+		*o = parcel{}
+	}
+	l.outbox = l.outbox[:0]
+	l.poll.flushed()
+}
+
+// parcel is what one Take has given.
+type parcel struct {
+	t    *Task
+	p    []byte
+	done bool
+}
+
+// pass writes p, and holds what Out does not take.
+func (l *Loop) pass(t *Task, p []byte) {
+	if t.held == nil {
+		n, errno := t.sendSome(p)
+		t.sent += int64(n)
+		if errno != 0 {
+			l.leave(t, SendFailed, errno)
+			return
+		}
+		if p = p[n:]; len(p) == 0 {
+			return
+		}
+		if err := l.poll.watchOut(t); err != nil {
+			l.leave(t, SendFailed, err)
+			return
+		}
+	}
+	t.hold(p, l.now)
+	if !t.paused && t.heldBytes() > MaxHeld {
+		t.paused = true
+	}
+}
+
+// writable goes on with what is held.
+func (l *Loop) writable(t *Task) {
+	if t.state != inside || t.held == nil {
+		return
+	}
+	n, errno := t.sendSome(t.held.B[t.from:])
+	t.sent += int64(n)
+	t.from += n
+	if errno != 0 {
+		l.leave(t, SendFailed, errno)
+		return
+	}
+	if n > 0 {
+		t.unsent = -1
+	}
+	left := t.heldBytes()
+	if left == 0 {
+		t.drop()
+	} else if err := l.poll.watchOut(t); err != nil {
+		l.leave(t, SendFailed, err)
+		return
+	}
+	if t.paused && left <= MaxHeld/2 {
+		t.paused, t.lastIn = false, l.now
+		if err := l.poll.watch(t); err != nil {
+			l.leave(t, ReadFailed, err)
+		}
+	}
+}
+
+// readEnded takes in that In gives nothing more.
+func (l *Loop) readEnded(t *Task, errno syscall.Errno) {
+	if t.state != inside {
+		return
+	}
+	if errno == 0 {
+		l.leave(t, ReadFailed, io.EOF)
+		return
+	}
+	l.leave(t, ReadFailed, errno)
+}
+
+// check looks, once a tick, for those that wait too long.
+func (l *Loop) check() {
+	l.lastRun = l.now
+	l.timer.Reset(l.tick)
+	for _, t := range l.tasks {
+		switch {
+		case t == nil || t.state != inside:
+		case t.held != nil && l.stalled(t):
+			l.leave(t, SendStalled, nil)
+		case !t.Until.IsZero() && l.now.After(t.Until):
+			l.leave(t, ReadLate, nil)
+		case t.Idle > 0 && !t.paused && l.now.Sub(t.lastIn) >= t.Idle:
+			l.leave(t, ReadIdle, nil)
+		}
+	}
+}
+
+// stalled says whether Out has taken next to nothing for WriteTimeout. A socket is not
+// writable again before a third of what may be megabytes has been taken, so that alone
+// would call a client stalled that reads slowly: what is in the socket is looked at too.
+func (l *Loop) stalled(t *Task) bool {
+	unsent := unsentOf(t.Out)
+	if t.unsent < 0 || unsent <= t.unsent-MinProgress {
+		t.unsent, t.blocked = unsent, l.now
+	}
+	return l.now.Sub(t.blocked) >= t.WriteTimeout
+}
+
+// leave ends t.
+func (l *Loop) leave(t *Task, why Why, err error) {
+	if t.queued { // by its engine's end, behind the bytes
+		l.flush()
+		if t.state != inside {
+			return
+		}
+	}
+	l.poll.forget(t)
+	l.giveBack(t, why, err)
+}
+
+// giveBack lets go of t, of which the poller has.
+func (l *Loop) giveBack(t *Task, why Why, err error) {
+	l.tasks[t.slot] = nil
+	l.free = append(l.free, t.slot)
+	l.count--
+	t.state = outside
+	end := End{Why: why, Err: err, Sent: t.sent}
+	if t.held != nil {
+		end.Held = t.held
+		end.Held.B = end.Held.B[t.from:]
+		t.held = nil
+	}
+	if l.count == 0 {
+		l.timer.Stop()
+	}
+	l.unload()
+	t.Handler.Left(end)
+}
+
+func (l *Loop) unload() {
+	l.mu.Lock()
+	l.load--
+	l.mu.Unlock()
+}
+
+// Release gives the buffer of an End back.
+func (e *End) Release() {
+	membudget.Default.Put(e.Held)
+	e.Held = nil
+}

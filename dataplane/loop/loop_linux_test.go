@@ -1,0 +1,168 @@
+package loop
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestStreams(t *testing.T) {
+	s := begin(t, 1)
+	// Several, some after others, so that slots are used again.
+	for range 3 {
+		var all []*stream
+		for range 20 {
+			all = append(all, open(t, s, nil))
+		}
+		for _, text := range []string{"a", "bc", strings.Repeat("d", 200_000), "e"} {
+			for _, st := range all {
+				st.send(text)
+			}
+			for _, st := range all {
+				st.wants(text)
+			}
+		}
+		for i, st := range all {
+			switch i % 3 {
+			case 0:
+				st.send("end$")
+				st.wants("end$")
+				if e := st.ends(Done); e.Sent != 200_008 || e.Held != nil {
+					t.Errorf("%+v", e)
+				}
+			case 1:
+				st.send("last")
+				_ = st.engine.Close()
+				st.wants("last")
+				if e := st.ends(ReadFailed); e.Err != io.EOF || e.Sent != 200_008 {
+					t.Errorf("%+v", e)
+				}
+			default:
+				_ = st.engine.SetLinger(0)
+				_ = st.engine.Close()
+				if e := st.ends(ReadFailed); !errors.Is(e.Err, syscall.ECONNRESET) {
+					t.Errorf("%+v", e)
+				}
+			}
+		}
+		until(t, "no stream", func() bool { return s.Streams() == 0 })
+	}
+}
+
+// After the end the descriptors are the caller's again, and what comes is left alone.
+func TestAfterTheEnd(t *testing.T) {
+	s := begin(t, 1)
+	st := open(t, s, nil)
+	st.send("x$")
+	st.wants("x$")
+	st.ends(Done)
+	st.send("late")
+	buf := make([]byte, 8)
+	until(t, "the descriptor is ours again", func() bool {
+		n, errno := recv(st.task.In, buf)
+		return errno == 0 && n == 4
+	})
+}
+
+func TestClientGone(t *testing.T) {
+	s := begin(t, 1)
+	st, other := open(t, s, nil), open(t, s, nil)
+	_ = st.client.SetLinger(0)
+	_ = st.client.Close()
+	until(t, "the write fails", func() bool {
+		_, _ = io.WriteString(st.engine, "x")
+		return len(st.h.ends) > 0
+	})
+	if e := st.ends(SendFailed); !errors.Is(e.Err, syscall.EPIPE) && !errors.Is(e.Err, syscall.ECONNRESET) {
+		t.Error(e.Err)
+	}
+	other.send("on")
+	other.wants("on")
+}
+
+func TestCut(t *testing.T) {
+	s := begin(t, 1)
+	st := open(t, s, nil)
+	began := time.Now()
+	st.task.Cut()
+	st.ends(WasCut)
+	t.Logf("left %v after the cut", time.Since(began))
+	st.task.Cut() // does nothing
+	st.task.Cut()
+
+	before := open(t, s, func(t *Task) { t.Cut() })
+	before.ends(WasCut)
+	if n := before.h.count(); n != 0 {
+		t.Errorf("%d bytes taken of a stream cut before it began", n)
+	}
+}
+
+// Cuts and ends at the same time: Left comes once.
+func TestCutAtAnyMoment(t *testing.T) {
+	s := begin(t, 2)
+	for i := range 60 {
+		st := open(t, s, nil)
+		go st.task.Cut()
+		if i%2 == 0 {
+			_, _ = io.WriteString(st.engine, "x$")
+		}
+		select {
+		case <-st.h.ends:
+		case <-time.After(patience):
+			t.Fatal("not left")
+		}
+	}
+	until(t, "no stream", func() bool { return s.Streams() == 0 })
+}
+
+func TestSilence(t *testing.T) {
+	s := begin(t, 1)
+	const idle = 150 * time.Millisecond
+	silent := open(t, s, func(t *Task) { t.Idle = idle })
+	talks := open(t, s, func(t *Task) { t.Idle = idle })
+	late := open(t, s, func(t *Task) { t.Until = time.Now().Add(idle) })
+	began := time.Now()
+	for time.Since(began) < 3*idle {
+		talks.send("x")
+		talks.wants("x")
+		time.Sleep(idle / 10)
+	}
+	silent.ends(ReadIdle)
+	late.ends(ReadLate)
+	talks.stays()
+}
+
+// A Handler's panic is its own stream's affair.
+func TestPanic(t *testing.T) {
+	s := begin(t, 1)
+	bad, good := open(t, s, nil), open(t, s, nil)
+	for range 3 {
+		bad.send("!")
+		if e := bad.ends(Panicked); e.Err == nil || !strings.Contains(e.Err.Error(), "a Handler's") {
+			t.Error(e.Err)
+		}
+		bad = open(t, s, nil)
+		good.send("on")
+		good.wants("on")
+	}
+}
+
+func TestClose(t *testing.T) {
+	s := begin(t, 2)
+	var all []*stream
+	for range 10 {
+		all = append(all, open(t, s, nil))
+	}
+	s.Close()
+	for _, st := range all {
+		st.ends(WasCut)
+		st.task.Cut()
+	}
+	open(t, s, nil).ends(WasCut)
+	if n := s.Streams(); n != 0 {
+		t.Errorf("%d streams left", n)
+	}
+}

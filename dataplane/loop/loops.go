@@ -1,0 +1,132 @@
+package loop
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Options of Start; zero values mean the default in brackets.
+type Options struct {
+	Loops int // threads [one for each CPU that Go uses]
+	// Tick is how often time-outs are looked at: how late they may be [1s].
+	Tick time.Duration
+	// OnFail is told, once a loop, that its poller has failed; its streams were ended.
+	OnFail func(error)
+}
+
+// Loops are the threads of one process. Safe for concurrent use.
+type Loops struct {
+	all    []*Loop
+	next   atomic.Uint32
+	procs  int // added for them
+	closed atomic.Bool
+}
+
+// Start starts the threads. It fails where the kernel refuses them an epoll instance,
+// and on systems other than Linux.
+func Start(opt Options) (*Loops, error) {
+	if opt.Loops <= 0 {
+		opt.Loops = processors.own()
+	}
+	if opt.Tick <= 0 {
+		opt.Tick = time.Second
+	}
+	if opt.OnFail == nil {
+		opt.OnFail = func(error) {}
+	}
+	s := new(Loops)
+	processors.add(opt.Loops)
+	s.procs = opt.Loops
+	for range opt.Loops {
+		l := newLoop(opt.Tick, opt.OnFail)
+		opened := make(chan error, 1)
+		go l.run(opened)
+		if err := <-opened; err != nil {
+			s.Close()
+			return nil, fmt.Errorf("loop: cannot start thread %d of %d: %w", len(s.all)+1, opt.Loops, err)
+		}
+		s.all = append(s.all, l)
+	}
+	return s, nil
+}
+
+// Attach gives t to the loop that has fewest; Left is called in any case, on another
+// goroutine, or on this one after Close.
+func (s *Loops) Attach(t *Task) {
+	first := s.next.Add(1)
+	var best *Loop
+	least := 0
+	for i := range s.all {
+		l := s.all[(int(first)+i)%len(s.all)]
+		l.mu.Lock()
+		load := l.load
+		l.mu.Unlock()
+		if best == nil || load < least {
+			best, least = l, load
+		}
+		if load == 0 {
+			break
+		}
+	}
+	best.mu.Lock()
+	best.load++
+	best.mu.Unlock()
+	t.loop.Store(best)
+	if !best.post(t) {
+		best.unload()
+		t.Handler.Left(End{Why: WasCut})
+	}
+}
+
+// Streams is how many tasks the loops hold.
+func (s *Loops) Streams() int {
+	n := 0
+	for _, l := range s.all {
+		l.mu.Lock()
+		n += l.load
+		l.mu.Unlock()
+	}
+	return n
+}
+
+// Close ends all tasks as if cut and waits for the threads.
+func (s *Loops) Close() {
+	if s.closed.Swap(true) {
+		return
+	}
+	for _, l := range s.all {
+		l.stop()
+	}
+	for _, l := range s.all {
+		<-l.done
+	}
+	processors.add(-s.procs)
+}
+
+// processors keeps count of the Ps (GOMAXPROCS) added for the threads of all Loops: a
+// thread that waits awake holds one, which the rest of the program must not lack. It
+// takes the setting out of the runtime's hands, which since Go 1.25 follows a
+// container's limit when that changes.
+var processors processorCount
+
+type processorCount struct {
+	mu    sync.Mutex
+	added int
+}
+
+func (p *processorCount) add(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.added += n
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
+}
+
+// own is how many there are without the added ones.
+func (p *processorCount) own() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(runtime.GOMAXPROCS(0)-p.added, 1)
+}

@@ -1,0 +1,104 @@
+package loop
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A client that does not read stops the reading of its own engine, once MaxHeld is
+// held for it, and of no other's.
+func TestSlowReader(t *testing.T) {
+	s := begin(t, 1)
+	small := func(t *Task) {
+		for _, fd := range []int{t.In, t.Out} {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10)
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10)
+		}
+	}
+	slow, fast := open(t, s, small), open(t, s, small)
+	_ = slow.client.SetReadBuffer(16 << 10)
+	const all = 4 << 20
+	sent := make(chan error, 1)
+	go func() {
+		_, err := slow.engine.Write(make([]byte, all))
+		sent <- err
+	}()
+	taken := 0
+	until(t, "the engine is not read any more", func() bool {
+		before := taken
+		time.Sleep(50 * time.Millisecond)
+		taken = slow.h.count()
+		return taken > MaxHeld && taken == before
+	})
+	t.Logf("%d KiB taken of %d KiB, for a client that reads nothing", taken>>10, all>>10)
+	if taken > MaxHeld+512<<10 {
+		t.Errorf("%d bytes taken, with bounds of %d and the sockets' own", taken, MaxHeld)
+	}
+	for range 50 {
+		fast.send("x")
+		fast.wants("x")
+	}
+	// It reads on: everything comes, in order and whole.
+	_ = slow.client.SetReadDeadline(time.Now().Add(patience))
+	if n, err := io.CopyN(io.Discard, slow.client, all); err != nil || n != all {
+		t.Fatal(n, err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	slow.send("end$")
+	slow.wants("end$")
+	if e := slow.ends(Done); e.Sent != all+4 || e.Held != nil {
+		t.Errorf("%+v", e)
+	}
+}
+
+// A client that takes nothing is cut after WriteTimeout; one that takes a little stays.
+func TestStalledReader(t *testing.T) {
+	s := begin(t, 1)
+	const limit = 300 * time.Millisecond
+	stalled := open(t, s, func(t *Task) { t.WriteTimeout = limit })
+	slow := open(t, s, func(t *Task) { t.WriteTimeout = limit })
+	for _, st := range []*stream{stalled, slow} {
+		_ = st.client.SetReadBuffer(4 << 10)
+		go func() {
+			_, _ = st.engine.Write(make([]byte, 16<<20))
+			_ = st.engine.Close()
+		}()
+	}
+	began := time.Now()
+	buf := make([]byte, 256<<10)
+	for time.Since(began) < 3*limit {
+		if _, err := io.ReadFull(slow.client, buf); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(limit / 10)
+	}
+	if e := stalled.ends(SendStalled); e.Held == nil || len(e.Held.B) == 0 {
+		t.Errorf("nothing held: %+v", e)
+	} else {
+		e.Release()
+	}
+	slow.stays()
+}
+
+// What a client has not taken when the engine is done is given back with the end.
+func TestHeldAtTheEnd(t *testing.T) {
+	s := begin(t, 1)
+	st := open(t, s, func(t *Task) { _ = unix.SetsockoptInt(t.Out, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<10) })
+	_ = st.client.SetReadBuffer(4 << 10)
+	const most = 200 << 10
+	_, _ = st.engine.Write(make([]byte, most))
+	st.send("$")
+	e := st.ends(Done)
+	if e.Held == nil || int(e.Sent)+len(e.Held.B) != most+1 {
+		t.Fatalf("%d sent, held %v", e.Sent, e.Held)
+	}
+	e.Release()
+	if n, err := io.CopyN(io.Discard, st.client, e.Sent); err != nil {
+		t.Error(n, err)
+	}
+}

@@ -1,0 +1,163 @@
+package loop
+
+import (
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+const (
+	// MaxHeld is how many bytes a stream may hold for a client that is slow before
+	// its engine is not read any more; it is read again from half of that on.
+	MaxHeld = 256 << 10
+	// MinProgress is what a client must take in WriteTimeout to count as slow, not
+	// as stalled.
+	MinProgress = 1 << 10
+)
+
+// Handler is what a stream does with its bytes. Its methods are called on the loop's
+// thread, one at a time, and must not block.
+type Handler interface {
+	// Take looks at what came from In, in pieces cut anywhere, and gives what goes
+	// to Out: a part of p, or memory that stays as it is until the next Take. done
+	// says that nothing more is to be read.
+	Take(p []byte, now time.Time) (out []byte, done bool)
+	// Left tells that the loop has let go of the Task; it is the last call.
+	Left(End)
+}
+
+// Why a Task left its loop.
+type Why uint8
+
+// The reasons.
+const (
+	Done        Why = iota // Take said so
+	ReadFailed             // End.Err; io.EOF when In was closed
+	ReadIdle               // nothing came for Idle
+	ReadLate               // Until has come
+	SendFailed             // End.Err
+	SendStalled            // Out took next to nothing for WriteTimeout
+	WasCut                 // Cut was called, or the loops were closed
+	Panicked               // the Handler did; End.Err
+)
+
+// End is how a Task left.
+type End struct {
+	Why  Why
+	Err  error
+	Sent int64 // bytes written to Out
+	// Held is what Out has not taken yet, nil for nothing. The receiver gives it
+	// back to membudget.Default.
+	Held *membudget.Buffer
+}
+
+// Task is one stream. The caller fills the exported fields; both descriptors are
+// non-blocking, belong to nobody else's poller for reading, and stay open until Left.
+//
+// A Task is attached once.
+//
+// Memory order: Attach hands the Task to the loop's thread through the inbox's lock,
+// Left hands it back. Between them everything but loop and cut is the loop's. Cut
+// stores cut before it loads loop, Attach stores loop before enter loads cut: one of
+// the two sees the other.
+type Task struct {
+	In, Out      int
+	Handler      Handler
+	WriteTimeout time.Duration
+	Idle         time.Duration // 0: none
+	Until        time.Time     // zero: none
+
+	loop     atomic.Pointer[Loop]
+	cut      atomic.Bool
+	attached bool // the loop has begun with it, once
+
+	slot    uint32
+	gen     uint32
+	state   state
+	sent    int64
+	paused  bool // In is not read because held is full
+	polling bool // Out is in the poller
+	queued  bool // stands in the loop's outbox
+	again   bool // stands in the loop's list of those to be read once more
+	reading bool // In is in the poller
+
+	lastIn  time.Time
+	held    *membudget.Buffer // held.B[from:] is to be sent
+	from    int
+	blocked time.Time // since then Out has taken less than MinProgress
+	unsent  int       // of the socket at that time; -1: not looked at
+}
+
+type state uint8
+
+const (
+	outside state = iota // not attached yet, or left
+	inside
+)
+
+// Cut ends the Task, from any goroutine and at any time: before Attach it ends it as
+// soon as that is called, after Left it does nothing.
+func (t *Task) Cut() {
+	if t.cut.Swap(true) {
+		return
+	}
+	if l := t.loop.Load(); l != nil { // else enter sees cut
+		l.post(t)
+	}
+}
+
+// heldBytes is how much Out has not taken yet.
+func (t *Task) heldBytes() int {
+	if t.held == nil {
+		return 0
+	}
+	return len(t.held.B) - t.from
+}
+
+// hold keeps a copy of p for Out.
+func (t *Task) hold(p []byte, now time.Time) {
+	have := t.heldBytes()
+	if have == 0 {
+		t.blocked, t.unsent = now, -1
+	}
+	if t.held == nil || t.from+have+len(p) > cap(t.held.B) {
+		bigger := membudget.Default.Get(2 * (have + len(p)))
+		if t.held != nil {
+			copy(bigger.B, t.held.B[t.from:])
+			membudget.Default.Put(t.held)
+		}
+		bigger.B = bigger.B[:have]
+		t.held, t.from = bigger, 0
+	}
+	n := len(t.held.B)
+	t.held.B = t.held.B[:n+len(p)]
+	copy(t.held.B[n:], p)
+}
+
+// drop gives the held bytes' memory back.
+func (t *Task) drop() {
+	if t.held != nil {
+		membudget.Default.Put(t.held)
+		t.held, t.from = nil, 0
+	}
+}
+
+// sendSome writes what Out takes of p at once; errno is 0 when that was not all
+// because Out is full.
+func (t *Task) sendSome(p []byte) (n int, errno syscall.Errno) {
+	for n < len(p) {
+		m, errno := send(t.Out, p[n:])
+		switch errno {
+		case 0:
+			n += m
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			return n, 0
+		default:
+			return n, errno
+		}
+	}
+	return n, 0
+}

@@ -1,0 +1,107 @@
+package relay
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"sluice/dataplane/loop"
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/upstream"
+)
+
+// lend gives the stream to a loop, where that is possible: from here on no goroutine
+// is the stream's until left. over says that it was in a loop before and can not go
+// on, having been cut.
+func (s *stream) lend() (lent, over bool) {
+	if s.opt.Loops == nil || !s.chunked || s.resp.Buffered() > 0 {
+		return false, false
+	}
+	if s.attach() {
+		return true, false
+	}
+	if s.lent {
+		s.readEnded(s.resp.Return(upstream.ErrCut))
+	}
+	return false, s.lent
+}
+
+// attach hands both descriptors to a loop, which may call back before it returns.
+func (s *stream) attach() bool {
+	client, ok := s.dst.(Descriptor)
+	if !ok {
+		return false
+	}
+	t := &loop.Task{Handler: (*looped)(s), WriteTimeout: s.opt.WriteTimeout, Idle: s.opt.IdleTimeout}
+	if t.Out, ok = client.Descriptor(); !ok {
+		return false
+	}
+	if t.In, t.Until, ok = s.resp.Lend(t.Cut); !ok {
+		return false
+	}
+	if !s.armed.IsZero() {
+		s.armed = time.Time{}
+		_ = s.dst.SetWriteDeadline(time.Time{})
+	}
+	s.lent = true
+	s.opt.Loops.Attach(t)
+	return true
+}
+
+// looped is a stream as its loop sees it.
+type looped stream
+
+// Take implements loop.Handler.
+func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
+	s := (*stream)(l)
+	out = s.look(p, t)
+	if s.isOver() {
+		return out, true
+	}
+	s.leaving = s.mayLeave()
+	return out, s.leaving
+}
+
+// Left implements loop.Handler.
+func (l *looped) Left(e loop.End) {
+	s := (*stream)(l)
+	s.opt.Go(func() (Result, bool) { return s.left(e) })
+}
+
+// errStalled is the detail of a client that took next to nothing in WriteTimeout.
+var errStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", loop.MinProgress, os.ErrDeadlineExceeded)
+
+// left goes on, on a goroutine, where the loop has left off.
+func (s *stream) left(e loop.End) (res Result, ended bool) {
+	s.res.Bytes += e.Sent
+	var failed error
+	if e.Held != nil {
+		if e.Why != loop.SendFailed && e.Why != loop.SendStalled && e.Why != loop.Panicked {
+			failed = s.write(e.Held.B)
+		}
+		membudget.Default.Put(e.Held)
+	}
+	switch {
+	case e.Why == loop.Panicked:
+		panic(e.Err)
+	case e.Why == loop.SendFailed:
+		_ = s.clientFailed(ClientGone, e.Err)
+	case e.Why == loop.SendStalled:
+		_ = s.clientFailed(ClientStalled, errStalled)
+	case failed != nil:
+	case e.Why == loop.Done && s.leaving:
+	case e.Why == loop.Done:
+		s.settle()
+	case e.Why == loop.ReadIdle || e.Why == loop.ReadLate:
+		s.readEnded(s.resp.Return(upstream.ErrTimeout))
+	case e.Why == loop.WasCut:
+		s.readEnded(s.resp.Return(upstream.ErrCut))
+	default:
+		s.readEnded(s.resp.Return(e.Err))
+	}
+	s.leaving = s.leaving && e.Why == loop.Done && failed == nil
+	if s.carryOn() {
+		return s.drive()
+	}
+	return s.finish(), true
+}

@@ -1,0 +1,56 @@
+package upstream
+
+import (
+	"io"
+	"time"
+)
+
+// Lend gives the connection's descriptor to a poller of the caller's own, while the
+// body of a chunked response comes. It is non-blocking and in no poller; it stays the
+// connection's, and open, until Release, before which nobody must use it any more.
+// stop is what a Cut does from here on, on any goroutine: it must end the reading, and
+// not close. until is when the call's time is over, zero for never. What was read of
+// the head is void afterwards, and the response has no other methods than Finish,
+// Return and Release.
+//
+// A connection that is lent may be lent again, with another stop; it is not ok after a
+// Cut then.
+//
+// It is not ok, and nothing has changed, where the descriptor is not to be had (TLS),
+// where bytes that came with the head are not read yet, and after a Cut.
+func (r *Response) Lend(stop func()) (fd int, until time.Time, ok bool) {
+	c, lent := r.c, &leg{stop: stop}
+	if c.fd < 0 {
+		if c.raw == nil || c.r < c.w || r.finished || r.ContentLength != LengthChunked {
+			return 0, until, false
+		}
+		own, err := c.takeOut()
+		if err != nil {
+			return 0, until, false
+		}
+		if !r.call.swap(&c.leg, lent) {
+			closeDescriptor(own)
+			return 0, until, false
+		}
+		abort(c.nc) // its own descriptor, and its place in Go's poller
+		c.nc, c.raw, c.fd, c.armed = nil, nil, own, 0
+		c.giveBuffers()
+	} else if !r.call.swap(c.lent, lent) {
+		return 0, until, false
+	}
+	c.lent = lent
+	if r.deadline != 0 {
+		until = epoch.Add(r.deadline)
+	}
+	return c.fd, until, true
+}
+
+// Return tells what the reading of a lent connection failed with (an error of the read,
+// io.EOF, ErrTimeout, ErrCut), before Release, and gives the error that ReadRaw would
+// have given. Where the body came to its end, Finish is called instead.
+func (r *Response) Return(err error) error {
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return r.fail(err)
+}
