@@ -272,6 +272,19 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		{"penalties", "/v1/completions", `"prompt":"a b c","presence_penalty":0.5`},
 		{"seed", "/v1/completions", `"prompt":"a b c","seed":3`},
 		{"reasoning", "/v1/chat/completions", chat + `"reasoning_effort":"high"`},
+		{"tools", "/v1/messages", chat + `"tools":[{"name":"f","input_schema":{}}]`},
+		{"stop", "/v1/messages", chat + `"stop_sequences":["zzz"]`},
+		{"reasoning", "/v1/messages", chat + `"thinking":{"type":"enabled","budget_tokens":1024}`},
+		{"no_prompt_ids", "/v1/messages", `"messages":[{"role":"user","content":[{"type":"text","text":"a part"}]}]`},
+		{"structured", "/v1/responses", `"input":"go on","text":{"format":{"type":"json_schema","schema":{}}}`},
+		{"logprobs", "/v1/responses", `"input":"go on","include":["message.output_text.logprobs"]`},
+		{"no_prompt_ids", "/v1/responses", `"input":[{"role":"user","content":"go on"}]`},
+		{"prompt", "/v1/responses", `"input":"go on","previous_response_id":"resp_1"`},
+		{"many_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
+		{"structured", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"structured_outputs":{"regex":"a"}}`},
+		{"logprobs", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"logprobs":0}`},
+		{"no_max_tokens", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true}`},
+		{"media", "/inference/v1/generate", `"token_ids":[900,901],"features":{"mm_hashes":{}},"sampling_params":{"ignore_eos":true,"max_tokens":20}`},
 	} {
 		for _, e := range m.engines {
 			e.Fault(sim.Fault{Kind: sim.Reset, After: 4})
@@ -279,6 +292,12 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		was := m.migrated(k.why)
 		a := post(t, m.URL+k.path, `{"model":"sim","stream":true,"max_tokens":30,"ignore_eos":true,`+k.body+`}`)
 		s := tellOf(a)
+		if !strings.HasSuffix(k.path, "completions") && k.path != "/inference/v1/generate" { // events with names, no [DONE]
+			s.done = 1
+			if bytes.Contains(a.Body, []byte("event: error\n")) {
+				s.err = "an error event"
+			}
+		}
 		if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || s.err == "" || s.done != 1 || h != "no; "+k.why {
 			t.Errorf("%s: status %d, header %q, %+v", k.why, a.Status, h, s)
 		}

@@ -41,7 +41,7 @@ const (
 	KeyBestOf
 	KeyUseBeamSearch
 	KeyVLLMXArgs
-	KeyText                // SGLang's /generate
+	KeyText                // SGLang's /generate; of /v1/responses the answer's format
 	KeyInputIDs            // likewise
 	KeyBootstrapPairKey    // likewise
 	KeyRoutedDPRank        // SGLang 0.5.10 and later
@@ -174,7 +174,7 @@ func makeMembers() (m [NumKeys]member) {
 	count(KeyBestOf, "best_of")
 	flag(KeyUseBeamSearch, "use_beam_search")
 	def(KeyVLLMXArgs, "vllm_xargs", object|null, "an object or null")
-	def(KeyText, "text", str|array|null, "a string, an array of strings, or null")
+	def(KeyText, "text", str|array|object|null, "a string, an array of strings, an object (/v1/responses), or null")
 	def(KeyInputIDs, "input_ids", array|null, "an array of token ids or of arrays of them, or null")
 	anyOf(KeyBootstrapPairKey, "bootstrap_pair_key")
 	anyOf(KeyRoutedDPRank, "routed_dp_rank")

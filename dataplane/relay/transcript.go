@@ -122,10 +122,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	if t.Failed != nil {
 		return dst
 	}
-	if t.own == nil {
-		t.own = t.speaker()
-	}
-	if _, openAI := t.own.(openAIStream); !openAI {
+	if _, openAI := t.speak().(openAIStream); !openAI {
 		return t.own.event(dst, event)
 	}
 	if t.next == nil && !t.ByText {
@@ -396,10 +393,15 @@ func (t *Transcript) delta(w *walker, base int, n *noted) {
 func (t *Transcript) Turn() {
 	t.Out = t.Out[:t.Told]
 	t.Failed = nil
+	t.next = t.speak().turn()
+}
+
+// speak is who knows the form's events.
+func (t *Transcript) speak() speaker {
 	if t.own == nil {
 		t.own = t.speaker()
 	}
-	t.next = t.own.turn()
+	return t.own
 }
 
 // seam is where the stream passes to another engine.
@@ -410,7 +412,7 @@ func (t *Transcript) seam() *Seam {
 // AppendEnd appends what ends a stream whose finish reason is out: the usage, where
 // the client asked for it, and the last event.
 func (t *Transcript) AppendEnd(dst []byte, usage bool) []byte {
-	return t.own.end(dst, usage)
+	return t.speak().end(dst, usage)
 }
 
 // openAIStream is the speaker of chat completions and completions.

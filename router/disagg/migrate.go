@@ -51,12 +51,13 @@ func (q *request) movability() {
 		q.unmovable = "reasoning"
 	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
 		q.unmovable = "alone"
-	case kind == front.Generate && q.maxTokens == 0:
+	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
 		q.unmovable = "no_max_tokens" // what an engine takes then differs by release
-	case kind != front.Chat && kind != front.Completions && !q.knowsPrompt():
-		q.unmovable = "no_prompt_ids"
 	default:
 		q.movable, q.unmovable = movable(&q.x.Doc, kind, m.Allow)
+		if q.unmovable == "" && kind != front.Chat && kind != front.Completions && !q.knowsPrompt() {
+			q.unmovable = "no_prompt_ids"
+		}
 	}
 }
 

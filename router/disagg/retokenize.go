@@ -168,9 +168,8 @@ func (c *carried) ask(client front.Leaver, rank *worker.Rank, body []byte) []byt
 // one it is shows by the whole.
 func spelt(strs []byte, pieces [][]byte) bool {
 	for _, spell := range [...]func(dst, token []byte) []byte{plainSpelling, byteSpelling, pieceSpelling} {
-		i := 0
-		var room, token []byte
-		same := true
+		i, same := 0, true
+		room, token := make([]byte, 0, 64), make([]byte, 0, 64) // Unquote into nil lends the text itself
 		for it := jsonscan.Walk(strs); same && it.Next(); i++ {
 			token = jsonscan.Unquote(token[:0], it.Raw())
 			room = spell(room[:0], token)
