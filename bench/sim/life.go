@@ -29,10 +29,11 @@ type life struct {
 	stopc <-chan struct{} // of ctx
 	wg    sync.WaitGroup
 
-	zctx *zmq.Context
-	side net.Listener // the private side channel other simulated engines pull from
-	peer *http.Client // and its client
-	pull puller
+	zctx     *zmq.Context
+	notifier notifier     // LMCache's
+	side     net.Listener // the private side channel other simulated engines pull from
+	peer     *http.Client // and its client
+	pull     puller
 
 	mu        sync.Mutex // listeners, conns
 	listeners []net.Listener
@@ -273,6 +274,9 @@ func (l *life) stop(abrupt bool) {
 	l.mu.Unlock()
 	l.wg.Wait()
 	l.peer.CloseIdleConnections()
+	l.notifier.mu.Lock()
+	l.notifier.close()
+	l.notifier.mu.Unlock()
 	if l.zctx != nil {
 		l.zctx.Term()
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
@@ -144,7 +145,7 @@ func (g *lmcacheLeg) params(b []byte, j *job) []byte {
 }
 
 // notifyRanks pushes one notification for each rank of the receiver, as many as
-// the sender's. A process of its own in LMCache; here a socket for each call.
+// the sender's. A process of its own in LMCache.
 func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
 	if l.e.o.LMCacheProxy == "" {
 		return // pd_skip_proxy_notification
@@ -170,26 +171,54 @@ func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
 	}
 }
 
+// notifier is the one PUSH socket by which an engine's life tells the proxy, made at
+// the first notification.
+type notifier struct {
+	mu   sync.Mutex
+	ctx  *zmq.Context
+	sock *zmq.Socket
+}
+
 func (l *life) push(tag, id string, count int) error {
-	ctx, err := zmq.NewContext()
-	if err != nil {
-		return err
-	}
-	defer ctx.Term()
-	s, err := ctx.NewSocket(zmq.PUSH)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	if err := errors.Join(s.SetLinger(2*time.Second), s.SetSndtimeo(2*time.Second), s.Connect(l.e.o.LMCacheProxy)); err != nil {
-		return fmt.Errorf("sim: cannot notify %q: %w", l.e.o.LMCacheProxy, err)
+	n := &l.notifier
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.sock == nil {
+		if err := n.connect(l.e.o.LMCacheProxy); err != nil {
+			n.close()
+			return err
+		}
 	}
 	for range count {
-		if _, err := s.SendBytes(lmcacheNotification(tag, id), 0); err != nil {
+		if _, err := n.sock.SendBytes(lmcacheNotification(tag, id), 0); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (n *notifier) connect(endpoint string) (err error) {
+	if n.ctx, err = zmq.NewContext(); err != nil {
+		return err
+	}
+	if n.sock, err = n.ctx.NewSocket(zmq.PUSH); err != nil {
+		return err
+	}
+	if err := errors.Join(n.sock.SetLinger(2*time.Second), n.sock.SetSndtimeo(2*time.Second), n.sock.Connect(endpoint)); err != nil {
+		return fmt.Errorf("sim: cannot notify %q: %w", endpoint, err)
+	}
+	return nil
+}
+
+// close ends what there is, after what was sent has gone out.
+func (n *notifier) close() {
+	if n.sock != nil {
+		n.sock.Close()
+	}
+	if n.ctx != nil {
+		n.ctx.Term()
+	}
+	n.sock, n.ctx = nil, nil
 }
 
 // lmcacheNotification is the message as msgspec encodes it: a map of type and
