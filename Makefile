@@ -88,6 +88,10 @@ bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw r
 bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py
 
+.PHONY: bench-nixl
+bench-nixl: ## figures of the tiers that tell of KV transfers, each beside its target
+	@scripts/bench_nixl.sh
+
 .PHONY: policies
 policies: build ## policies compared on a simulated fleet: docs/policies.md (a quarter of an hour, on a quiet box)
 	scripts/policies.py

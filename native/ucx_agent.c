@@ -59,12 +59,14 @@ static int commands_run(struct ucx *u) {
   return n;
 }
 
-/* A bounded number of looks; 0 when there is nothing left to do. */
+/* A bounded number of looks, up to the first that brings something for the reader: a
+ * look that finds nothing costs system calls, and the message need not wait for it.
+ * 0 when there is nothing left to do. */
 static int progress(struct ucx *u) {
   int did = 0;
   messages_release(u);
   agent_enter(&u->a, SLUICE_OP_LAST + 1);
-  while (did < 64 && u->held == NULL && room(u) && u->api->worker_progress(u->worker) > 0) {
+  while (did < 64 && u->a.pushed == 0 && u->held == NULL && room(u) && u->api->worker_progress(u->worker) > 0) {
     did++;
   }
   if (u->any_dead) {

@@ -35,7 +35,8 @@ func measureUCX(t testing.TB, count int) (times []time.Duration, cpu float64) {
 	t.Helper()
 	var mu sync.Mutex
 	done := make(chan struct{})
-	a := ucxWorld().open(t, Config{OnNotification: func(n Notification) {
+	// As the router opens it: TCP, on the devices of the allowed networks.
+	a := ucxWorld().open(t, Config{Parameters: map[string]string{"TLS": "tcp", "NET_DEVICES": "lo"}, OnNotification: func(n Notification) {
 		now := time.Now().UnixNano()
 		sent, err := strconv.ParseInt(string(n.Message), 10, 64)
 		mu.Lock()
