@@ -108,7 +108,13 @@ func (q *request) overdue(began time.Time) bool {
 // leaseOver: decode sent after the prefill engine's lease reads freed memory
 // and still answers 200, so the router keeps the lease itself.
 func (q *request) leaseOver() bool {
-	return !q.plan.Traits.Unleased && time.Since(q.handleAt) > q.pd.Lease-q.pd.LeaseMargin
+	return !q.plan.Traits.Unleased && time.Until(q.leaseEnd()) < q.pd.LeaseMargin
+}
+
+// leaseEnd is when the prefill engine lets go of the handle's blocks, by what is known
+// of its releases: later than a lease from its answer where the router renews it.
+func (q *request) leaseEnd() time.Time {
+	return q.kept.Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
 // bookDecode chooses the decode rank before the prefill leg, which names it.
@@ -188,7 +194,7 @@ func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
 	if q.pair.Handle == nil || q.plan.Traits.Unleased {
 		return call.Cut
 	}
-	after := q.handleAt.Add(q.pd.Lease).Sub(began)
+	after := q.leaseEnd().Sub(began)
 	if !q.stream {
 		after = min(after, q.pd.CutAfter)
 	}

@@ -42,7 +42,7 @@ func (q *request) giveBack() {
 		opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
 		began := time.Now()
 		by := began.Add(opt.Timeouts.Decode)
-		if end := q.handleAt.Add(q.pd.Lease); end.Before(by) {
+		if end := q.leaseEnd(); end.Before(by) {
 			by = end
 		}
 		outcome, unsent := q.callGivingBack(&upstream.Request{

@@ -58,6 +58,24 @@ type Hold struct {
 	keeper *Keeper
 	lease  lease
 	since  time.Time
+
+	renewedAt atomic.Int64 // when the last renewal was sent, Unix nanoseconds; 0: none was
+}
+
+// Until is when the lease ends that holds now: that of prefill's answer, which ends
+// at end, or a later one by the last renewal. A nil Hold was never renewed.
+func (h *Hold) Until(end time.Time, lease time.Duration) time.Time {
+	if h == nil {
+		return end
+	}
+	// A heartbeat moves the end to two thirds of a lease from when it is read
+	// (vLLM 0.22 to 0.33), and never back.
+	if at := h.renewedAt.Load(); at != 0 {
+		if later := time.Unix(0, at).Add(lease * 2 / 3); later.After(end) {
+			return later
+		}
+	}
+	return end
 }
 
 // New starts a Keeper.
@@ -177,8 +195,9 @@ func (k *Keeper) run(ctx context.Context) {
 // renew sends heartbeats for what has been held for a while, engine by engine.
 func (k *Keeper) renew(ctx context.Context, now time.Time) {
 	type batch struct {
-		l   lease
-		ids []string
+		l     lease
+		ids   []string
+		holds []*Hold
 	}
 	byEngine := map[string]*batch{}
 	k.mu.Lock()
@@ -191,7 +210,7 @@ func (k *Keeper) renew(ctx context.Context, now time.Time) {
 			b = &batch{l: h.lease}
 			byEngine[h.lease.engine] = b
 		}
-		b.ids = append(b.ids, h.lease.request)
+		b.ids, b.holds = append(b.ids, h.lease.request), append(b.holds, h)
 	}
 	k.mu.Unlock()
 	for _, b := range byEngine {
@@ -201,11 +220,15 @@ func (k *Keeper) renew(ctx context.Context, now time.Time) {
 				size += len(b.ids[n]) + 1
 				n++
 			}
+			sent := time.Now() // not later than the engine counts from
 			if !k.tell(ctx, &b.l, "HB:"+strings.Join(b.ids[:n], ",")) {
 				break
 			}
+			for _, h := range b.holds[:n] {
+				h.renewedAt.Store(sent.UnixNano())
+			}
 			k.renewed.Add(int64(n))
-			b.ids = b.ids[n:]
+			b.ids, b.holds = b.ids[n:], b.holds[n:]
 		}
 	}
 }

@@ -189,6 +189,13 @@ func TestRealSideChannel(t *testing.T) {
 		}
 		return n >= 2
 	})
+	over, far := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	if left := time.Until(held.Until(over, 30*time.Second)); left < 10*time.Second || left > 20*time.Second {
+		t.Errorf("a lease of 30 s, just renewed, has %s left; want two thirds", left)
+	}
+	if !held.Until(far, 30*time.Second).Equal(far) || !(*Hold)(nil).Until(over, 30*time.Second).Equal(over) {
+		t.Error("a renewal shortens a lease, or nobody's renewal lengthens one")
+	}
 	held.Passed()
 	held.Abandoned() // too late: decode has it
 	other.Passed()
