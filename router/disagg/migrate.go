@@ -194,7 +194,9 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 	case time.Now().After(c.deadline):
 		why = "deadline"
 	case c.ByText:
-		why = c.retokenize(client)
+		if why = c.retokenize(client); why == "retokenized" {
+			c.Stuck = why // and stays so: what was told does not change
+		}
 	}
 	if why == "" && c.most > 0 && c.Told >= c.most {
 		why = "spent"
