@@ -21,6 +21,7 @@ static struct {
   int (*release)(uint64_t);
   int (*to_device)(uint64_t, const void *, size_t);
   int (*to_host)(void *, uint64_t, size_t);
+  int (*synchronize)(void);
   int (*error_name)(int, const char **);
 } cu;
 
@@ -42,6 +43,7 @@ static const struct {
     {"cuMemFree_v2", &cu.release},
     {"cuMemcpyHtoD_v2", &cu.to_device},
     {"cuMemcpyDtoH_v2", &cu.to_host},
+    {"cuCtxSynchronize", &cu.synchronize},
     {"cuGetErrorName", &cu.error_name},
 };
 
@@ -141,9 +143,14 @@ int sluice_cuda_free(int device, uint64_t address) {
   return -(r != 0 ? r : cu.release(address));
 }
 
+/* From pageable memory the copy returns when the bytes are in the driver's staging
+ * buffer: without waiting, a network card could still read what was there before. */
 int sluice_cuda_write(int device, uint64_t to, const void *from, size_t bytes) {
   int r = sluice_cuda_bind(device);
-  return -(r != 0 ? r : cu.to_device(to, from, bytes));
+  if (r == 0) {
+    r = cu.to_device(to, from, bytes);
+  }
+  return -(r != 0 ? r : cu.synchronize());
 }
 
 int sluice_cuda_read(int device, void *to, uint64_t from, size_t bytes) {
