@@ -24,6 +24,7 @@ type converter struct {
 	// breaks because the legs were cut.
 	stopped func() bool
 
+	around  template
 	it      item
 	last    item // the finish of the last choice, held back for the usage behind it
 	pending bool
@@ -52,6 +53,9 @@ func (c *converter) event(event []byte) error {
 	if c.dialect == native {
 		return c.native(data)
 	}
+	if done, err := c.plain(data); done {
+		return err
+	}
 	return c.openAI(data)
 }
 
@@ -72,8 +76,12 @@ func (c *converter) openAI(data []byte) error {
 	if use != nil {
 		c.counted(use)
 	}
+	several := 0
 	for it := jsonscan.Walk(choices); it.Next(); {
-		if err := c.choice(it.Raw()); err != nil {
+		several++
+	}
+	for it := jsonscan.Walk(choices); it.Next(); {
+		if err := c.choice(data, it.Raw(), several == 1); err != nil {
 			return err
 		}
 	}
@@ -109,16 +117,19 @@ func atoi(raw []byte) int {
 	return n
 }
 
-func (c *converter) choice(raw []byte) error {
+func (c *converter) choice(data, raw []byte, alone bool) error {
 	c.begin()
-	var finish, stop, logs []byte
+	var finish, stop, logs, text, ids []byte
 	for it := jsonscan.Walk(raw); it.Next(); {
 		switch {
 		case it.Value.Kind == jsonscan.Null:
 		case it.IsKey("index"):
 			c.it.index = atoi(it.Raw())
 		case it.IsKey("token_ids"):
-			c.it.tokens, _ = jsonscan.TokenIDs(c.it.tokens, it.Raw())
+			ids = it.Raw()
+			c.it.tokens, _ = jsonscan.TokenIDs(c.it.tokens, ids)
+		case it.IsKey("text"):
+			text = it.Raw()
 		case it.IsKey("finish_reason"):
 			finish = it.Raw()
 		case it.IsKey("stop_reason"):
@@ -133,6 +144,9 @@ func (c *converter) choice(raw []byte) error {
 	if finish == nil {
 		if len(c.it.tokens) == 0 {
 			return nil // the first event of some engines, with the prompt's ids
+		}
+		if alone && logs == nil && stop == nil && c.it.index == 0 && c.out > 0 {
+			c.around.learn(data, text, ids)
 		}
 		return c.put()
 	}

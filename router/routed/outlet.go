@@ -67,6 +67,7 @@ type eventsOut struct {
 	outlet
 	dst     relay.ClientConn
 	buf     []byte
+	frame   []byte // the last one's memory
 	ready   []byte
 	closing bool
 }
@@ -121,7 +122,7 @@ func (e *eventsOut) framed(payload []byte, last bool) []byte {
 	if !e.chunked {
 		return payload
 	}
-	var out []byte
+	out := e.frame[:0]
 	if len(payload) > 0 {
 		out = strconv.AppendInt(out, int64(len(payload)), 16)
 		out = append(append(append(out, "\r\n"...), payload...), "\r\n"...)
@@ -129,6 +130,7 @@ func (e *eventsOut) framed(payload []byte, last bool) []byte {
 	if last {
 		out = append(out, "0\r\n\r\n"...)
 	}
+	e.frame = out
 	return out
 }
 
