@@ -50,7 +50,7 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
-    ap.add_argument("--sluice", action="append", default=[], metavar="NAME=FLAGS", help="one more router, with these flags of serve; may be repeated")
+    ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="one more router, with this environment variable (SLUICE_RELAY_DRIVER=goroutine); may be repeated")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
     ap.add_argument("--skip-json", action="store_true")
     a = ap.parse_args()
@@ -82,8 +82,10 @@ def main():
         if wanted("sluice"):
             yield b.sluice(start, 1, "sluice", engine)
         for one in a.sluice:
-            name, flags = one.split("=", 1)
-            yield b.sluice(start, 1, name, engine, *flags.split())
+            name, variable, value = one.split("=", 2)
+            os.environ[variable] = value
+            yield b.sluice(start, 1, name, engine)
+            del os.environ[variable]
         for one in a.binary:
             name, path = one.split("=", 1)
             yield b.sluice(start, 1, name, engine, binary=path)
@@ -97,8 +99,9 @@ def main():
         streams, shorts = list(proxies(paced.addr)), []
         if not a.skip_json:
             shorts = list(proxies(fast.addr))
-        for _, _, addr, path in streams + shorts:
+        for name, _, addr, path in streams + shorts:
             b.wait_ready(addr, path)
+            print("%s listens at %s" % (name, addr), file=sys.stderr)
 
         rows, seconds = {}, "%.1fs" % a.seconds
         for name, p, _, _ in streams:
