@@ -15,9 +15,9 @@ import (
 // stepper runs a worker of UCX, which has no thread of its own. Its descriptor and
 // that of the commands are both in Go's poller, so that at rest nothing holds a
 // thread, and a message wakes one goroutine, which takes it out of UCX and hands it
-// on. One that waited inside of C instead would hold a thread, and take a sixth more
-// of a core at a thousand messages a second; of what this takes, two thirds are the
-// runtime's for waking a goroutine.
+// on. One that waited inside of C instead would hold a thread; it was some 8 µs sooner
+// with a message, on a busy machine, at about the same CPU. Of what this takes, more
+// than half is the runtime's for waking a goroutine.
 type stepper struct {
 	u    native.UCX
 	pop  func() bool // hands out one event; nil where another process reads them
