@@ -82,7 +82,7 @@ bench-families: build ## what a prefill/decode request costs, family by family: 
 .PHONY: bench-relay
 bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw relay in C and net/http: docs/relay.md
 	@scripts/bootstrap.sh --bench
-	@scripts/bench_relay.py
+	@scripts/bench_relay.py --sluice "sluice on event loops=SLUICE_RELAY_DRIVER=loop"
 
 .PHONY: bench-index
 bench-index: ## the KV index's figures beside their targets
