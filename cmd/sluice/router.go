@@ -169,7 +169,7 @@ func assemble(r *router) (_ *router, err error) {
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		TLS: fromClients, Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes,
+		TLS: fromClients, Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
 		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 	})
 	if err != nil {

@@ -88,6 +88,8 @@ type Options struct {
 	// the coding that the client accepts; 0: none does. Encoded requests are always
 	// read, MaxBodyBytes being the bound of what they hold.
 	CompressMin int
+	// CompressStreams: streams too, event by event.
+	CompressStreams bool
 
 	// OwnKeys: the keys that clients show are meant for this router, or the engines
 	// are shown one of its own: clients' do not reach engines. True with a Gate.

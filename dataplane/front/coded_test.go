@@ -5,13 +5,17 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
 	"sluice/dataplane/coding"
+	"sluice/dataplane/relay"
 )
 
 // TestEncodedRequest sends bodies in each coding, several on one connection: a
@@ -138,4 +142,113 @@ func fetchCoded(t *testing.T, r *rig, which, accept string) ([]byte, string) {
 		t.Fatal(err)
 	}
 	return out, resp.Header.Get("Content-Encoding")
+}
+
+// TestEncodedStream has an engine's chunks split at any byte, and dying, and a second
+// stream over the same connection.
+func TestEncodedStream(t *testing.T) {
+	events := make([]string, 20)
+	framed, whole := "", ""
+	for i := range events {
+		events[i] = fmt.Sprintf("data: {\"choices\":[{\"delta\":{\"content\":\"word %d\"}}]}\n\n", i)
+		framed += chunk(events[i])
+		whole += events[i]
+	}
+	ending := framed + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
+	step := 7
+	var dies atomic.Bool
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		raw := streamHead + ending
+		if dies.Load() {
+			raw = streamHead + framed
+		}
+		for len(raw) > 0 {
+			n := min(step, len(raw))
+			if _, err := io.WriteString(nc, raw[:n]); err != nil {
+				return false
+			}
+			raw = raw[n:]
+		}
+		return !dies.Load()
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{CompressStreams: true}, relayTo(e, endHook(ends)))
+	for _, accept := range []string{"gzip", "zstd", "br", "gzip"} {
+		c := r.dial()
+		for _, die := range []bool{false, false, true} {
+			dies.Store(die)
+			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: a\r\nAccept-Encoding: %s\r\nContent-Length: %d\r\n\r\n%s", chat, accept, len(hello), hello)
+			resp, err := http.ReadResponse(c.br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := accept
+			if accept == "br" {
+				want = ""
+			}
+			if got := resp.Header.Get("Content-Encoding"); got != want || resp.Header.Get("Vary") != "Accept-Encoding" {
+				t.Fatalf("accepting %s: coding %q, Vary %q", accept, got, resp.Header.Get("Vary"))
+			}
+			var body io.Reader = resp.Body
+			switch want {
+			case "gzip":
+				body, err = gzip.NewReader(resp.Body)
+			case "zstd":
+				body, err = zstd.NewReader(resp.Body)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(body)
+			if err != nil {
+				t.Fatalf("%s, engine dies %v: %v behind %d bytes", accept, die, err, len(got))
+			}
+			if !die && string(got) != whole+"data: [DONE]\n\n" || die && (!strings.HasPrefix(string(got), whole) || !strings.Contains(string(got[len(whole):]), `"error"`)) {
+				t.Errorf("%s, engine dies %v: %q", accept, die, got)
+			}
+			<-ends
+		}
+	}
+}
+
+// TestEncodedEventsDoNotWait reads each event before the engine makes the next.
+func TestEncodedEventsDoNotWait(t *testing.T) {
+	more := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		for i := range 5 {
+			_, _ = io.WriteString(nc, chunk(fmt.Sprintf("data: {\"n\":%d}\n\n", i)))
+			select {
+			case <-more:
+			case <-time.After(patience):
+			}
+		}
+		_, _ = io.WriteString(nc, "0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{CompressStreams: true}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", chat, len(hello), hello)
+	resp, err := http.ReadResponse(c.br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	body, err := gzip.NewReader(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		want := fmt.Sprintf("data: {\"n\":%d}\n\n", i)
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(body, got); err != nil || string(got) != want {
+			t.Fatalf("event %d: %q, %v", i, got, err)
+		}
+		more <- struct{}{}
+	}
+	if rest, err := io.ReadAll(body); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v", rest, err)
+	}
+	<-ends
 }

@@ -35,6 +35,7 @@ type stream struct {
 	head   []byte // not yet written
 	buf    []byte // head's memory
 	chunks upstream.Chunks
+	coder  coder
 
 	// clientGone and later, made once.
 	gone func()
@@ -110,6 +111,7 @@ func (x *Exchange) composeHead(st *stream) {
 		st.head = append(st.head, "\r\n"...)
 	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
+		x.encodeStream(st)
 	default:
 		// HTTP/1.0 knows no chunks: the framing is taken out and the
 		// connection's end is the body's.
@@ -281,7 +283,8 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	if st.hooks.OnEnd != nil {
 		st.hooks.OnEnd(res)
 	}
-	*st = stream{buf: st.buf, gone: st.gone, goOn: st.goOn}
+	st.coder.end()
+	*st = stream{coder: st.coder, buf: st.buf, gone: st.gone, goOn: st.goOn}
 	s.streams.Put(st)
 }
 
@@ -297,8 +300,11 @@ func (st *stream) flushHead(limit time.Duration) error {
 // Write passes p to the client, behind what is left of the head. It implements
 // relay.ClientConn and counts p's bytes only.
 func (st *stream) Write(p []byte) (int, error) {
-	if st.plain {
+	switch {
+	case st.plain:
 		return st.writePayload(p)
+	case st.coder.on:
+		return st.writeCoded(p)
 	}
 	return st.send(p)
 }
@@ -345,9 +351,10 @@ func (st *stream) writePayload(p []byte) (int, error) {
 }
 
 // Descriptor implements relay.Descriptor: none while the head is not out, where the
-// framing must be taken out, where TLS is spoken, and where there is none.
+// framing must be taken out or the body encoded, where TLS is spoken, and where there
+// is none.
 func (st *stream) Descriptor() (fd int, ok bool) {
-	if st.plain || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
+	if st.plain || st.coder.on || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
 	}
 	err := st.c.raw.Control(st.c.lend)
