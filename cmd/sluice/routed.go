@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"sluice/dataplane/wire"
 	"sluice/router/routed"
@@ -67,7 +68,7 @@ func (r *router) serveWire(ctx context.Context) error {
 		r.log.Warn("the engine socket opens with fewer workers than wanted", "ready", ready, "routed.min_workers", c.MinWorkers, "waited", c.StartWait)
 	}
 	if c.Unix != "" {
-		addr, err := r.wire.Listen("unix://" + c.Unix)
+		addr, err := r.bindWire(ctx, func() (net.Addr, error) { return r.wire.Listen("unix://" + c.Unix) })
 		if err != nil {
 			return fmt.Errorf("routed.unix: %w", err)
 		}
@@ -79,13 +80,14 @@ func (r *router) serveWire(ctx context.Context) error {
 	var addr net.Addr
 	var err error
 	if c.TLSCert == "" {
-		addr, err = r.wire.Listen("tcp://" + c.Listen)
+		addr, err = r.bindWire(ctx, func() (net.Addr, error) { return r.wire.Listen("tcp://" + c.Listen) })
 	} else {
 		cert, e := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
 		if e != nil {
 			return fmt.Errorf("routed.tls_cert %q: %w", c.TLSCert, e)
 		}
-		addr, err = r.wire.ListenTLS(c.Listen, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+		conf := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+		addr, err = r.bindWire(ctx, func() (net.Addr, error) { return r.wire.ListenTLS(c.Listen, conf) })
 	}
 	if err != nil {
 		return fmt.Errorf("routed.listen: %w", err)
@@ -93,6 +95,31 @@ func (r *router) serveWire(ctx context.Context) error {
 	r.wireAddrs.add(addr)
 	r.log.Info("engine socket", "addr", addr.String())
 	return nil
+}
+
+// bindWire binds the framed socket, which is none that one process can pass to
+// another: a router that takes another's place tries until that one's streams have
+// ended, for timeouts.drain at most. Callers connect again meanwhile.
+func (r *router) bindWire(ctx context.Context, bind func() (net.Addr, error)) (net.Addr, error) {
+	if !r.given.Replaces() {
+		return bind()
+	}
+	select {
+	case <-r.tookPlace:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	for end := time.Now().Add(r.cfg.Timeouts.Drain + bindTime); ; {
+		addr, err := bind()
+		if err == nil || time.Now().After(end) {
+			return addr, err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // drainWire lets the socket's streams end.

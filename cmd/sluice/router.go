@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/takeover"
 	"sluice/dataplane/upstream"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
@@ -56,7 +58,14 @@ type router struct {
 	front     *front.Server
 	admin     *admin.Server // nil when off
 	listener  net.Listener
-	keys      *apikey.Ring // nil: anybody may send requests
+	given     *takeover.Inheritance // listeners and state that this process began with; nil: none
+	before    handover              // what the router before this one left
+	passing   sync.Mutex            // one restart at a time
+	passedOn  chan struct{}         // closed when another process has taken this one's place
+	ending    chan struct{}         // closed when this one is told to end
+	tookPlace chan struct{}         // closed when this one has taken another's place
+	heir      *takeover.Successor   // set before that
+	keys      *apikey.Ring          // nil: anybody may send requests
 
 	notifications *notifications      // nil: no family needs them
 	transfers     *transfers.Watch    // nil: no tier is wanted
@@ -82,12 +91,16 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (*router, er
 // assemble is newRouter for one of which the caller has said what it is.
 func assemble(r *router) (_ *router, err error) {
 	cfg, log := r.cfg, r.log
+	r.passedOn, r.ending, r.tookPlace = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	if err := r.readHandover(); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			r.Close()
 		}
 	}()
-	if r.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+	if r.listener, err = r.given.Listen(socketClient, cfg.Listen); err != nil {
 		return nil, fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
@@ -140,7 +153,7 @@ func assemble(r *router) (_ *router, err error) {
 	if r.sideChannel, err = newSideChannel(cfg, r.transfers, log); err != nil {
 		return nil, err
 	}
-	if r.notifications, err = newNotifications(cfg, r.transfers, log); err != nil {
+	if r.notifications, err = newNotifications(cfg, r.transfers, r.given.Replaces(), log); err != nil {
 		return nil, err
 	}
 	r.sidecar.start(r)
@@ -218,6 +231,14 @@ func (r *router) newAdmin() (*admin.Server, error) {
 		Config:    func() any { return r.cfg },
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Transfers: r.transfersView,
+		Restart:   r.Restart, Unannounced: r.given.Replaces(),
+	}
+	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
+		opt.Token = r.before.Token // consoles and tools go on
+	}
+	var err error
+	if opt.Bound, err = r.given.Listen(socketAdmin, r.cfg.Admin.Listen); err != nil {
+		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", r.cfg.Admin.Listen, err)
 	}
 	if r.twin != nil {
 		opt.Twin = &admin.Twin{Name: "round robin", Metrics: r.twin.metrics}
@@ -228,8 +249,9 @@ func (r *router) newAdmin() (*admin.Server, error) {
 // Addr is the address the front listens on.
 func (r *router) Addr() string { return r.listener.Addr().String() }
 
-// Run serves until ctx ends, then drains: not ready first, then no new
-// requests, then streams end or the drain time is over.
+// Run serves until ctx ends, then drains: not ready first, and answers that end their
+// connections; then no new requests; then streams end or the drain time is over. It
+// ends likewise once a Restart has put another process in its place.
 func (r *router) Run(ctx context.Context) error {
 	defer r.Close()
 	failed := make(chan error, 3)
@@ -243,22 +265,42 @@ func (r *router) Run(ctx context.Context) error {
 	}
 	if r.wire != nil {
 		go func() {
-			if err := r.serveWire(ctx); err != nil {
+			err := r.serveWire(ctx)
+			switch {
+			case err == nil:
+			case r.given.Replaces(): // what it has taken over goes on
+				r.log.Error("no engine socket", "err", err)
+			default:
 				failed <- err
 			}
 		}()
 	}
 	r.log.Info("listening", "addr", r.Addr(), "workers", len(r.cfg.Workers))
+	if err := r.takePlace(ctx); err != nil {
+		return err
+	}
 	select {
 	case err := <-failed:
 		return err
+	case <-r.passedOn:
+		return r.retire()
 	case <-ctx.Done():
 	}
+	close(r.ending)
+	r.passing.Lock() // a restart that is under way ends now, one way or the other
+	if r.heir != nil {
+		return r.retire()
+	}
+	takeover.Notify(takeover.NotifyStopping)
 	r.pages.draining.Store(true)
-	r.log.Info("draining", "deadline", r.cfg.Timeouts.Drain)
+	r.front.Leave()
+	r.log.Info("draining", "delay", r.cfg.Timeouts.DrainDelay, "deadline", r.cfg.Timeouts.Drain)
+	time.Sleep(r.cfg.Timeouts.DrainDelay)
 	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
 	defer cancel()
-	r.announce(min(announceTime, r.cfg.Timeouts.Drain/4))
+	if r.cfg.Timeouts.DrainDelay == 0 {
+		r.announce(min(announceTime, r.cfg.Timeouts.Drain/4))
+	}
 	r.drainWire(drain)
 	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -297,6 +339,10 @@ func (r *router) Close() {
 		}
 		if r.wire != nil {
 			r.wire.Close()
+		}
+		r.given.Close()
+		if r.heir != nil {
+			r.heir.Close()
 		}
 		if r.admin != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), drainGrace)

@@ -26,7 +26,8 @@ Examples:
       a file, and a flag over it; environment variables (SLUICE_…) stand between the two
 
 The first line on standard output is the address it listens on; logs go to
-standard error. /readyz says what it still waits for. SIGTERM drains and ends it.
+standard error. /readyz says what it still waits for. SIGTERM drains and ends it,
+USR2 puts a new process in its place (sluice restart); see docs/operations.md.
 `
 
 // runServe runs the router until ctx ends.
@@ -43,8 +44,14 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if code, done := parse(fs, args, stdout); done {
 		return code
 	}
+	given, err := inherit()
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice serve:", err)
+		return 1
+	}
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
+		given.Failed(err)
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
@@ -53,13 +60,16 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	r, err := newRouter(cfg, log)
+	r, err := assemble(&router{cfg: cfg, log: log, given: given})
 	if err != nil {
+		given.Failed(err)
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	fmt.Fprintln(stdout, r.Addr())
-	if err := r.Run(ctx); err != nil {
+	if !given.Replaces() { // it was printed once, for whoever started the first
+		fmt.Fprintln(stdout, r.Addr())
+	}
+	if err := runSignalled(ctx, r); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"sluice/dataplane/takeover"
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/discovery/named"
@@ -60,8 +61,13 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		fmt.Fprintln(stderr, "sluice sidecar:", err)
 		return 1
 	}
+	given, err := inherit()
+	if err != nil {
+		return fail(err)
+	}
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
+		given.Failed(err)
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
@@ -72,12 +78,15 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(sidecarGC)
 	}
-	r, err := newSidecar(cfg, flags, log)
+	r, err := newSidecar(cfg, flags, given, log)
 	if err != nil {
+		given.Failed(err)
 		return fail(err)
 	}
-	fmt.Fprintln(stdout, r.Addr())
-	if err := r.Run(ctx); err != nil {
+	if !given.Replaces() {
+		fmt.Fprintln(stdout, r.Addr())
+	}
+	if err := runSignalled(ctx, r); err != nil {
 		return fail(err)
 	}
 	return 0
@@ -95,7 +104,7 @@ type sidecar struct {
 }
 
 // newSidecar is newRouter for a sidecar.
-func newSidecar(cfg *config.Config, flags *config.SidecarFlags, log *slog.Logger) (*router, error) {
+func newSidecar(cfg *config.Config, flags *config.SidecarFlags, given *takeover.Inheritance, log *slog.Logger) (*router, error) {
 	s := &sidecar{metrics: flags.EngineMetrics, opt: named.Options{Most: flags.Most, Idle: flags.Idle, Log: log}}
 	var err error
 	if s.opt.Networks, err = named.ParseNetworks(flags.Networks); err != nil {
@@ -110,7 +119,7 @@ func newSidecar(cfg *config.Config, flags *config.SidecarFlags, log *slog.Logger
 	if s.opt.Ranks, err = flags.RankAddresses(cfg); err != nil {
 		return nil, err
 	}
-	return assemble(&router{cfg: cfg, log: log, sidecar: s})
+	return assemble(&router{cfg: cfg, log: log, sidecar: s, given: given})
 }
 
 // start makes the finder of named workers, over the router's fleet.

@@ -51,7 +51,7 @@ func launchSidecar(t *testing.T, args ...string) (*testRouter, error) {
 		return nil, err
 	}
 	logs := new(syncBuffer)
-	r, err := newSidecar(cfg, flags, slog.New(slog.NewTextHandler(logs, nil)))
+	r, err := newSidecar(cfg, flags, nil, slog.New(slog.NewTextHandler(logs, nil)))
 	if err != nil {
 		return nil, err
 	}

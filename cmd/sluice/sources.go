@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/discovery/dns"
@@ -40,8 +42,13 @@ func (r *router) discover() error {
 		_ = r.discovery.Start(src)
 	}
 	if r.cfg.Register.On() {
-		var err error
-		r.register, err = registration.New(registration.Options{Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument})
+		bound, err := r.given.Listen(socketRegister, r.cfg.Register.Listen)
+		if err != nil {
+			return fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", r.cfg.Register.Listen, err)
+		}
+		r.register, err = registration.New(registration.Options{
+			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Bound: bound, Known: r.before.Workers,
+		})
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,9 @@ const (
 	drainRetry = time.Second
 	// drainPoll is how often a drain looks whether it is done.
 	drainPoll = 10 * time.Millisecond
+	// unusedTime is how long a kept-alive connection may be without a request before
+	// a server that retires closes it.
+	unusedTime = 10 * time.Second
 	// drainGrace is how long requests that were cut may take to end.
 	drainGrace = time.Second
 )
@@ -20,13 +23,11 @@ const (
 // under way until ctx ends; then it cuts them. It is nil when nothing had to be
 // cut. A second Shutdown waits as well, and may bring an earlier end.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.leaving.Store(true)
 	s.mu.Lock()
 	first := s.draining.CompareAndSwap(false, true)
 	if first {
-		close(s.stop)
-		if s.ln != nil {
-			_ = s.ln.Close()
-		}
+		s.stopAccepting()
 	}
 	watch, loops := s.watch, s.loops
 	s.mu.Unlock()
@@ -39,6 +40,49 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		loops.Close()
 	}
 	return err
+}
+
+// Leave makes every answer from now on the last one of its connection, so that
+// clients go elsewhere, or to the same address anew, without a request that is lost:
+// one sent over a kept-alive connection while it is being closed would be. Requests
+// are served as ever.
+func (s *Server) Leave() { s.leaving.Store(true) }
+
+// Retire is Leave for a server whose address another process accepts on by now: the
+// listener is closed, kept-alive connections have unusedTime for the request that
+// ends them, and then it is a Shutdown until ctx ends.
+func (s *Server) Retire(ctx context.Context) error {
+	s.Leave()
+	s.mu.Lock()
+	s.stopAccepting()
+	s.mu.Unlock()
+	unused := time.NewTimer(unusedTime)
+	defer unused.Stop()
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for s.conns.len() > 0 {
+		select {
+		case <-tick.C:
+			continue
+		case <-unused.C:
+		case <-ctx.Done():
+		}
+		break
+	}
+	return s.Shutdown(ctx)
+}
+
+// stopAccepting closes the listener, once. Called with mu.
+func (s *Server) stopAccepting() {
+	select {
+	case <-s.stop:
+		return
+	default:
+	}
+	close(s.stop)
+	if s.ln != nil {
+		_ = s.ln.Close()
+	}
 }
 
 // awaitIdle closes connections as they become idle until none is left.

@@ -304,7 +304,7 @@ func (x *Exchange) finish() {
 // one and trailer to the other.
 func (x *Exchange) reusable() bool {
 	return !x.untrusted && !x.failed && !x.head.close && x.body.ended &&
-		x.body.length != framingChunked && !x.srv.draining.Load()
+		x.body.length != framingChunked && !x.srv.leaving.Load()
 }
 
 func (x *Exchange) panicked(v any, stack []byte) {

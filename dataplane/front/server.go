@@ -34,6 +34,7 @@ type Server struct {
 	streams    sync.Pool
 	fullAnswer []byte // to a connection over the limit
 
+	leaving  atomic.Bool // every answer ends its connection
 	draining atomic.Bool
 	cutting  atomic.Bool   // the drain's time is over
 	stop     chan struct{} // closed when the drain begins
@@ -95,7 +96,7 @@ func New(opt Options) (*Server, error) {
 // BodyBytes is how much memory request bodies hold now, of BodyBudgetBytes.
 func (s *Server) BodyBytes() int64 { return s.budget.Used() }
 
-// Serve accepts on ln until Shutdown; it returns nil after a Shutdown.
+// Serve accepts on ln until Shutdown or Retire, and returns nil after one.
 func (s *Server) Serve(ln net.Listener) error {
 	s.mu.Lock()
 	if s.draining.Load() {
@@ -115,7 +116,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.ln, s.watch = ln, w
 	s.loops = s.startLoops()
 	s.mu.Unlock()
-	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.draining.Load() {
+	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.stopped() {
 		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 	}
 	return nil
@@ -139,6 +140,16 @@ func (s *Server) startLoops() *loop.Loops {
 		return nil
 	}
 	return loops
+}
+
+// stopped says whether the listener was closed by us.
+func (s *Server) stopped() bool {
+	select {
+	case <-s.stop:
+		return true
+	default:
+		return false
+	}
 }
 
 // handle is fasthttp's handler.

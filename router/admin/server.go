@@ -37,7 +37,15 @@ type Options struct {
 	// none [DefaultRuntimeFile of the address].
 	RuntimeFile string
 	Version     string
-	Log         *slog.Logger // [discard]
+	// Bound is the listener where it is open already; Listen then only says what it
+	// was configured as.
+	Bound net.Listener
+	// Unannounced leaves the runtime file to Announce: it is another process's yet.
+	Unannounced bool
+	// Restart replaces this process by a new one and gives its id, for
+	// /admin/v1/restart; nil: 404.
+	Restart func(context.Context) (pid int, err error)
+	Log     *slog.Logger // [discard]
 
 	Workers   Workers
 	Scheduler *schedule.Scheduler
@@ -113,24 +121,22 @@ func New(opt Options) (*Server, error) {
 	if err := mustBeLoopback(opt.Listen); err != nil {
 		return nil, err
 	}
-	ln, err := net.Listen("tcp", opt.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", opt.Listen, err)
+	ln := opt.Bound
+	if ln == nil {
+		if ln, err = net.Listen("tcp", opt.Listen); err != nil {
+			return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", opt.Listen, err)
+		}
+	} else if err := mustBeLoopback(ln.Addr().String()); err != nil {
+		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	s := &Server{opt: opt, log: opt.Log, ln: ln, door: newDoor(token), started: time.Now(), stop: stop}
-	if opt.RuntimeFile != "off" {
-		path := opt.RuntimeFile
-		if path == "" {
-			path = DefaultRuntimeFile(s.Addr())
-		}
-		err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: token, PID: os.Getpid(), Started: s.started.UTC(), Version: opt.Version})
-		if err != nil {
+	if !opt.Unannounced {
+		if err := s.Announce(); err != nil {
 			stop()
 			ln.Close()
 			return nil, err
 		}
-		s.runtime = path
 	}
 	s.hub = newHub(opt.Scheduler)
 	s.own = newSampler(opt.Metrics)
@@ -183,6 +189,28 @@ func mustBeLoopback(addr string) error {
 	return nil
 }
 
+// Announce writes the runtime file. New does it, unless told not to.
+func (s *Server) Announce() error {
+	if s.opt.RuntimeFile == "off" {
+		return nil
+	}
+	path := s.opt.RuntimeFile
+	if path == "" {
+		path = DefaultRuntimeFile(s.Addr())
+	}
+	err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: s.door.token, PID: os.Getpid(), Started: s.started.UTC(), Version: s.opt.Version})
+	if err == nil {
+		s.runtime = path
+	}
+	return err
+}
+
+// Token is what opens it; for the process that takes this one's place.
+func (s *Server) Token() string { return s.door.token }
+
+// Listener is where it listens; for the same.
+func (s *Server) Listener() net.Listener { return s.ln }
+
 // Addr is the address it listens on, HOST:PORT.
 func (s *Server) Addr() string { return s.ln.Addr().String() }
 
@@ -217,6 +245,13 @@ func (s *Server) Close(ctx context.Context) (err error) {
 		}
 	})
 	return err
+}
+
+// PassOn is Close for a server whose listener another process has: the runtime file
+// stays, for that process to write over.
+func (s *Server) PassOn(ctx context.Context) error {
+	s.runtime = ""
+	return s.Close(ctx)
 }
 
 // WorkerChanged puts a change of state into the event stream; for the fleet's

@@ -239,17 +239,19 @@ type Compression struct {
 
 // Timeouts of legs and waits.
 type Timeouts struct {
-	Head       time.Duration `yaml:"head" min:"1ms"`        // reading a request's head [10s]
-	Body       time.Duration `yaml:"body" min:"1ms"`        // reading a body, plus size/256KiB/s [30s]
-	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`  // an idle client connection is kept [75s]
-	Write      time.Duration `yaml:"write" min:"1ms"`       // one flush to a client [30s]
-	Connect    time.Duration `yaml:"connect" min:"1ms"`     // connecting to an engine [2s]
-	Prefill    time.Duration `yaml:"prefill" min:"1ms"`     // a prefill leg in all [300s]
-	Decode     time.Duration `yaml:"decode" min:"1ms"`      // a decode or aggregated leg in all [600s]
-	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`  // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
-	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"` // between two reads of a stream [120s]
-	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`    // a request waits for a pool without a healthy worker; then 503 [5s]
-	Drain      time.Duration `yaml:"drain" min:"0s"`        // streams under way are let go on at SIGTERM [30s]
+	Head       time.Duration `yaml:"head" min:"1ms"`                // reading a request's head [10s]
+	Body       time.Duration `yaml:"body" min:"1ms"`                // reading a body, plus size/256KiB/s [30s]
+	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // an idle client connection is kept [75s]
+	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
+	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
+	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // a prefill leg in all [300s]
+	Decode     time.Duration `yaml:"decode" min:"1ms"`              // a decode or aggregated leg in all [600s]
+	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
+	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"`         // between two reads of a stream [120s]
+	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // a request waits for a pool without a healthy worker; then 503 [5s]
+	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // from /readyz 503 to the end of accepting at SIGTERM, for load balancers that learn of it by asking; 0: 1s at most, while there are requests [0s]
+	Restart    time.Duration `yaml:"restart" min:"100ms" max:"10m"` // a new process has to be ready at a hot restart; else this one goes on [60s]
+	Drain      time.Duration `yaml:"drain" min:"0s"`                // streams under way are let go on at SIGTERM [30s]
 }
 
 // Relay is what drives streams once their head is out; see docs/relay.md.

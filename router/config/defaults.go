@@ -25,7 +25,7 @@ func Default() *Config {
 		Timeouts: Timeouts{
 			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
 			Connect: 2 * time.Second, Prefill: 300 * time.Second, Decode: 600 * time.Second,
-			FirstByte: 300 * time.Second, StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second,
+			FirstByte: 300 * time.Second, StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second, Restart: 60 * time.Second,
 		},
 		Relay:     Relay{Driver: "goroutine"},
 		Migration: Migration{Max: 1, Tokens: "auto", HandoverTokens: 4096, DrainAfter: 10 * time.Second, TokenizeWait: 2 * time.Second},

@@ -196,6 +196,17 @@ func (k *Keeper) Counts() (written, failed, restored uint64, at time.Time) {
 	return k.written.Load(), k.failed.Load(), k.restored.Load(), at
 }
 
+// Leave ends without a last snapshot: another process writes the file from now on.
+func (k *Keeper) Leave() {
+	k.once.Do(func() {
+		close(k.stop)
+		<-k.done
+		if k.last != nil {
+			k.last.Close()
+		}
+	})
+}
+
 // Close writes a last snapshot and ends. Call it while the feeds still run: with
 // them goes what the index holds.
 func (k *Keeper) Close() (err error) {

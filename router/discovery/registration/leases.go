@@ -31,8 +31,8 @@ type held struct {
 	ends  time.Time
 }
 
-func newLeases(set *discovery.Set, most int) *leases {
-	return &leases{set: set, most: most, held: map[string]*held{}, last: time.Now()}
+func newLeases(most int) *leases {
+	return &leases{most: most, held: map[string]*held{}, last: time.Now()}
 }
 
 // refusal is an error with the HTTP status it makes.

@@ -347,7 +347,8 @@ func TestNIXLMetadata(t *testing.T) {
 
 func TestExpiryForgivesAPauseOfItsOwn(t *testing.T) {
 	set := discovery.NewSet("test", &sink{in: map[string]worker.Spec{}}, nil)
-	l := newLeases(set, 10)
+	l := newLeases(10)
+	l.begin(set, nil, slog.New(slog.DiscardHandler))
 	if _, err := l.put("a", netip.Addr{}, worker.Spec{ID: "a"}, 15*time.Second); err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,10 @@ type Options struct {
 	// address that the caller has reached this machine at. An error says why there
 	// is nothing to report to; nil: there never is.
 	Connector func(reached netip.Addr) (any, error)
+	// Bound is the listener where it is open already.
+	Bound net.Listener
+	// Known are the workers that the router before this one had.
+	Known []Known
 }
 
 const (
@@ -54,6 +58,7 @@ type Server struct {
 	ln       net.Listener
 	networks []netip.Prefix
 	token    [32]byte
+	bound    net.Listener // ln without gate and TLS
 	leases   *leases
 }
 
@@ -68,10 +73,13 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", c.Listen, err)
+	ln := opt.Bound
+	if ln == nil {
+		if ln, err = net.Listen("tcp", c.Listen); err != nil {
+			return nil, fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", c.Listen, err)
+		}
 	}
+	s.bound, s.leases = ln, newLeases(opt.Config.MaxWorkers)
 	s.ln = newGate(ln, s.networks, 2*c.MaxWorkers+64, s.log)
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
@@ -122,7 +130,7 @@ func (s *Server) Close() { s.ln.Close() }
 // Run serves until ctx ends. Workers stay in then: a router that ends needs not
 // take its fleet apart.
 func (s *Server) Run(ctx context.Context, set *discovery.Set) error {
-	s.leases = newLeases(set, s.opt.Config.MaxWorkers)
+	s.leases.begin(set, s.restored(), s.log)
 	srv := &http.Server{
 		Handler: s.guard(s.mux()), ReadHeaderTimeout: headTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeadBytes, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),

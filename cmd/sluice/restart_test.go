@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/admin"
+)
+
+// traffic sends requests, streams and whole ones in turn, from several clients that
+// keep their connections, until it is stopped. None may fail.
+type traffic struct {
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+	done   atomic.Int64
+	failed atomic.Int64
+	first  atomic.Pointer[string]
+}
+
+func startTraffic(url string, clients int) *traffic {
+	ctx, stop := context.WithCancel(context.Background())
+	tr := &traffic{stop: stop}
+	for i := range clients {
+		// A transport of its own: a connection for each client, that it uses again.
+		client := &http.Client{Transport: &http.Transport{}, Timeout: 60 * time.Second}
+		tr.work.Go(func() {
+			defer client.CloseIdleConnections()
+			for n := 0; ctx.Err() == nil; n++ {
+				stream := (n+i)%2 == 0
+				if err := oneRequest(client, url, stream); err != nil {
+					tr.failed.Add(1)
+					text := fmt.Sprintf("stream %t: %v", stream, err)
+					tr.first.CompareAndSwap(nil, &text)
+				}
+				tr.done.Add(1)
+			}
+		})
+	}
+	return tr
+}
+
+func oneRequest(client *http.Client, url string, stream bool) error {
+	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"hello there"}],"max_tokens":8,"ignore_eos":true,"stream":%t}`, stream)
+	// A body of one's own kind, and POST: Go's client does not send it again by itself.
+	req, err := http.NewRequest("POST", url+"/v1/chat/completions", io.NopCloser(strings.NewReader(body)))
+	if err != nil {
+		return err
+	}
+	req.ContentLength = int64(len(body))
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode != 200:
+		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	case stream && (!bytes.HasSuffix(text, []byte("data: [DONE]\n\n")) || bytes.Contains(text, []byte(`"error"`))):
+		return fmt.Errorf("the stream ended with %q", text[max(0, len(text)-200):])
+	}
+	return nil
+}
+
+func runtimeOf(t *testing.T, dir string) admin.Runtime {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))
+	if len(files) != 1 {
+		t.Fatalf("runtime files: %v", files)
+	}
+	rt, err := admin.ReadRuntimeFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
+}
+
+// A router that is replaced again and again under load, by signal and by command,
+// loses no request; admin token and runtime file go on.
+func TestRestartLosesNothing(t *testing.T) {
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+	dir := t.TempDir()
+	env := []string{"XDG_RUNTIME_DIR=" + dir}
+	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "20s", "--prefill", p.URL(), "--decode", d.URL())
+	r.ready(t)
+	began := runtimeOf(t, dir)
+	pids := map[int]bool{began.PID: true}
+	t.Cleanup(func() {
+		for pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	load := startTraffic("http://"+r.first, 6)
+	rounds := 4
+	if testing.Short() {
+		rounds = 2
+	}
+	for i := range rounds {
+		from := load.done.Load()
+		eventually(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
+		before := runtimeOf(t, dir)
+		if i%2 == 0 {
+			syscall.Kill(before.PID, syscall.SIGUSR2)
+		} else {
+			cmd := exec.Command(builtBinary(t), "restart")
+			cmd.Env = append(os.Environ(), env...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("restart: %v\n%s", err, out)
+			}
+		}
+		eventually(t, 60*time.Second, "another process has taken over", func() bool { return runtimeOf(t, dir).PID != before.PID })
+		now := runtimeOf(t, dir)
+		pids[now.PID] = true
+		if now.Token != began.Token || now.Address != began.Address {
+			t.Errorf("the admin listener changed: %s, then %s; same token: %t", began.Address, now.Address, now.Token == began.Token)
+		}
+		for end := time.Now().Add(30 * time.Second); running(before.PID); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				syscall.Kill(before.PID, syscall.SIGQUIT) // its goroutines, for the log
+				time.Sleep(time.Second)
+				t.Fatalf("process %d, which was replaced, has not ended:\n%s", before.PID, r.stderr.tail(30000))
+			}
+		}
+	}
+	from := load.done.Load()
+	eventually(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
+	load.stop()
+	load.work.Wait()
+	t.Logf("%d restarts, %d requests, %d failed", rounds, load.done.Load(), load.failed.Load())
+	if n := load.failed.Load(); n > 0 {
+		t.Errorf("%d of %d requests failed, the first: %s", n, load.done.Load(), *load.first.Load())
+	}
+	last := runtimeOf(t, dir)
+	syscall.Kill(last.PID, syscall.SIGTERM)
+	eventually(t, 10*time.Second, "the last process has ended", func() bool { return !running(last.PID) })
+	if files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json")); len(files) != 0 {
+		t.Errorf("the runtime file is still there: %v", files)
+	}
+}
+
+// running says whether a process is there; one that has ended and waits for its
+// parent to look is not.
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	at := bytes.LastIndexByte(stat, ')')
+	return at < 0 || at+2 >= len(stat) || stat[at+2] != 'Z'
+}
+
+// A new process that cannot start is no harm: the old one goes on and says why.
+func TestRestartFails(t *testing.T) {
+	e := startSim(t, nil)
+	dir := t.TempDir()
+	env := []string{"XDG_RUNTIME_DIR=" + dir}
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll: 1h\ntimeouts:\n  restart: 3s\nworkers:\n  - url: %s\n", e.URL())
+	write(good)
+	p := launch(t, env, "serve", "--config", file)
+	p.ready(t)
+	restart := func() (string, error) {
+		cmd := exec.Command(builtBinary(t), "restart")
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	write(good + "nonsense: true\n")
+	if out, err := restart(); err == nil || !strings.Contains(out, "nonsense") || !strings.Contains(out, "sluice.yaml:10:1") {
+		t.Errorf("restart with a bad file: %v\n%s", err, out)
+	}
+	// A new process that is never ready: its engine is none.
+	write(strings.Replace(good, e.URL(), refused(t), 1))
+	if out, err := restart(); err == nil || !strings.Contains(out, "not ready in time") {
+		t.Errorf("restart with a dead engine: %v\n%s", err, out)
+	}
+	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
+	if pid := runtimeOf(t, dir).PID; pid != p.cmd.Process.Pid {
+		t.Errorf("the runtime file is of process %d, want %d", pid, p.cmd.Process.Pid)
+	}
+}
+
+// Sockets of systemd's kind are used whatever the configuration says, and systemd
+// is told of start and end.
+func TestSystemdSockets(t *testing.T) {
+	e := startSim(t, nil)
+	client, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	adminLn, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	defer adminLn.Close()
+	words := filepath.Join(t.TempDir(), "notify")
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: words, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer notify.Close()
+	env, _ := serveEnv(t)
+	// LISTEN_PID must be the process's own: a shell becomes it.
+	sh := `LISTEN_PID=$$ exec "$@"`
+	cmd := exec.Command("/bin/sh", "-c", sh, "sh", builtBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1")
+	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=2", "LISTEN_FDNAMES=client:admin", "NOTIFY_SOCKET="+words)
+	for _, ln := range []net.Listener{client, adminLn} {
+		f, err := ln.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	logs := new(syncBuffer)
+	cmd.Stderr = logs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Log(logs.tail(4000))
+		}
+	})
+	hear := func(want string) {
+		t.Helper()
+		buf := make([]byte, 256)
+		notify.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := notify.Read(buf); err != nil || string(buf[:n]) != want {
+			t.Errorf("systemd heard %q, %v; want %q", buf[:n], err, want)
+		}
+	}
+	hear("READY=1")
+	eventually(t, 10*time.Second, "a request is served on the socket passed", func() bool {
+		return oneRequest(http.DefaultClient, "http://"+client.Addr().String(), false) == nil
+	})
+	if a := get(t, "http://"+adminLn.Addr().String()+"/"); a.Status != 200 {
+		t.Errorf("the console on the admin socket passed: %d", a.Status)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	hear("STOPPING=1")
+}

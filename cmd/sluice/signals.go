@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"sluice/dataplane/takeover"
+)
+
+// inherit takes what systemd or another router has passed to this process.
+func inherit() (*takeover.Inheritance, error) {
+	return takeover.Inherit(socketClient, socketAdmin, socketRegister)
+}
+
+// runSignalled runs r until ctx ends, and does what signals ask of it: USR2 puts a
+// new process in its place.
+func runSignalled(ctx context.Context, r *router) error {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR2)
+	defer signal.Stop(asked)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-asked:
+				_, _ = r.Restart(ctx) // it logs why not
+			}
+		}
+	}()
+	return r.Run(ctx)
+}

@@ -1,0 +1,177 @@
+package takeover
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// Listener is one to be passed on.
+type Listener struct {
+	Name    string
+	Address string // as it is configured: the new process takes it only for the same
+	net.Listener
+}
+
+// Options of Start.
+type Options struct {
+	Path      string   // of the program [the file that this process was started from, as it is now]
+	Args      []string // without the program's name
+	Env       []string // [this process's]
+	Stdout    *os.File
+	Stderr    *os.File
+	Listeners []Listener
+	State     any           // handed over as JSON; nil: nothing
+	Within    time.Duration // the new process has so long to become ready
+}
+
+// Successor is a new process that accepts by now.
+type Successor struct {
+	PID  int
+	link net.Conn
+}
+
+// Close lets the new process know that this one has ended; its own end does so too.
+func (s *Successor) Close() { s.link.Close() }
+
+// Start starts a new process with the listeners, waits until it says that it is
+// ready, and lets it accept. This process's listeners stay open: it is the caller
+// who closes them. With an error the new process is gone and had accepted nothing.
+func Start(ctx context.Context, opt Options) (*Successor, error) {
+	if opt.Path == "" {
+		path, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("takeover: cannot find this program's file: %w", err)
+		}
+		opt.Path = path
+	}
+	if opt.Env == nil {
+		opt.Env = os.Environ()
+	}
+	ctx, cancel := context.WithTimeout(ctx, opt.Within)
+	defer cancel()
+	link, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			link.Close()
+		}
+	}()
+	files := []*os.File{theirs}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	var h hello
+	for _, l := range opt.Listeners {
+		f, err := fileOf(l.Listener)
+		if err != nil {
+			return nil, fmt.Errorf("takeover: cannot pass on the listener %q: %w", l.Name, err)
+		}
+		h.Sockets = append(h.Sockets, socket{Name: l.Name, Address: l.Address, FD: firstFD + len(files)})
+		files = append(files, f)
+	}
+	if opt.State != nil {
+		if h.State, err = json.Marshal(opt.State); err != nil {
+			return nil, fmt.Errorf("takeover: cannot hand over the state: %w", err)
+		}
+	}
+	cmd := exec.Command(opt.Path, opt.Args...)
+	cmd.Env = append(opt.Env, linkVar+"="+strconv.Itoa(firstFD))
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = opt.Stdout, opt.Stderr, files
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("takeover: cannot start %q: %w", opt.Path, err)
+	}
+	theirs.Close() // so that its end is seen as the end of the link
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+
+	if err = await(ctx, link, h); err == nil {
+		keep = true
+		return &Successor{PID: cmd.Process.Pid, link: link}, nil
+	}
+	// A process that has ended says how in its exit status; one that goes on is
+	// ended: it has neither clients nor anything to put away.
+	select {
+	case exit := <-ended:
+		if errors.Is(err, io.EOF) {
+			err = fmt.Errorf("the new process ended before it was ready (%v); its log says why", exit)
+		}
+	case <-time.After(200 * time.Millisecond):
+		_ = cmd.Process.Kill()
+	}
+	return nil, fmt.Errorf("takeover: %w", err)
+}
+
+// await says hello and waits for a process that is ready.
+func await(ctx context.Context, link net.Conn, h hello) error {
+	if err := send(link, h); err != nil {
+		return fmt.Errorf("cannot speak to the new process: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = link.SetReadDeadline(time.Now()) })
+	defer stop()
+	line, err := bufio.NewReader(link).ReadBytes('\n')
+	switch {
+	case ctx.Err() != nil:
+		return errors.New("the new process was not ready in time and was ended; its log says what it waited for")
+	case err != nil:
+		return err
+	}
+	var r report
+	if err := json.Unmarshal(line, &r); err != nil {
+		return fmt.Errorf("the new process speaks another language: %w", err)
+	}
+	if !r.Ready {
+		return fmt.Errorf("the new process failed: %s", r.Failed)
+	}
+	if err := send(link, report{Go: true}); err != nil {
+		return fmt.Errorf("the new process is gone: %w", err)
+	}
+	return nil
+}
+
+// pair makes the socket pair; the second end is for the new process.
+func pair() (net.Conn, *os.File, error) {
+	syscall.ForkLock.RLock()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fds[0])
+		syscall.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, fmt.Errorf("takeover: cannot make a socket pair: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "link")
+	mine := os.NewFile(uintptr(fds[0]), "link")
+	link, err := net.FileConn(mine)
+	mine.Close()
+	if err != nil {
+		theirs.Close()
+		return nil, nil, fmt.Errorf("takeover: cannot use a socket pair: %w", err)
+	}
+	return link, theirs, nil
+}
+
+// fileOf gives a copy of a listener's descriptor. The listener goes on as it is:
+// the copy shares its mode, and nothing here makes that a blocking one.
+func fileOf(ln net.Listener) (*os.File, error) {
+	f, ok := ln.(interface{ File() (*os.File, error) })
+	if !ok {
+		return nil, fmt.Errorf("a %T has no descriptor", ln)
+	}
+	return f.File()
+}

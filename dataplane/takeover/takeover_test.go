@@ -1,0 +1,144 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The new process of these tests is this test's own program.
+func TestMain(m *testing.M) {
+	if mode := os.Getenv("TAKEOVER_TEST"); mode != "" {
+		os.Exit(child(mode))
+	}
+	os.Exit(m.Run())
+}
+
+func child(mode string) int {
+	in, err := Inherit("client")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ln, err := in.Listen("client", "configured")
+	if err != nil {
+		in.Failed(err)
+		return 1
+	}
+	if os.Getenv(linkVar) != "" {
+		return 3
+	}
+	switch mode {
+	case "fails":
+		in.Failed(errors.New("no engine, no service"))
+		time.Sleep(time.Minute)
+	case "dies":
+		return 4
+	case "hangs":
+		time.Sleep(time.Minute)
+	}
+	go func() { // one answer, once it may accept
+		c, err := ln.Accept()
+		if err == nil {
+			fmt.Fprintf(c, "new %s", in.State())
+			c.Close()
+		}
+	}()
+	if err := in.Ready(); err != nil {
+		return 5
+	}
+	<-in.Gone()
+	return 0
+}
+
+func start(t *testing.T, mode string, within time.Duration) (net.Listener, *Successor, error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	s, err := Start(context.Background(), Options{
+		Env: append(os.Environ(), "TAKEOVER_TEST="+mode), Stderr: os.Stderr, State: map[string]int{"n": 1}, Within: within,
+		Listeners: []Listener{{Name: "client", Address: "configured", Listener: ln}},
+	})
+	return ln, s, err
+}
+
+func TestPassOn(t *testing.T) {
+	ln, s, err := start(t, "well", 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if s.PID <= 0 || s.PID == os.Getpid() {
+		t.Errorf("process id %d", s.PID)
+	}
+	addr := ln.Addr().String()
+	ln.Close() // the new process accepts, and nobody else
+	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if text, err := io.ReadAll(c); err != nil || string(text) != `new {"n":1}` {
+		t.Errorf("the new process said %q, %v", text, err)
+	}
+}
+
+// One that does not become ready leaves the listener to us, and us with the reason.
+func TestNotPassedOn(t *testing.T) {
+	for mode, says := range map[string]string{"fails": "no engine, no service", "dies": "exit status 4", "hangs": "not ready in time"} {
+		within := 20 * time.Second
+		if mode == "hangs" {
+			within = 300 * time.Millisecond
+		}
+		ln, s, err := start(t, mode, within)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Fatalf("%s: %v, %v; want an error that says %q", mode, s, err, says)
+		}
+		go func() {
+			if c, err := net.Dial("tcp", ln.Addr().String()); err == nil {
+				c.Close()
+			}
+		}()
+		ln.(*net.TCPListener).SetDeadline(time.Now().Add(5 * time.Second))
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatalf("%s: our listener accepts no more: %v", mode, err)
+		}
+		c.Close()
+	}
+}
+
+func TestInheritRefuses(t *testing.T) {
+	t.Setenv(linkVar, "x")
+	if _, err := Inherit("client"); err == nil || !strings.Contains(err.Error(), linkVar) {
+		t.Errorf("a link of %q: %v", "x", err)
+	}
+	for _, k := range []struct{ count, names, says string }{
+		{"-1", "", "LISTEN_FDS"}, {"1000000", "", "LISTEN_FDS"}, {"two", "", "LISTEN_FDS"},
+		{"2", "client:clinet", "client"},
+		{"1", "client", "no socket"},
+	} {
+		// Descriptors that these tests' process has at 3 and 4 are no listeners.
+		_, err := fromSystemd(k.count, k.names, []string{"client", "admin"})
+		if err == nil {
+			t.Errorf("%q sockets named %q were taken", k.count, k.names)
+		}
+	}
+	t.Setenv("LISTEN_PID", "1")
+	t.Setenv("LISTEN_FDS", "1")
+	if in, err := Inherit("client"); in != nil || err != nil {
+		t.Errorf("sockets of another process were taken: %v, %v", in, err)
+	}
+	if os.Getenv("LISTEN_FDS") != "" {
+		t.Error("the words about sockets are left to children")
+	}
+}

@@ -1,0 +1,71 @@
+package registration
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice/router/discovery"
+	"sluice/router/worker"
+)
+
+// Known is a registered worker as one router hands it to the next.
+type Known struct {
+	ID    string        `json:"id"`
+	Owner netip.Addr    `json:"owner"`
+	Spec  worker.Spec   `json:"spec"`
+	Lease time.Duration `json:"lease"`
+}
+
+// knownGrace is added to the leases that a router begins with: their workers renew
+// them with the router before, until it lets go.
+const knownGrace = time.Minute
+
+// Known are the workers now, for the router that takes this one's place.
+func (s *Server) Known() []Known {
+	l := s.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	known := make([]Known, 0, len(l.held))
+	for id, h := range l.held {
+		known = append(known, Known{ID: id, Owner: h.owner, Spec: h.spec, Lease: h.lease})
+	}
+	slices.SortFunc(known, func(a, b Known) int { return strings.Compare(a.ID, b.ID) })
+	return known
+}
+
+// Listener is where it listens, without TLS; for the router that takes its place.
+func (s *Server) Listener() net.Listener { return s.bound }
+
+// restored are the known workers that this router's configuration lets in.
+func (s *Server) restored() (known []Known) {
+	for _, k := range s.opt.Known {
+		if k.Lease <= 0 || k.Lease > s.opt.Config.MaxLease || !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }) {
+			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "from", k.Owner)
+			continue
+		}
+		known = append(known, k)
+	}
+	return known
+}
+
+// begin gives l its set, with the workers that are known.
+func (l *leases) begin(set *discovery.Set, known []Known, log *slog.Logger) {
+	l.mu.Lock()
+	l.set = set
+	l.mu.Unlock()
+	for _, k := range known {
+		if _, err := l.put(k.ID, k.Owner, k.Spec, k.Lease); err != nil {
+			log.Warn("a worker of the router before is not taken over", "worker", k.ID, "err", err)
+			continue
+		}
+		l.mu.Lock()
+		if h := l.held[k.ID]; h != nil {
+			h.ends = h.ends.Add(knownGrace)
+		}
+		l.mu.Unlock()
+	}
+}
