@@ -193,10 +193,10 @@ func TestRestartFails(t *testing.T) {
 	if out, err := restart(); err == nil || !strings.Contains(out, "nonsense") || !strings.Contains(out, "sluice.yaml:10:1") {
 		t.Errorf("restart with a bad file: %v\n%s", err, out)
 	}
-	// A new process that is never ready: its engine is none.
-	write(strings.Replace(good, e.URL(), refused(t), 1))
+	// A new process that is never ready: it waits for workers that there are not.
+	write(good + "fleet:\n  min_workers: 5\n")
 	if out, err := restart(); err == nil || !strings.Contains(out, "not ready in time") {
-		t.Errorf("restart with a dead engine: %v\n%s", err, out)
+		t.Errorf("restart without workers enough: %v\n%s", err, out)
 	}
 	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
 	if pid := runtimeOf(t, dir).PID; pid != p.cmd.Process.Pid {
@@ -266,4 +266,26 @@ func TestSystemdSockets(t *testing.T) {
 	}
 	cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
+}
+
+// With a drain delay, load balancers learn of the end before requests are refused.
+func TestDrainDelay(t *testing.T) {
+	e := startSim(t, nil)
+	env, _ := serveEnv(t)
+	p := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--set", "timeouts.drain_delay=1500ms", "--engine", e.URL())
+	p.ready(t)
+	began := time.Now()
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	eventually(t, 5*time.Second, "/readyz says 503", func() bool { return get(t, "http://"+p.first+"/readyz").Status == 503 })
+	resp, err := http.Post("http://"+p.first+"/v1/chat/completions", "application/json", strings.NewReader(chat("")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 || !resp.Close {
+		t.Errorf("a request in the delay: status %d, last of its connection: %t", resp.StatusCode, resp.Close)
+	}
+	if code := p.wait(t, 20*time.Second); code != 0 || time.Since(began) < 1500*time.Millisecond {
+		t.Errorf("it ended with %d after %v", code, time.Since(began))
+	}
 }

@@ -215,9 +215,6 @@ func (h *held) Close() error {
 	return h.Listener.Close()
 }
 
-// File is for Start: a listener that was itself taken over is passed on like any.
-func (h *held) File() (*os.File, error) { return fileOf(h.Listener) }
-
 // Replaces says whether a router that runs is to be replaced by this process.
 func (i *Inheritance) Replaces() bool { return i != nil && i.link != nil }
 

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Listener is one to be passed on.
@@ -166,12 +168,29 @@ func pair() (net.Conn, *os.File, error) {
 	return link, theirs, nil
 }
 
-// fileOf gives a copy of a listener's descriptor. The listener goes on as it is:
-// the copy shares its mode, and nothing here makes that a blocking one.
+// fileOf gives a copy of a listener's descriptor. The copy shares its mode with the
+// listener, and that must stay a non-blocking one: an accept that blocks would keep
+// the listener from closing. The File method of package net is of no use for that:
+// what it gives turns blocking when a process is started with it.
 func fileOf(ln net.Listener) (*os.File, error) {
-	f, ok := ln.(interface{ File() (*os.File, error) })
+	if h, ok := ln.(*held); ok {
+		ln = h.Listener
+	}
+	sc, ok := ln.(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("a %T has no descriptor", ln)
 	}
-	return f.File()
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	var dupErr error
+	if err := raw.Control(func(of uintptr) { fd, dupErr = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return nil, err
+	}
+	if dupErr != nil {
+		return nil, os.NewSyscallError("fcntl", dupErr)
+	}
+	return os.NewFile(uintptr(fd), "listener"), nil
 }

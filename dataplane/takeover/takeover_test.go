@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The new process of these tests is this test's own program.
@@ -81,6 +83,12 @@ func TestPassOn(t *testing.T) {
 		t.Errorf("process id %d", s.PID)
 	}
 	addr := ln.Addr().String()
+	raw, _ := ln.(*net.TCPListener).SyscallConn()
+	raw.Control(func(fd uintptr) {
+		if flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
+			t.Errorf("the listener has become a blocking one: flags %#x, %v; to close it would wait for a client", flags, err)
+		}
+	})
 	ln.Close() // the new process accepts, and nobody else
 	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
 	if err != nil {

@@ -86,11 +86,12 @@ func (c *crew) ranks(role worker.Role) []*worker.Rank {
 
 type fixture struct {
 	*Server
-	crew      *crew
-	scheduler *schedule.Scheduler
-	metrics   *obs.Metrics
-	client    *Client
-	http      *http.Client
+	crew         *crew
+	scheduler    *schedule.Scheduler
+	restartFails error
+	metrics      *obs.Metrics
+	client       *Client
+	http         *http.Client
 }
 
 // start runs a server on a free port and sees to it that nothing of it is left
@@ -101,7 +102,8 @@ func start(t *testing.T, change func(*Options)) *fixture {
 	f := &fixture{crew: newCrew(), metrics: obs.NewMetrics(),
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
-		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{})}
+		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{}),
+		Restart: func(context.Context) (int, error) { return 4711, f.restartFails }}
 	if change != nil {
 		change(&opt)
 	}

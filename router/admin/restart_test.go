@@ -1,0 +1,18 @@
+package admin
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestRestart(t *testing.T) {
+	f := start(t, nil)
+	if pid, err := f.client.Restart(t.Context()); err != nil || pid != 4711 {
+		t.Errorf("process %d, %v", pid, err)
+	}
+	f.restartFails = errors.New("listen: 0.0.0.0:x is no address")
+	if _, err := f.client.Restart(t.Context()); err == nil || !strings.Contains(err.Error(), "is no address") {
+		t.Errorf("a restart that failed: %v", err)
+	}
+}
