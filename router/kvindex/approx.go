@@ -191,6 +191,7 @@ func (s *approxShard) observe(ev *Stored, now time.Duration, fresh bool) (added 
 			r.put(uint64(seq), e)
 			s.hashes = append(s.hashes, EngineHash(seq))
 		case e == before: // a block that follows itself
+			store(i)
 			continue
 		default:
 			store(i)

@@ -86,6 +86,15 @@ func TestZeroIsAHashLikeAnother(t *testing.T) {
 	}
 }
 
+// A block that follows itself is stored once, and what comes after it too.
+func TestApproxRepeatedBlock(t *testing.T) {
+	a := NewApprox(ApproxOptions{})
+	a.Observe(1, []blockhash.Seq{5, 5, 6, 5, 7})
+	if err := a.check(); err != nil || a.Len() != 3 {
+		t.Errorf("%d entries, want 3: %v", a.Len(), err)
+	}
+}
+
 func TestApproxBound(t *testing.T) {
 	const bound = 100_000
 	a := NewApprox(ApproxOptions{MaxBytes: bound})

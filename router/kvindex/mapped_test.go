@@ -136,3 +136,49 @@ func TestMappedTablesAreCollected(t *testing.T) {
 	}
 	t.Error("the mapping is kept")
 }
+
+// A full table of which a part was evicted is moved in steps too, though what is left
+// behind still counts until then.
+func TestFullTableIsPurgedInSteps(t *testing.T) {
+	mapSmallTables(t)
+	defer func(step int) { sideStep = step }(sideStep)
+	sideStep = 64
+	const factor, size = 0x9E3779B97F4A7C15, 1 << 14
+	gone := func(hash uint64) bool { return hash%5 == 0 }
+	place := func(hash uint64) uint64 { return placeOf(uint32(hash+1), 0, Device, 1) }
+	valid := func(p uint64) bool { return !gone(p>>32 - 1) }
+	var side sideTable
+	defer side.empty()
+	side.cells, side.mem = newCells(size)
+	hash, evicted := uint64(0), 0
+	put := func() {
+		c, _ := side.put(hash, Device, factor)
+		c.place = place(hash)
+		if gone(hash) && side.old == nil {
+			evicted++
+		}
+		hash++
+	}
+	for 4*(side.n+1) <= 3*size {
+		put()
+	}
+	side.stale.Store(int64(evicted))
+	live := hash
+	steps := 0
+	for side.room(1, factor, valid); side.old != nil; side.room(1, factor, valid) {
+		if done := side.done; done > steps*200+1000 {
+			t.Fatalf("%d cells were passed in %d steps", done, steps)
+		}
+		steps++
+		put()
+	}
+	if steps < 20 || len(side.cells) != size {
+		t.Errorf("%d steps, %d cells; want many, and as many as before", steps, len(side.cells))
+	}
+	for h := range hash {
+		cells, at := side.get(h, Device, factor)
+		if want := !gone(h); h < live && (at >= 0) != want || at >= 0 && cells[at].place != place(h) {
+			t.Fatalf("key %d: found %v, want %v", h, at >= 0, want)
+		}
+	}
+}

@@ -282,33 +282,25 @@ func (t *sideTable) from(point uint64, cells int, factor uint64, do func(sideCel
 
 // room makes room for more keys, and does a share of a move that is under way.
 func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
-	if t.old != nil {
-		t.share(more, factor, valid)
-	}
-	full := 4*(t.n+more) > 3*len(t.cells)
-	if t.old != nil && !full {
+	if t.share(more, factor, valid); t.old != nil {
 		return
 	}
 	// Much was evicted. Only what is counted for sure says how little will do: stale
 	// is an estimate.
-	if small := max(t.floor, sizeFor(2*(t.n+more)), sideMin); t.old == nil && 2*small < len(t.cells) {
-		t.move(small, factor, valid)
-		t.share(more, factor, valid)
-		return
-	}
-	if !full && t.stale.Load() <= int64(t.n/4+64) {
-		return
-	}
-	for t.old != nil {
-		t.step(len(t.old), factor, valid)
-	}
-	size := len(t.cells)
-	if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
-		size = max(grown(size), sizeFor(live+2*more), sideMin)
+	size := max(t.floor, sizeFor(2*(t.n+more)), sideMin)
+	if 2*size >= len(t.cells) {
+		full := 4*(t.n+more) > 3*len(t.cells)
+		if !full && t.stale.Load() <= int64(t.n/4+64) {
+			return
+		}
+		size = len(t.cells)
+		if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
+			size = max(grown(size), sizeFor(live+2*more), sideMin)
+		}
 	}
 	t.move(size, factor, valid)
 	t.share(more, factor, valid)
-	if 4*(t.n+more) > 3*len(t.cells) { // stale was an estimate
+	if t.old == nil && 4*(t.n+more) > 3*len(t.cells) { // stale was an estimate
 		t.room(more, factor, valid)
 	}
 }
@@ -323,16 +315,20 @@ func grown(size int) int {
 }
 
 // share does the part of a move that so many new keys owe, so that it ends before
-// either array is full.
+// either array is more than seven eighths full. Until it has ended, what was evicted
+// counts in n and may be left behind yet: so n alone does not say what is full.
 func (t *sideTable) share(more int, factor uint64, valid func(uint64) bool) {
 	if t.old == nil {
 		return
 	}
-	cells := 8*more + 64
-	if room := 3*len(t.cells)/4 - t.n; room > 0 {
-		cells += (len(t.old) - t.done) * more / room
+	free := min(7*len(t.old)/8-t.left, 7*len(t.cells)/8-(t.n-t.left)) - more
+	if free > 0 {
+		t.step(64+(len(t.old)-t.done)*more/free, factor, valid)
+		return
 	}
-	t.step(cells, factor, valid)
+	for t.old != nil {
+		t.step(len(t.old), factor, valid)
+	}
 }
 
 // shrink gives memory back when few cells are left in use.
