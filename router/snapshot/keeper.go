@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,7 @@ func New(opt Options) (*Keeper, error) {
 	if !can {
 		return nil, errors.New("snapshot: this index cannot be written down")
 	}
+	sweep(opt.Path)
 	last, err := Open(opt.Path)
 	switch {
 	case err == nil:
@@ -156,7 +158,8 @@ func (k *Keeper) ranks() (all []Rank) {
 		if ok {
 			info := r.Worker.Info()
 			all = append(all, Rank{Slot: r.Slot, Meta: Meta{Worker: r.ID.Worker, Rank: r.ID.Rank, Model: info.Base, Engine: info.Engine,
-				Blocks: k.opt.Index.Held(r.Slot), Position: pos}})
+				Blocks: k.opt.Index.Held(r.Slot), Position: pos},
+				there: func() bool { return slices.Contains(k.opt.Ranks(), r) }})
 		}
 	}
 	return all

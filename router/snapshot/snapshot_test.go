@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -276,6 +278,119 @@ func TestPendingRanksAreCarriedOn(t *testing.T) {
 	if len(left) != 0 {
 		t.Errorf("temporary files are left: %v", left)
 	}
+}
+
+// A disk that is full costs the new snapshot, not the old one.
+func TestAFullDiskLeavesTheOldSnapshot(t *testing.T) {
+	h := newHouse(t, 2, 30, 40)
+	path := filepath.Join(t.TempDir(), "index.snap")
+	if _, err := write(path, 0, h.index.(kvindex.Exporter), h.list(), nil); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A limit on the size of files fails as a full disk does: in the middle of a write.
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	limit := was
+	limit.Cur = uint64(len(before) / 2)
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	_, err = write(path, 0, h.index.(kvindex.Exporter), h.list(), nil)
+	if e := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was); e != nil {
+		t.Fatal(e)
+	}
+	if !errors.Is(err, syscall.EFBIG) {
+		t.Errorf("%v, want that the file grew too large", err)
+	}
+	if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+		t.Errorf("the old snapshot is gone: %d bytes, want %d", len(after), len(before))
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(left) != 0 {
+		t.Errorf("temporary files are left: %v", left)
+	}
+}
+
+// What a router that was killed left half written goes at the next start; what
+// another is writing stays.
+func TestWhatWasLeftHalfWrittenGoes(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.snap")
+	past := time.Now().Add(-2 * abandoned)
+	for name, at := range map[string]time.Time{".index.snap-1": past, ".index.snap-2": time.Now(), ".other.snap-1": past} {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), nil, 0o600), os.Chtimes(filepath.Join(dir, name), at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k, err := New(Options{Path: path, Index: kvindex.New(kvindex.Options{}), Ranks: func() []*worker.Rank { return nil }, Interval: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	left, _ := filepath.Glob(filepath.Join(dir, ".*"))
+	if len(left) != 2 || filepath.Base(left[0]) != ".index.snap-2" || filepath.Base(left[1]) != ".other.snap-1" {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// A rank that leaves while a snapshot is written gives its slot to another, whose
+// blocks must not come back as its own.
+func TestASlotThatChangesHands(t *testing.T) {
+	h := newHouse(t, 3, 30, 40)
+	path := filepath.Join(t.TempDir(), "index.snap")
+	now := h.ranks
+	k, err := New(Options{Path: path, Index: &handover{Index: h.index, at: h.ranks[1].Slot, do: func() {
+		other := worker.New(worker.Spec{ID: "z", Models: []string{"m"}}).Ranks[0]
+		other.Slot = h.ranks[1].Slot
+		now = []*worker.Rank{h.ranks[0], h.ranks[2], other}
+	}}, Ranks: func() []*worker.Rank { return now }, Interval: time.Hour,
+		Position: func(worker.ID) (kvevents.Position, bool) { return kvevents.Position{Next: 1}, true }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Write(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if ids := f.Ranks(); len(ids) != 2 || ids[0] != h.ranks[0].ID || ids[1] != h.ranks[2].ID {
+		t.Fatalf("%v are in the snapshot, want %v and %v", ids, h.ranks[0].ID, h.ranks[2].ID)
+	}
+	for i, r := range []*worker.Rank{h.ranks[0], h.ranks[2]} {
+		ix := kvindex.New(kvindex.Options{})
+		if _, _, ok, err := f.Restore(r.ID, worker.Slot(i), r.Worker.Info().Base, ix.(kvindex.Importer)); !ok || err != nil {
+			t.Fatalf("%v: %v, %v", r.ID, ok, err)
+		}
+		same(t, h.index, ix, r.Slot, worker.Slot(i), h.prompts)
+	}
+}
+
+// handover lets something happen once a slot has been exported.
+type handover struct {
+	kvindex.Index
+	at worker.Slot
+	do func()
+}
+
+func (h *handover) Export(slot worker.Slot, yield func(*kvindex.Exported) bool) {
+	h.Index.(kvindex.Exporter).Export(slot, yield)
+	if slot == h.at {
+		h.do()
+	}
+}
+
+func (h *handover) Import(slot worker.Slot, x *kvindex.Exported) kvindex.StoreResult {
+	return h.Index.(kvindex.Importer).Import(slot, x)
 }
 
 // While a snapshot is written, events go on and readers find what they found; what

@@ -21,6 +21,9 @@ import (
 type Rank struct {
 	Meta
 	Slot worker.Slot
+	// there says whether the rank still has its slot; nil: it has. A snapshot takes its
+	// time, and by the end of it the slot may be another rank's.
+	there func() bool
 }
 
 // Stats is what a snapshot holds.
@@ -47,7 +50,7 @@ type writer struct {
 // temporary file first, which replaces the old one when all of it is on disk. So
 // a router that dies meanwhile leaves the old snapshot.
 func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *File) (s Stats, err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(path)) // mode 0600
 	if err != nil {
 		return s, fmt.Errorf("snapshot: cannot write %q: %w", path, err)
 	}
@@ -68,8 +71,15 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 	}
 	written := make(map[worker.ID]bool)
 	for i := range ranks {
+		before := w.mark()
 		if err = w.rank(index, &ranks[i]); err != nil {
 			return s, err
+		}
+		if there := ranks[i].there; there != nil && !there() {
+			if err = w.back(before); err != nil {
+				return s, err
+			}
+			continue
 		}
 		written[worker.ID{Worker: ranks[i].Worker, Rank: ranks[i].Rank}] = true
 	}
@@ -81,7 +91,11 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 	if err = w.put(section(nil, endSection, binary.LittleEndian.AppendUint64(nil, w.sum.Sum64()))); err != nil {
 		return s, err
 	}
-	if err = errors.Join(w.out.Flush(), f.Sync(), f.Close(), os.Rename(f.Name(), path)); err != nil {
+	// Only what is whole takes the old one's place.
+	if err = errors.Join(w.out.Flush(), f.Sync(), f.Close()); err != nil {
+		return s, err
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
 		return s, err
 	}
 	if dir, err := os.Open(filepath.Dir(path)); err == nil {
@@ -92,10 +106,56 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 	return w.stats, nil
 }
 
+// temporary is the pattern of the names of what is being written.
+func temporary(path string) string { return "." + filepath.Base(path) + "-*" }
+
+// abandoned is how long nothing is written to a temporary file before it is taken for
+// that of a router that was killed. One that is written changes many times a second.
+const abandoned = 10 * time.Minute
+
+// sweep removes what routers that were killed left beside a snapshot, so that those
+// that are killed again and again do not fill the disk.
+func sweep(path string) {
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if like, _ := filepath.Match(temporary(path), e.Name()); !like || !e.Type().IsRegular() {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > abandoned {
+			os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
+}
+
 func (w *writer) put(b []byte) error {
 	w.sum.Write(b)
 	w.stats.Bytes += int64(len(b))
 	_, err := w.out.Write(b)
+	return err
+}
+
+// mark is a place to come back to.
+type mark struct {
+	sum   xxh3.Hasher
+	stats Stats
+}
+
+func (w *writer) mark() mark { return mark{*w.sum, w.stats} }
+
+// back takes back what was written since a mark.
+func (w *writer) back(to mark) error {
+	if err := w.out.Flush(); err != nil {
+		return err
+	}
+	*w.sum, w.stats = to.sum, to.stats
+	if err := w.file.Truncate(to.stats.Bytes); err != nil {
+		return err
+	}
+	_, err := w.file.Seek(to.stats.Bytes, io.SeekStart)
 	return err
 }
 
