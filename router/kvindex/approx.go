@@ -36,6 +36,7 @@ type Approx struct {
 	index     *radix
 	sightings atomic.Int64
 	turn      atomic.Uint32 // whose expiry is looked after next
+	sweeping  atomic.Bool   // a sweep is under way
 	evicted   atomic.Uint64
 	shards    [approxShards]approxShard
 }
@@ -108,6 +109,7 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	s.observe(&Stored{Slot: slot, seqs: seqs}, now, true)
 	s.unlock()
 	a.trim(now)
+	a.sweepRest(s, now)
 }
 
 // over says whether more is held than may be; the index publishes what it takes by
@@ -232,39 +234,61 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s.observe(&Stored{Slot: slot, seqs: seqs[:cachedBlocks]}, now, false)
 	s.unlock()
 	a.trim(now)
+	a.sweepRest(s, now)
 }
 
 // Find is as Index.Find. What is past its time it forgets first, unless somebody is
-// writing there: then it may tell of it for that moment longer.
+// writing there or there is much of it: then it may tell of it for that moment longer.
 func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 	if len(seqs) > 0 {
 		now := time.Since(a.start)
 		if s := a.shard(seqs[0]); s.stale(now) && s.mu.TryLock() {
 			s.expire(now)
 			s.unlock()
+			a.sweepRest(s, now)
 		}
 	}
 	a.index.Find(seqs, o)
 }
 
-// Clear forgets everything of a rank and returns how many blocks it held.
+// Clear forgets everything of a rank and returns how many blocks it held. It does so
+// in steps, between which others write.
 func (a *Approx) Clear(slot worker.Slot) (n int) {
 	for i := range a.shards {
 		s := &a.shards[i]
-		s.mu.Lock()
-		if int(slot) < len(s.ranks) {
-			cells := s.ranks[slot].cells
-			s.ranks[slot] = table{} // forget then finds nothing to remove from it
-			for _, c := range cells {
-				if c.ref != 0 {
-					s.forget(c.ref)
-					n++
-				}
+		for at := -1; ; yield() {
+			s.mu.Lock()
+			forgot, done := s.clearSome(slot, &at)
+			s.unlock()
+			if n += forgot; done {
+				break
 			}
 		}
-		s.unlock()
 	}
 	return n
+}
+
+// clearSome forgets approxStep blocks of a rank, looking at cells of its table from at
+// down and round, and says whether all are gone.
+func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
+	if int(slot) >= len(s.ranks) {
+		return 0, true
+	}
+	for r := &s.ranks[slot]; r.n > 0; {
+		if *at < 0 || *at >= len(r.cells) {
+			*at = len(r.cells) - 1
+		}
+		switch e := r.cells[*at].ref; {
+		case e == 0:
+			*at--
+		case n == approxStep:
+			return n, false
+		default:
+			s.forget(e)
+			n++
+		}
+	}
+	return n, true
 }
 
 // Len is the number of (rank, block) entries.
@@ -282,9 +306,34 @@ func (s *approxShard) stale(now time.Duration) bool {
 	return oldest != noSighting && now-time.Duration(oldest) > s.of.ttl
 }
 
+// approxStep bounds how many blocks are forgotten under one hold of a shard's lock, and
+// so by one request: when traffic comes again after a pause, all there was is past its
+// time at once.
+const approxStep = 128
+
 func (s *approxShard) expire(now time.Duration) {
-	for s.first != 0 && now-s.seen.at(s.first).at > s.of.ttl {
+	for n := 0; n < approxStep && s.first != 0 && now-s.seen.at(s.first).at > s.of.ttl; n++ {
 		s.forget(s.first)
+	}
+}
+
+// sweepRest has what a shard has left past its time forgotten beside the callers, and
+// that of all other shards with it. It ends when nothing is past its time.
+func (a *Approx) sweepRest(s *approxShard, now time.Duration) {
+	if s.stale(now) && a.sweeping.CompareAndSwap(false, true) {
+		go a.sweep()
+	}
+}
+
+func (a *Approx) sweep() {
+	defer a.sweeping.Store(false)
+	for i := range a.shards {
+		for s := &a.shards[i]; s.stale(time.Since(a.start)); {
+			s.mu.Lock()
+			s.expire(time.Since(a.start))
+			s.unlock()
+			yield()
+		}
 	}
 }
 

@@ -193,6 +193,56 @@ func TestApproxForgetsInIdleShards(t *testing.T) {
 	})
 }
 
+// After a pause all there was is past its time at once. No request forgets all of it.
+func TestApproxForgetsInSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewApprox(ApproxOptions{TTL: time.Minute})
+		fill := func() (seqs []blockhash.Seq) {
+			_, head := chain(0, 1, 1)
+			for sid := range 100 {
+				_, tail := chain(0, 100+sid, 49)
+				seqs = append(head[:1:1], tail...)
+				a.Observe(worker.Slot(sid%3), seqs)
+			}
+			return seqs
+		}
+		seqs := fill()
+		all := a.Len()
+		time.Sleep(time.Hour)
+		a.sweeping.Store(true) // as if somebody had begun
+		for name, do := range map[string]func(){
+			"Find":    func() { a.Find(seqs, new(Overlap)) },
+			"Observe": func() { a.Observe(1, seqs) },
+			"Confirm": func() { a.Confirm(2, seqs, 0) },
+		} {
+			before := a.Len()
+			if do(); before-a.Len() > 2*approxStep+len(seqs) || before == a.Len() {
+				t.Errorf("%s forgot %d of %d", name, before-a.Len(), all)
+			}
+		}
+		a.sweeping.Store(false)
+		a.Find(seqs, new(Overlap))
+		synctest.Wait()
+		if a.Len() > len(seqs) { // what Observe has just brought
+			t.Errorf("%d of %d blocks are left", a.Len(), all)
+		}
+		fill()
+		if n, want := a.Clear(1)+a.Clear(0)+a.Clear(2), all; n < want {
+			t.Errorf("Clear forgot %d, want %d", n, want)
+		}
+		for i := range a.shards {
+			for slot, r := range a.shards[i].ranks {
+				if r.cells != nil {
+					t.Fatalf("rank %d keeps a table of %d cells for nothing", slot, len(r.cells))
+				}
+			}
+		}
+		if err := a.check(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Find answers while every lock there is is taken.
 func TestApproxFindTakesNoLock(t *testing.T) {
 	a := NewApprox(ApproxOptions{TTL: time.Nanosecond})

@@ -16,7 +16,7 @@ type cell struct {
 	ref uint32
 }
 
-const minCells = 64
+const minCells = 8 // there are many tables of few keys
 
 // home is the cell where a key wants to be. The keys come from outside, so
 // they are spread first; the multiplier is 2^64 over the golden ratio.
@@ -80,8 +80,9 @@ func (t *table) remove(key uint64) {
 		}
 	}
 	t.cells[i] = cell{}
-	t.n--
-	if len(t.cells) > minCells && 8*t.n < len(t.cells) {
+	if t.n--; t.n == 0 {
+		t.cells = nil
+	} else if len(t.cells) > minCells && 8*t.n < len(t.cells) {
 		t.resize(len(t.cells) / 2)
 	}
 }
