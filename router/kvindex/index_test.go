@@ -268,6 +268,9 @@ func TestReserve(t *testing.T) {
 	if got := depthOf(ix, 3, seqs); got != 100 {
 		t.Errorf("depth %d after Clear and Store", got)
 	}
+	if got := len(ix.rank(3).side.cells); got < 5000 { // an engine that was restarted has as much room as before
+		t.Errorf("%d cells after Clear and Store, want room for 5,000", got)
+	}
 	small := New(Options{MaxBytes: 100_000}).(*radix)
 	small.Reserve(1, 1<<40)
 	if got := len(small.rank(1).side.cells); got > 100_000/16 {

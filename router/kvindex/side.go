@@ -295,7 +295,7 @@ func (t *sideTable) room(more int, factor uint64, valid func(uint64) bool) {
 		}
 		size = len(t.cells)
 		if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
-			size = max(grown(size), sizeFor(live+2*more), sideMin)
+			size = max(grown(size), sizeFor(live+2*more), sideMin, t.floor) // the floor: after a Clear
 		}
 	}
 	t.move(size, factor, valid)
