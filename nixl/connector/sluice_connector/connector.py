@@ -85,7 +85,7 @@ class _Told:
 
     def start_load_kv(self, *args, **kwargs):
         if self._sluice is not None:
-            tickets = getattr(self._connector_metadata, _TICKETS, None)
+            tickets = getattr(getattr(self, "_connector_metadata", None), _TICKETS, None)
             if tickets:
                 self._sluice.expect(tickets)
         return super().start_load_kv(*args, **kwargs)

@@ -34,6 +34,7 @@ class Watch:
         self._tickets = {}  # request -> Ticket
         self._telemetry = {}  # id(handle) -> telemetry, during one poll
         self._exact_expiry = False
+        self._said = set()
         for install in (self._watch_failures, self._watch_expiry, self._watch_telemetry):
             try:
                 install()
@@ -50,11 +51,15 @@ class Watch:
         """Requests whose lease is over, for releases that do not say so later."""
         if self._exact_expiry:
             return set()
-        waiting = getattr(self._worker, "_reqs_to_send", None)
-        if not waiting:
+        try:
+            waiting = getattr(self._worker, "_reqs_to_send", None)
+            if not waiting:
+                return set()
+            now = time.perf_counter()
+            return {request for request, deadline in waiting.items() if deadline <= now}
+        except Exception as e:
+            self._stumbled("leases that are over", e)
             return set()
-        now = time.perf_counter()
-        return {request for request, deadline in waiting.items() if deadline <= now}
 
     def ended(self, sent, received, failed=None, overdue=frozenset()) -> None:
         """What one poll of the worker gave: ids of requests."""
@@ -64,6 +69,7 @@ class Watch:
             moved = self._moved.pop(request, (0, 0))
             self._put(Report(RECV, request, status, moved[0], moved[1], self._tickets.pop(request, None)))
         for request in sent:
+            self._moved.pop(request, None)  # of a push, which prefill makes and decode tells of
             expired = request in self._expired or request in overdue
             self._put(Report(EXPIRED if expired else SENT, request))
         self._expired.clear()
@@ -86,8 +92,9 @@ class Watch:
 
         def reap_expired_send_leases(done_sending):
             before = set(done_sending)
-            original(done_sending)
-            self._expired |= done_sending - before
+            result = original(done_sending)
+            self._expired.update(request for request in done_sending if request not in before)
+            return result
 
         self._worker._reap_expired_send_leases = reap_expired_send_leases
         self._exact_expiry = True
@@ -104,21 +111,37 @@ class Watch:
         def pop_done_transfers(transfers):
             if not transfers:
                 return pop(transfers)
-            before = [(request, list(handles)) for request, handles in transfers.items()]
+            before = ()
             self._telemetry.clear()
+            try:
+                before = [(request, list(handles)) for request, handles in transfers.items()]
+            except Exception as e:
+                self._stumbled("transfers under way", e)
             done = pop(transfers)
             if self._telemetry:
-                for request, handles in before:
-                    for handle in handles:
-                        self._count(request, self._telemetry.get(id(handle[0] if isinstance(handle, tuple) else handle)))
+                # What pop has taken out of transfers is gone with an exception of ours.
+                try:
+                    for request, handles in before:
+                        for handle in handles:
+                            self._count(request, self._telemetry.get(id(handle[0] if isinstance(handle, tuple) else handle)))
+                except Exception as e:
+                    self._stumbled("a transfer's bytes and time", e)
             return done
 
         agent.get_xfer_telemetry = get_xfer_telemetry
         worker._pop_done_transfers = pop_done_transfers
 
+    def _stumbled(self, over: str, e: Exception) -> None:
+        """A log line, once for each kind: this is the engine's own loop."""
+        if over not in self._said:
+            self._said.add(over)
+            logger.warning("sluice: this vLLM is not fully known: %s cannot be read: %r", over, e)
+
     def _count(self, request, telemetry) -> None:
         if telemetry is None:
             return
+        while len(self._moved) >= 65536:  # of requests that nothing more was told of
+            self._moved.pop(next(iter(self._moved)))
         moved = self._moved.setdefault(request, [0, 0])
         moved[0] += int(telemetry.totalBytes)
         # Both count from the same moment (measured, NIXL 1.5.1), so the time to post is

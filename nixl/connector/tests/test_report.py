@@ -30,7 +30,8 @@ class ReportTest(unittest.TestCase):
         good = {"slot": 3, "sequence": "5", "nonce": "ff", "request": "1f"}
         self.assertEqual(hand_out({"sluice": good}), Ticket(3, 5, 255, 31))
         for bad in (None, {}, {"sluice": None}, {"sluice": "x"}, {"sluice": {**good, "slot": -1}}, {"sluice": {"slot": 1}},
-                    {"sluice": {**good, "nonce": "zz"}}, {"sluice": {**good, "nonce": "1" * 17}}, {"sluice": {**good, "slot": 1 << 20}}):
+                    {"sluice": {**good, "nonce": "zz"}}, {"sluice": {**good, "nonce": "1" * 17}}, {"sluice": {**good, "slot": 1 << 20}},
+                    json.loads('{"sluice": {"slot": 1e999, "sequence": "5", "nonce": "ff", "request": "1f"}}'), {"sluice": {**good, "board": float("-inf")}}):
             self.assertIsNone(hand_out(bad), bad)
 
     def test_record(self):

@@ -85,11 +85,37 @@ class WatchTest(unittest.TestCase):
         watch.ended({"s"}, {"r"})
         self.assertEqual({(t.event, t.request) for t in self.got}, {(SENT, "s"), (RECV, "r")})
 
+    def test_what_cannot_be_read_stays_ours(self):
+        """The engine gets what its own code gave, whatever becomes of the report."""
+
+        class Odd(Worker):
+            _reap_expired_send_leases = None
+
+        worker = Odd()
+        watch = Watch(worker, self.got.append)
+        worker._reqs_to_send = {"r": (1.0, "another form of deadline")}
+        with self.assertLogs("sluice_connector", "WARNING") as said:
+            for _ in range(3):
+                self.assertEqual(watch.overdue(), set())
+        self.assertEqual(len(said.output), 1, "once")
+        before, Telemetry.totalBytes = Telemetry.totalBytes, "many"
+        self.addCleanup(setattr, Telemetry, "totalBytes", before)
+        with self.assertLogs("sluice_connector", "WARNING"):
+            self.assertEqual(worker._pop_done_transfers({"r": [object()]}), ({"r"}, set()))
+
+    def test_a_push_leaves_nothing_at_prefill(self):
+        for i in range(10):
+            self.worker._pop_done_transfers({f"r{i}": [object()]})
+            self.watch.ended({f"r{i}"}, ())
+        self.assertEqual(self.watch._moved, {})
+
     def test_nothing_grows(self):
         for i in range(70_000):
             self.watch.expect({f"r{i}": Ticket(1, 1, 1, 1)})
             self.worker._handle_failed_transfer(f"r{i}", None)
+            self.worker._pop_done_transfers({f"r{i}": [self]})
             self.watch.ended({"s"}, ())
+        self.assertLessEqual(len(self.watch._moved), 65536)
         self.assertLessEqual(len(self.watch._tickets), 65536)
         self.assertLessEqual(len(self.watch._failed), 4097)
 
