@@ -27,7 +27,7 @@ func (c *Config) checkRouted(bad report) {
 	if len(r.Unix) > maxSocketPath {
 		bad("routed.unix", "a path of %d bytes; want at most %d, which is what the system takes", len(r.Unix), maxSocketPath)
 	}
-	if r.MaxFrame > c.Limits.BodyBudget/4 {
+	if r.Socket() && r.MaxFrame > c.Limits.BodyBudget/4 {
 		bad("routed.max_frame", "%d bytes, over a quarter of limits.body_budget, %d, which all requests share; want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 	for i, h := range r.Hosts {
