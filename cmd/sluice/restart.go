@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -32,6 +33,8 @@ type handover struct {
 	Ready   bool                 `json:"ready"`           // it was ready itself
 	Ranks   []string             `json:"ranks,omitempty"` // workers that were ready
 	Workers []registration.Known `json:"workers,omitempty"`
+	// Networks are those that the addresses of Workers were checked against.
+	Networks []string `json:"networks,omitempty"`
 }
 
 func (r *router) readHandover() error {
@@ -41,6 +44,16 @@ func (r *router) readHandover() error {
 		}
 	}
 	return nil
+}
+
+// knownWorkers are the registered workers of the router before. Where the networks
+// differ they have to register again, which checks their addresses.
+func (r *router) knownWorkers() []registration.Known {
+	if !slices.Equal(r.before.Networks, r.cfg.Register.Networks) {
+		r.log.Info("register.networks changed: registered workers are not taken over, they register again", "workers", len(r.before.Workers))
+		return nil
+	}
+	return r.before.Workers
 }
 
 // Restart starts this program's file, as it is now, in the place of this process:
@@ -69,7 +82,7 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketAdmin, Address: r.cfg.Admin.Listen, Listener: r.admin.Listener()})
 	}
 	if r.register != nil {
-		left.Workers = r.register.Known()
+		left.Workers, left.Networks = r.register.Known(), r.cfg.Register.Networks
 		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketRegister, Address: r.cfg.Register.Listen, Listener: r.register.Listener()})
 	}
 	for _, w := range r.fleet.View().Workers {

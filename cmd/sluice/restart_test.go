@@ -101,6 +101,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	env := []string{"XDG_RUNTIME_DIR=" + dir}
 	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "20s", "--prefill", p.URL(), "--decode", d.URL())
 	r.ready(t)
+	dropIdle() // an unused connection is kept for a while by a process that is replaced
 	began := runtimeOf(t, dir)
 	pids := map[int]bool{began.PID: true}
 	t.Cleanup(func() {
@@ -288,4 +289,83 @@ func TestDrainDelay(t *testing.T) {
 	if code := p.wait(t, 20*time.Second); code != 0 || time.Since(began) < 1500*time.Millisecond {
 		t.Errorf("it ended with %d after %v", code, time.Since(began))
 	}
+}
+
+// Workers that registered themselves are known to the new process at once, long
+// before they renew their leases.
+func TestRestartKeepsRegistered(t *testing.T) {
+	e := startSim(t, nil)
+	dir := t.TempDir()
+	env := []string{"XDG_RUNTIME_DIR=" + dir, "SLUICE_REGISTER_TOKEN=" + registerToken}
+	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--register", "127.0.0.1:0", "--drain", "2s")
+	var at string
+	eventually(t, 10*time.Second, "the registration listener says where it is", func() bool {
+		_, rest, found := strings.Cut(r.stderr.String(), `msg="workers register at" addr=`)
+		at, _, _ = strings.Cut(rest, "\n")
+		return found && at != ""
+	})
+	call := func(method, path, body string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequest(method, "http://"+at+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+registerToken)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(text)
+	}
+	if status, text := call("PUT", "/v1/workers/w", fmt.Sprintf(`{"version":1,"url":%q,"lease_seconds":300}`, e.URL())); status != 201 {
+		t.Fatalf("registration: %d %s", status, text)
+	}
+	r.ready(t)
+	before := runtimeOf(t, dir)
+	dropIdle()
+	cmd := exec.Command(builtBinary(t), "restart")
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("restart: %v\n%s", err, out)
+	}
+	eventually(t, 20*time.Second, "the old process has ended", func() bool { return !running(before.PID) })
+	now := runtimeOf(t, dir)
+	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
+	if now.PID == before.PID {
+		t.Fatal("the runtime file is the old process's")
+	}
+	dropIdle()
+	if err := oneRequest(http.DefaultClient, "http://"+r.first, true); err != nil {
+		t.Error(err)
+	}
+	if status, text := call("POST", "/v1/workers/w/renew", ""); status != 200 || !strings.Contains(text, `"lease_seconds":300`) {
+		t.Errorf("the lease: %d %s", status, text)
+	}
+}
+
+// HUP reads the file at once: a sound one is taken over, one with a fault is not.
+func TestHangUpRereads(t *testing.T) {
+	one, two := startSim(t, nil), startSim(t, nil)
+	env, _ := serveEnv(t)
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll: 1h\nworkers:\n  - url: %s\n    id: one\n", one.URL())
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := launch(t, env, "serve", "--config", file)
+	p.ready(t)
+	if err := os.WriteFile(file, []byte(text+"nonsense: 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Process.Signal(syscall.SIGHUP)
+	eventually(t, 10*time.Second, "the fault is logged with its place", func() bool { return strings.Contains(p.stderr.String(), "sluice.yaml:9:1") })
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%s  - url: %s\n    id: two\n", text, two.URL()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Process.Signal(syscall.SIGHUP)
+	eventually(t, 10*time.Second, "the second worker is there", func() bool {
+		return strings.Contains(string(get(t, "http://"+p.first+"/health").Body), `"two"`)
+	})
 }

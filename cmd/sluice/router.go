@@ -63,6 +63,7 @@ type router struct {
 	passing   sync.Mutex            // one restart at a time
 	passedOn  chan struct{}         // closed when another process has taken this one's place
 	ending    chan struct{}         // closed when this one is told to end
+	reread    chan struct{}         // asks for a look at the configuration's file
 	tookPlace chan struct{}         // closed when this one has taken another's place
 	heir      *takeover.Successor   // set before that
 	keys      *apikey.Ring          // nil: anybody may send requests
@@ -91,6 +92,7 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (*router, er
 // assemble is newRouter for one of which the caller has said what it is.
 func assemble(r *router) (_ *router, err error) {
 	cfg, log := r.cfg, r.log
+	r.reread = make(chan struct{}, 1)
 	r.passedOn, r.ending, r.tookPlace = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	if err := r.readHandover(); err != nil {
 		return nil, err

@@ -15,10 +15,10 @@ func inherit() (*takeover.Inheritance, error) {
 }
 
 // runSignalled runs r until ctx ends, and does what signals ask of it: USR2 puts a
-// new process in its place.
+// new process in its place, HUP reads the configuration's file again.
 func runSignalled(ctx context.Context, r *router) error {
 	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR2)
+	signal.Notify(asked, syscall.SIGUSR2, syscall.SIGHUP)
 	defer signal.Stop(asked)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -27,8 +27,16 @@ func runSignalled(ctx context.Context, r *router) error {
 			select {
 			case <-ctx.Done():
 				return
-			case <-asked:
-				_, _ = r.Restart(ctx) // it logs why not
+			case s := <-asked:
+				if s == syscall.SIGUSR2 {
+					_, _ = r.Restart(ctx) // it logs why not
+					continue
+				}
+				r.log.Info("reading the configuration again", "file", r.cfg.Path(), "signal", "HUP")
+				select {
+				case r.reread <- struct{}{}:
+				default: // asked for already
+				}
 			}
 		}
 	}()

@@ -17,7 +17,7 @@ func (r *router) discover() error {
 	specs := r.cfg.Specs()
 	var own discovery.Source = discovery.Static(specs)
 	if path := r.cfg.Path(); path != "" {
-		own = &discovery.File{Path: path, Parse: rereader(r, specs), Every: r.cfg.Discovery.FilePoll}
+		own = &discovery.File{Path: path, Parse: rereader(r, specs), Every: r.cfg.Discovery.FilePoll, Now: r.reread}
 	}
 	if err := r.discovery.Start(own, specs...); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (r *router) discover() error {
 			return fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", r.cfg.Register.Listen, err)
 		}
 		r.register, err = registration.New(registration.Options{
-			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Bound: bound, Known: r.before.Workers,
+			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Bound: bound, Known: r.knownWorkers(),
 		})
 		if err != nil {
 			return err

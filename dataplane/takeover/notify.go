@@ -8,9 +8,8 @@ import (
 
 // What Notify may say, of sd_notify(3); several are parted by new lines.
 const (
-	NotifyReady     = "READY=1"
-	NotifyStopping  = "STOPPING=1"
-	NotifyReloading = "RELOADING=1"
+	NotifyReady    = "READY=1"
+	NotifyStopping = "STOPPING=1"
 )
 
 // Notify tells systemd how the service is doing. Without $NOTIFY_SOCKET it does

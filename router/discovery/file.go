@@ -22,6 +22,8 @@ type File struct {
 	Parse func(text []byte) ([]worker.Spec, error)
 	// Every is the time between two looks [1s].
 	Every time.Duration
+	// Now asks for a look at once, even at text that has not changed; nil: nobody does.
+	Now <-chan struct{}
 }
 
 // maxFile bounds what is read of a file.
@@ -60,6 +62,8 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		case <-f.Now:
+			broken = true
 		}
 	}
 }
