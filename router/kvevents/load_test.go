@@ -199,6 +199,7 @@ func TestLoadsGoToTheirRanks(t *testing.T) {
 		send(m{"timestamp": 1, "dp_rank": 2, "num_running_reqs": 6})
 		return w.Ranks[1].QueuedTokens.Load() == -1 && w.Ranks[1].Waiting.Load() == -1
 	})
+	until("its share of blocks in use too", func() bool { return w.Ranks[1].KVUsage() == -1 })
 	if w.Ranks[2].Running.Load() != 6 {
 		t.Error("what a rank says is forgotten because another is silent")
 	}

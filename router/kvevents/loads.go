@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// loadSilence is how long nothing may be said of a rank before what was said of
-	// its requests is forgotten; the next scrape says it anew where there is one.
+	// loadSilence is how long nothing may be said of a rank before what was said
+	// is forgotten; the next scrape says it anew where there is one.
 	loadSilence = 5 * time.Second
 	loadPoll    = 200 * time.Millisecond // how soon a subscription ends when stopped
 	loadQueue   = 64                     // messages; only the newest matter
@@ -53,6 +53,7 @@ type loadSub struct {
 	stop     chan struct{}
 	done     chan struct{}
 	heard    []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
+	usage    []bool      // likewise: since then its share of KV blocks in use was told as well
 }
 
 // NewLoads makes an empty set.
@@ -104,7 +105,7 @@ func (l *Loads) Start(src LoadSource) error {
 		s.Close()
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: %w", src.Endpoint, err)
 	}
-	sub := &loadSub{worker: w, endpoint: src.Endpoint, stop: make(chan struct{}), done: make(chan struct{}), heard: make([]time.Time, len(w.Ranks))}
+	sub := &loadSub{worker: w, endpoint: src.Endpoint, stop: make(chan struct{}), done: make(chan struct{}), heard: make([]time.Time, len(w.Ranks)), usage: make([]bool, len(w.Ranks))}
 	sub.only.Store(src.Rank)
 	if old := l.subs[src.Endpoint]; old != nil {
 		close(old.stop)
@@ -203,6 +204,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 		r.QueuedTokens.Store(int64(ld.QueuedTokens))
 		if ld.Usage >= 0 {
 			r.SetKVUsage(ld.Usage)
+			sub.usage[at] = true
 		}
 		l.applied.Add(1)
 	}
@@ -224,8 +226,8 @@ func (s *loadSub) place(rank int, alone bool) int {
 	return -1
 }
 
-// forget lets go of what was said of each rank's requests before a time, of all
-// where it is zero. Only what could be read and was of that rank keeps it: what an
+// forget lets go of what was said of each rank before a time, of all where it is
+// zero. Only what could be read and was of that rank keeps it: what an
 // engine said before it fell silent, or began to send something else, ages.
 func (s *loadSub) forget(before time.Time) {
 	for i, at := range s.heard {
@@ -237,5 +239,9 @@ func (s *loadSub) forget(before time.Time) {
 		r.QueuedTokens.Store(-1)
 		r.Running.Store(-1)
 		r.Waiting.Store(-1)
+		if s.usage[i] { // a rank that once said it was full would else be passed over for good
+			r.SetKVUsage(-1)
+			s.usage[i] = false
+		}
 	}
 }
