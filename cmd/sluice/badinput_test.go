@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/sim"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -218,4 +219,18 @@ func TestForbiddenFieldsInside(t *testing.T) {
 			t.Errorf("harmless vllm_xargs: status %d: %s", a.Status, a.Body)
 		}
 	}
+}
+
+// SGLang can be told by headers where the legs meet, which is the router's to say: an
+// engine that obeys them sees none of a client's.
+func TestOverridingHeadersStayOut(t *testing.T) {
+	engine := func(role string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Engine, o.Role, o.HeaderOverrides = "sglang", role, true })
+	}
+	p, d := engine("prefill"), engine("decode")
+	prefill := at(p, worker.Prefill, "p0")
+	withBootstrap(&prefill, p)
+	r := startRouter(t, sglangPD, prefill, at(d, worker.Decode, "d0"))
+	a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Override-Bootstrap-Host", "127.9.9.9", "x-override-bootstrap-port", "9", "X-OVERRIDE-bootstrap-room", "1")
+	wantStatus(t, a, 200)
 }

@@ -40,10 +40,14 @@ func borrow(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b))
 // isKey says whether a header line shows a key.
 func isKey(name []byte) bool { return equalFold(name, "Authorization") || equalFold(name, "X-Api-Key") }
 
-// withheld says whether a client's header never reaches an engine.
+// withheld says whether a client's header never reaches an engine. X-Override-* is
+// how SGLang lets a router set the forbidden fields of a body without writing it
+// (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES): among them hosts to connect to.
 func withheld(name []byte) bool {
-	if len(name) >= len("X-Sluice-") && equalFold(name[:len("X-Sluice-")], "X-Sluice-") {
-		return true
+	for _, prefix := range [...]string{"X-Sluice-", "X-Override-"} {
+		if len(name) > len(prefix) && equalFold(name[:len(prefix)], prefix) {
+			return true
+		}
 	}
 	var other string
 	switch len(name) {

@@ -245,7 +245,7 @@ func TestForwardFields(t *testing.T) {
 		echo(x)
 	})
 	c := r.dial()
-	c.send(sized("aUTHorization:  Bearer k \r\nX-data-parallel-rank: 3\r\nx-sluice-worker: w\r\nX-Request-ID: q\r\n" +
+	c.send(sized("aUTHorization:  Bearer k \r\nX-data-parallel-rank: 3\r\nx-sluice-worker: w\r\nX-Request-ID: q\r\nx-override-bootstrap-host: 10.9.9.9\r\n" +
 		"Connection: keep-alive, X-Hop\r\nX-HOP: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\nTrailer: X-A\r\nProxy-Authorization: p\r\n" +
 		"Proxy-Connection: x\r\nUpgrade: h2c\r\nAccept-Encoding: gzip\r\nContent-Encoding: identity\r\ntraceparent: 00-1\r\nX-Session-ID: s\r\n"))
 	c.answer()
