@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -155,6 +156,32 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 	eventually(t, 5*time.Second, "all wait", func() bool { return r.metric("sluice_requests_accepted_total") == 10 })
 	d.Restart()
 	wg.Wait()
+}
+
+// Before anybody knows which models there are, none is called unknown: the request
+// waits, for the first worker at all or for those that have not told.
+func TestModelsNobodyHasToldYet(t *testing.T) {
+	e := startSim(t, nil)
+	path := filepath.Join(t.TempDir(), "workers.yaml")
+	writeFile(t, path, "workers: []\n")
+	r := launchRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.Discovery.File = 300*time.Millisecond, path })
+	refused := func(want string) {
+		t.Helper()
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		wantReason(t, a, 503, "no_worker")
+		if msg, _, _ := a.errorOf(t); !strings.Contains(msg, want) || a.Header.Get("Retry-After") == "" {
+			t.Errorf("Retry-After %q, message without %q: %s", a.Header.Get("Retry-After"), want, msg)
+		}
+	}
+	refused("none is known")
+	e.Crash()
+	writeFile(t, path, fmt.Sprintf("workers: [{id: w0, url: %q}]\n", e.URL()))
+	eventually(t, 5*time.Second, "the worker is taken in", func() bool { return r.state("w0") == worker.Joining })
+	refused("1 of 1 known have not told")
+	e.Restart()
+	eventually(t, 5*time.Second, "it is ready", func() bool { return r.state("w0") == worker.Ready })
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
+	wantReason(t, post(t, r.URL+"/v1/chat/completions", `{"model":"other","messages":[]}`), 404, "unknown_model")
 }
 
 // A pool that stays empty is named, with the labels asked for.

@@ -30,7 +30,7 @@ func (q *request) findPool() bool {
 		q.refuse(front.NoPrefillWorker, "the request names no prefill worker, none is configured, and a decode worker of family "+q.pd.Family+" cannot prefill", 0)
 		return false
 	}
-	if q.pool == nil && opt.Fleet.View().Unasked == 0 {
+	if q.pool == nil && opt.Fleet.View().Settled() {
 		q.unknownModel()
 		return false
 	}
@@ -48,7 +48,7 @@ func (q *request) findPool() bool {
 	defer q.x.OnGone(nil)
 	view, ok := opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
 		q.takeView(v)
-		return q.missing() == "" || q.pool == nil && v.Unasked == 0
+		return q.missing() == "" || q.pool == nil && v.Settled()
 	})
 	q.takeView(view)
 	if ok && q.missing() == "" {
@@ -58,8 +58,10 @@ func (q *request) findPool() bool {
 	switch {
 	case q.x.Gone():
 		q.refuse(front.ClientGone, "the client closed the connection while waiting for a worker", 0)
-	case q.pool == nil:
+	case q.pool == nil && view.Settled():
 		q.unknownModel()
+	case q.pool == nil:
+		q.unsettled(view)
 	default:
 		q.emptyPool()
 	}
@@ -118,12 +120,22 @@ func (q *request) unknownModel() {
 	if q.model == "" {
 		msg = `the request names no model ("model")`
 	}
-	if len(known) == 0 {
-		msg += "; no worker has told its models yet"
-	} else {
+	if len(known) > 0 {
 		msg += "; known models: " + strings.Join(known, ", ")
 	}
 	q.x.Error(front.UnknownModel, "model", msg, 0)
+}
+
+// unsettled refuses a model that no worker has told of, while there may be one
+// that will: the request may succeed later.
+func (q *request) unsettled(v *fleet.View) {
+	msg := fmt.Sprintf("no worker serves the model %q yet; ", q.model)
+	if len(v.Workers) == 0 {
+		msg += "none is known"
+	} else {
+		msg += fmt.Sprintf("%d of %d known have not told their models", v.Unasked, len(v.Workers))
+	}
+	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.r.opt.Timeouts.PoolWait), time.Second)
 }
 
 // emptyPool says which pool has no healthy worker, with the labels asked for.

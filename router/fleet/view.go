@@ -38,6 +38,10 @@ type Pool struct {
 	open   [3][]*worker.Rank // by role: those whose breaker is open; used while the View is made
 }
 
+// Settled says whether a name that no pool knows is the name of no model here:
+// there are workers, and each has told its models.
+func (v *View) Settled() bool { return v.Unasked == 0 && len(v.Workers) > 0 }
+
 // Ranks gives the slice of one role.
 func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.of(role) }
 

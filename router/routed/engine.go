@@ -152,7 +152,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 		}
 	}
 	found, ok, err := e.poolOf(model)
-	if !ok && e.opt.Fleet.View().Unasked > 0 {
+	if !ok && !e.opt.Fleet.View().Settled() {
 		by := p.began.Add(e.opt.PoolWait)
 		if !p.deadline.IsZero() && p.deadline.Before(by) {
 			by = p.deadline
@@ -161,7 +161,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 		defer cancel()
 		e.opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
 			_, known := v.Pool(model)
-			return known || v.Unasked == 0
+			return known || v.Settled()
 		})
 		found, ok, err = e.poolOf(model)
 	}
