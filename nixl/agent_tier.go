@@ -217,6 +217,9 @@ func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 			if err := a.Health(); err != nil {
 				return err
 			}
+			if err := a.answers(ctx); err != nil {
+				return err
+			}
 		}
 	}
 }

@@ -227,6 +227,30 @@ func (t *isolated) stop(by time.Time) bool {
 	return true
 }
 
+// answers asks the owner of an agent in another process for a sign of life: that
+// process may stand still at any place, outside of the library's calls too, which
+// Health cannot see. It waits for CallTimeout, in two halves, so that this process may
+// have stood still itself. An agent's own thread here needs no asking.
+func (a *Agent) answers(ctx context.Context) error {
+	if _, own := a.driver.(*isolated); !own {
+		return nil
+	}
+	var err error
+	for range 2 {
+		half, cancel := context.WithTimeout(ctx, a.cfg.CallTimeout/2)
+		_, err = a.call(half, &command{op: opCheck, handle: noPeer}, "ask its process for a sign of life")
+		cancel()
+		// Any answer is one: that there is no such peer, or that it hangs no longer.
+		if ctx.Err() != nil || !errors.Is(err, ErrHung) && !errors.Is(err, ErrFull) {
+			return nil
+		}
+	}
+	return err
+}
+
+// noPeer is no handle of a peer.
+const noPeer = 1<<64 - 1
+
 // where says that an agent lives in another process, and in which.
 func (a *Agent) where() string {
 	if d, ok := a.driver.(*isolated); ok {

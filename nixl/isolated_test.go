@@ -87,6 +87,26 @@ func TestIsolatedUCX(t *testing.T) {
 	}
 }
 
+// A process that stands still is no better than a dead one.
+func TestIsolatedStandstill(t *testing.T) {
+	cfg := Config{Name: "router", CallTimeout: 200 * time.Millisecond}
+	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: cfg, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Millisecond})
+	defer tier.Close()
+	tierIs(t, tier, TierUp)
+	first := tier.Agent()
+	time.Sleep(20 * time.Millisecond) // some looks at a healthy one
+	if tier.Agent() != first {
+		t.Fatal("a process that answers was given up")
+	}
+	p := hostOf(t, first)
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	eventually(t, "another process", func() bool { a := tier.Agent(); return a != nil && a != first })
+	t.Logf("another one after %s", time.Since(began))
+}
+
 // What the other process writes is not trusted.
 func TestIsolatedNonsense(t *testing.T) {
 	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Millisecond})
