@@ -16,7 +16,7 @@ type Book struct {
 	waits  table
 	counts [events][2]atomic.Int64 // by event, failed or not
 
-	unknown, malformed, crowded atomic.Int64
+	unknown, malformed, crowded, refused atomic.Int64
 }
 
 // NewBook makes an empty Book.
@@ -60,6 +60,7 @@ type Wait struct {
 	number uint64
 	opened time.Time
 	failed func()
+	nonce  uint64 // of its ticket, 0 without one
 	told   bool   // failed has been called, or is
 	busy   bool   // failed is under way
 	parts  uint64 // that have come, by TPRank
@@ -91,7 +92,7 @@ func fits(number, hash uint64) bool {
 func (b *Book) Open(w *Wait, id string, now time.Time, failed func()) {
 	hash := maphash.String(b.seed, id)
 	place, ok := b.waits.take(hash, w)
-	w.id, w.opened, w.failed, w.told, w.parts, w.res = id, now, failed, false, 0, Result{}
+	w.id, w.opened, w.failed, w.nonce, w.told, w.parts, w.res = id, now, failed, 0, false, 0, Result{}
 	if !ok {
 		b.crowded.Add(1)
 		w.book, w.number = nil, 0
@@ -140,6 +141,15 @@ func (w *Wait) Opened() time.Time { return w.opened }
 // carry it (Landed); 0 where none can. It ends with Close.
 func (w *Wait) Number() uint64 { return w.number }
 
+// Lent says which ticket the request goes out with: a report that names another one's
+// nonce is of an earlier request with this id, or forged, and changes nothing (Refused).
+func (w *Wait) Lent(nonce uint64) {
+	if w.book != nil && w.hold(w.number) {
+		w.nonce = nonce
+		w.release(w.number)
+	}
+}
+
 // Landed books what a board's record tells of the wait with this number. It says
 // whether there is one.
 func (b *Book) Landed(number uint64, failed bool, bytes int64, took time.Duration) bool {
@@ -183,14 +193,9 @@ func (b *Book) Line(line []byte) bool {
 // Report books a report for the request that waits for it.
 func (b *Book) Report(r *Report) {
 	b.counted(r)
-	id := bare(r.Request)
-	for range maxSuffixes + 1 {
-		if b.take(id, r) {
-			return
-		}
-		if id = shorter(id); id == nil {
-			break
-		}
+	first, second := own(r.Request)
+	if first != nil && b.take(first, r) || second != nil && b.take(second, r) {
+		return
 	}
 	b.unknown.Add(1)
 }
@@ -206,10 +211,16 @@ func (b *Book) counted(r *Report) {
 // take gives the report to the wait of id, if there is one.
 func (b *Book) take(id []byte, r *Report) bool {
 	w := b.waits.find(maphash.Bytes(b.seed, id), id)
-	if w != nil {
+	switch {
+	case w == nil:
+		return false
+	case r.Nonce != 0 && r.Nonce != w.nonce:
+		w.release(w.number)
+		b.refused.Add(1)
+	default:
 		w.finish(r)
 	}
-	return w != nil
+	return true
 }
 
 // finish books a report in a wait that is held, lets go of it, and tells.
@@ -272,6 +283,9 @@ func (b *Book) Count(e Event, failed bool) int64 {
 // Unknown counts reports of requests that nobody waits for; Malformed lines that
 // are no reports; Crowded waits that found no place and heard nothing.
 func (b *Book) Unknown() int64 { return b.unknown.Load() }
+
+// Refused counts reports that named another ticket than the one that went out.
+func (b *Book) Refused() int64 { return b.refused.Load() }
 
 // Malformed is described at Unknown.
 func (b *Book) Malformed() int64 { return b.malformed.Load() }

@@ -68,6 +68,52 @@ func TestRequestIDs(t *testing.T) {
 	}
 }
 
+// A request whose id goes on where another's ends is another request: what is told of
+// it, late, is not the other's.
+func TestLongerIDsAreOthers(t *testing.T) {
+	for _, engine := range []string{"r-2", "chatcmpl-r-2", "chatcmpl-r-2-0f3a9c11", "chatcmpl-r-a-b", "cmpl-r-2-0", "cmpl-r-2-0-0f3a9c11", "generate-tokens-r-2-0f3a9c11", "resp_r-2-0f3a9c11", "cmpl-r"} {
+		b := NewBook()
+		var w Wait
+		b.Open(&w, "r", time.Now(), func() { t.Errorf("%s: cut", engine) })
+		b.Line([]byte(line("recv", "failed", "0/0/1", engine)))
+		if w.Result().State != Pending || b.Unknown() != 1 {
+			t.Errorf("%s was taken for r: %+v, unknown %d", engine, w.Result(), b.Unknown())
+		}
+		w.Close()
+	}
+}
+
+// A line that names a ticket counts for the request that has it.
+func TestNonceOfALine(t *testing.T) {
+	told := func(nonce string) []byte {
+		return []byte("SLUICE1 recv failed 3 " + nonce + " 0 0 0/0/2 d0 chatcmpl-r-0f3a9c11")
+	}
+	b := NewBook()
+	var w Wait
+	b.Open(&w, "r", time.Now(), nil)
+	b.Line(told("00000000000000aa"))
+	if w.Result().State != Pending || b.Refused() != 1 {
+		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
+	}
+	w.Lent(0xc0ffee)
+	b.Line(told("0000000000c0ffef"))
+	if w.Result().State != Pending || b.Refused() != 2 || b.Unknown() != 0 {
+		t.Errorf("another's nonce: %+v, refused %d", w.Result(), b.Refused())
+	}
+	b.Line(told("0000000000c0ffee"))
+	if w.Close().State != Failed {
+		t.Error("its own nonce was not believed")
+	}
+	b.Open(&w, "r", time.Now(), nil)
+	b.Line(told("0000000000c0ffee")) // of the request before, which had the same id
+	if w.Close().State != Pending || b.Refused() != 3 {
+		t.Errorf("an earlier request's report was booked: refused %d", b.Refused())
+	}
+	if b.Line(told("xyz")) || b.Malformed() != 1 {
+		t.Error("a nonce of other letters was taken")
+	}
+}
+
 func TestEveryPartCounts(t *testing.T) {
 	b := NewBook()
 	var w Wait

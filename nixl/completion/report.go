@@ -40,6 +40,7 @@ type Report struct {
 	Took   time.Duration
 	// DPRank of the engine; TPRank of TPSize processes that report apart.
 	DPRank, TPRank, TPSize int
+	Nonce                  uint64 // of the ticket that the request came with; 0: it came with none
 	Worker, Request        []byte
 }
 
@@ -86,7 +87,11 @@ func Parse(line []byte) (r Report, err error) {
 	case string(f[1]) != "ok":
 		return r, fmt.Errorf("%w: status %q; want ok or failed", ErrReport, f[1])
 	}
-	// f[2] and f[3], slot and nonce, are for those who hold the board.
+	// f[2], the slot, is for those who hold the board.
+	var ok1 bool
+	if r.Nonce, ok1 = nonce(f[3]); !ok1 {
+		return r, fmt.Errorf("%w: nonce %q; want at most 16 hexadecimal digits, or -", ErrReport, f[3])
+	}
 	n, ok1 := number(f[4], 1<<62)
 	us, ok2 := number(f[5], 1<<52)
 	if !ok1 || !ok2 {
@@ -124,25 +129,65 @@ func number(b []byte, limit int64) (n int64, ok bool) {
 }
 
 // What vLLM puts around a request's own id: the kind before it, and after it
-// the prompt's number (completions) and, since 0.14, eight random hex digits.
-var kinds = [...][]byte{[]byte("chatcmpl-"), []byte("cmpl-"), []byte("generate-tokens-"), []byte("resp_"), []byte("msg_")}
+// the prompt's number (completions alone, always) and, since 0.14, eight random hex
+// digits. No more than that is cut off: "r-2" is another request than "r".
+var kinds = [...][]byte{[]byte("chatcmpl-"), completions, []byte("generate-tokens-"), []byte("resp_"), []byte("msg_")}
 
-const maxSuffixes = 2
+var completions = []byte("cmpl-")
 
-// bare cuts the kind off an engine's request id.
-func bare(id []byte) []byte {
+const randomDigits = 8
+
+// own gives the id that a request came with, of its engine's id; and a second one that
+// it may be, where the last eight digits may be the client's or the engine's, else nil.
+func own(id []byte) (first, second []byte) {
 	for _, k := range kinds {
 		if rest, ok := bytes.CutPrefix(id, k); ok {
-			return rest
+			id = rest
+			if &k[0] == &completions[0] {
+				if short := withoutSuffix(id, isHex, randomDigits); short != nil {
+					id = short
+				}
+				return withoutSuffix(id, isDecimal, 0), nil
+			}
+			break
 		}
 	}
-	return id
+	return id, withoutSuffix(id, isHex, randomDigits)
 }
 
-// shorter cuts the last "-…" off; nil when there is none.
-func shorter(id []byte) []byte {
-	if i := bytes.LastIndexByte(id, '-'); i > 0 {
-		return id[:i]
+// withoutSuffix cuts "-" and the digits after it off, n of them unless n is 0; nil
+// where id does not end so.
+func withoutSuffix(id []byte, digit func(byte) bool, n int) []byte {
+	i := bytes.LastIndexByte(id, '-')
+	if i <= 0 || i == len(id)-1 || n != 0 && len(id)-1-i != n {
+		return nil
 	}
-	return nil
+	for _, c := range id[i+1:] {
+		if !digit(c) {
+			return nil
+		}
+	}
+	return id[:i]
+}
+
+func isDecimal(c byte) bool { return c >= '0' && c <= '9' }
+
+func isHex(c byte) bool { return isDecimal(c) || c >= 'a' && c <= 'f' }
+
+// nonce reads one to 16 hexadecimal digits, or "-" for none.
+func nonce(b []byte) (n uint64, ok bool) {
+	if len(b) == 1 && b[0] == '-' {
+		return 0, true
+	}
+	for _, c := range b {
+		if !isHex(c) {
+			return 0, false
+		}
+		digit := uint64(c - '0')
+		if c >= 'a' {
+			digit = uint64(c-'a') + 10
+		}
+		n = n<<4 | digit
+	}
+	return n, len(b) <= 16
 }

@@ -52,10 +52,10 @@ func (w *Watch) Outcomes() map[string]int64 {
 }
 
 // Reports counts what came: by event and status ("recv ok"), and beside them
-// "unknown" (nobody waited), "malformed", "refused" (a record that fitted no
+// "unknown" (nobody waited), "malformed", "refused" (a record or a nonce that fitted no
 // ticket), "forged" (a message over UCX without the document's secret) and "crowded" (a hand-over that heard nothing for lack of a place).
 func (w *Watch) Reports() map[string]int64 {
-	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load(), "forged": w.forged.Load(), "crowded": w.book.Crowded()}
+	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load() + w.book.Refused(), "forged": w.forged.Load(), "crowded": w.book.Crowded()}
 	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
 		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.book.Count(e, false), w.book.Count(e, true)
 	}

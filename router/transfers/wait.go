@@ -63,6 +63,7 @@ func (t *Wait) Lend(most time.Duration) {
 	b := t.watch.board.Load()
 	if ticket, ok := b.HandOut(t.told.Number(), t.told.Opened().Add(most+slack)); ok {
 		t.board, t.ticket = b, ticket
+		t.told.Lent(ticket.Nonce)
 	}
 }
 
