@@ -721,13 +721,20 @@ func TestRoutedTenThousand(t *testing.T) {
 	if testing.Short() {
 		n, wait = 500, 500*time.Millisecond
 	}
-	r, engines := startEngineRouter(t, 2, func(o *sim.Options) { o.Blocks = 200_000; o.MaxSeqs = n }, func(c *config.Config) {
+	// Engines of their own process: each request is a connection at both ends, more
+	// than the descriptors that one process may have. All wait, so that they are
+	// under way together.
+	var workers []config.Worker
+	for i := range 2 {
+		p := launch(t, nil, "sim", "--speed", "inf", "--blocks", "200000", "--max-num-seqs", fmt.Sprint(n), "--fault", fmt.Sprintf("kind=stall,path=/inference/v1/generate,delay=%s", wait))
+		workers = append(workers, config.Worker{ID: fmt.Sprint("e", i), URL: "http://" + p.first, KVEvents: []string{"auto"}})
+	}
+	path := socketIn(t)
+	r := startRouter(t, func(c *config.Config) {
+		asEngine(path)(c)
 		c.Limits.EngineConns = 12_000
 		c.Health.Timeout, c.Health.FailAfter = 20*time.Second, 100 // the engines share two cores with their load
-	})
-	for _, e := range engines { // so that all are under way together
-		e.Fault(sim.Fault{Kind: sim.Stall, Delay: wait})
-	}
+	}, workers...)
 	c := dialEngine(t, r, "unix")
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -764,9 +771,6 @@ func TestRoutedTenThousand(t *testing.T) {
 	t.Logf("%d at once at most, %d failed", most, bad)
 	if most < int64(n)*9/10 {
 		t.Errorf("only %d of %d were under way together", most, n)
-	}
-	for _, e := range engines {
-		e.ClearFaults()
 	}
 	// The last frame is out before its stream's books are closed.
 	eventually(t, 10*time.Second, "nothing is left behind", func() bool {
