@@ -198,6 +198,8 @@ func assemble(r *router) (_ *router, err error) {
 			return float64([...]uint64{applied, garbage, foreign}[i])
 		}, "sluice_load_messages_total", "kind", kind)
 	}
+	r.metrics.Func(func() float64 { threads, _ := r.front.Loops(); return float64(threads) }, "sluice_relay_threads")
+	r.metrics.Func(func() float64 { _, streams := r.front.Loops(); return float64(streams) }, "sluice_relay_loop_streams")
 	r.notifications.watch(r.metrics)
 	r.watchTransfers()
 	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")

@@ -57,7 +57,9 @@ func otherListener(t *testing.T) net.Listener {
 
 // A drain lets the stream and the waiting request end, and refuses new work on
 // kept connections.
-func TestDrainWaits(t *testing.T) {
+func TestDrainWaits(t *testing.T) { onBoth(t, testDrainWaits) }
+
+func testDrainWaits(t *testing.T, by Relay) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
@@ -68,7 +70,7 @@ func TestDrainWaits(t *testing.T) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		if x.Endpoint.Kind == Embeddings {
 			close(waiting)
 			<-free
@@ -130,7 +132,9 @@ func TestDrainWaits(t *testing.T) {
 
 // At the end of its time a drain cuts what is left: the stream, and a handler
 // that waits, through OnGone.
-func TestDrainCuts(t *testing.T) {
+func TestDrainCuts(t *testing.T) { onBoth(t, testDrainCuts) }
+
+func testDrainCuts(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
 		_, _ = nc.Read(make([]byte, 1))
@@ -139,7 +143,7 @@ func TestDrainCuts(t *testing.T) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		if x.Endpoint.Kind == Embeddings {
 			gone := make(chan struct{})
 			x.OnGone(func() { close(gone) })
@@ -176,13 +180,17 @@ func TestDrainCuts(t *testing.T) {
 
 // A connection is cut at the very moment when it comes back from a stream.
 func TestShutdownWhileAConnectionComesBack(t *testing.T) {
+	onBoth(t, testShutdownWhileAConnectionComesBack)
+}
+
+func testShutdownWhileAConnectionComesBack(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return err == nil
 	})
 	for range 60 {
 		ends := make(chan relay.Result, 8)
-		r := start(t, Options{}, relayTo(e, endHook(ends)))
+		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 		for range 8 {
 			r.dial().send(chatPost(hello))
 		}
@@ -192,14 +200,16 @@ func TestShutdownWhileAConnectionComesBack(t *testing.T) {
 }
 
 // Nothing is left of a server that served, streamed, refused and shut down.
-func TestNothingIsLeft(t *testing.T) {
+func TestNothingIsLeft(t *testing.T) { onBoth(t, testNothingIsLeft) }
+
+func testNothingIsLeft(t *testing.T, by Relay) {
 	round := func() {
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 			return true
 		})
 		ends := make(chan relay.Result, 64)
-		r := start(t, Options{}, relayTo(e, endHook(ends)))
+		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 		for i := range 20 {
 			c := r.dial()
 			c.send(chatPost(hello))

@@ -83,7 +83,9 @@ func TestClientLeavesWhileTheHandlerWaits(t *testing.T) {
 	}
 }
 
-func TestClientLeavesWhileAStreamRuns(t *testing.T) {
+func TestClientLeavesWhileAStreamRuns(t *testing.T) { onBoth(t, testClientLeavesWhileAStreamRuns) }
+
+func testClientLeavesWhileAStreamRuns(t *testing.T, by Relay) {
 	for name, leave := range leaveBy {
 		t.Run(name, func(t *testing.T) {
 			cut := make(chan time.Time, 1)
@@ -96,7 +98,7 @@ func TestClientLeavesWhileAStreamRuns(t *testing.T) {
 				return false
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 			c := r.dial()
 			c.send(chatPost(hello))
 			resp, err := http.ReadResponse(c.br, nil)
@@ -195,13 +197,15 @@ func TestOnGoneIsExact(t *testing.T) {
 
 // The client leaves at any moment around the hand-over from fasthttp to the
 // relay: the end is told once and nothing is left.
-func TestClientLeavesAroundTheHandOver(t *testing.T) {
+func TestClientLeavesAroundTheHandOver(t *testing.T) { onBoth(t, testClientLeavesAroundTheHandOver) }
+
+func testClientLeavesAroundTheHandOver(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return err == nil
 	})
 	var relays, ends, failed atomic.Int64
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		call := new(upstream.Call)
 		x.OnGone(call.Cut)
 		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)

@@ -279,6 +279,26 @@ func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	}
 }
 
+// onBoth runs test with each of what may drive streams.
+func onBoth(t *testing.T, test func(t *testing.T, by Relay)) {
+	for _, by := range []Relay{RelayLoop, RelayGoroutine} {
+		t.Run(string(by), func(t *testing.T) { test(t, by) })
+	}
+}
+
+// onLoops waits until so many streams of r are driven by loops; it says nothing of a
+// server that has none.
+func (r *rig) onLoops(by Relay, n int) {
+	r.t.Helper()
+	if by != RelayLoop || runtime.GOOS != "linux" {
+		return
+	}
+	until(r.t, fmt.Sprintf("%d streams on loops", n), func() bool {
+		_, streams := r.s.Loops()
+		return streams == n
+	})
+}
+
 // until polls for what must become true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()

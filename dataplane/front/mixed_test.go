@@ -15,7 +15,9 @@ import (
 )
 
 // Many clients at once, of every kind; then everything is given back.
-func TestMixedTraffic(t *testing.T) {
+func TestMixedTraffic(t *testing.T) { onBoth(t, testMixedTraffic) }
+
+func testMixedTraffic(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		if _, err := io.WriteString(nc, streamHead); err != nil {
 			return false
@@ -37,7 +39,7 @@ func TestMixedTraffic(t *testing.T) {
 		relays.Add(1)
 		return RelayHooks{OnEnd: func(relay.Result) { ends.Add(1) }}
 	})
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		switch {
 		case x.Endpoint.Kind == Chat:
 			stream(x)

@@ -115,11 +115,32 @@ func (s *Server) Serve(ln net.Listener) error {
 	}
 	s.ln, s.watch = ln, w
 	s.loops = s.startLoops()
+	threads := 0
+	if s.loops != nil {
+		threads = s.loops.Threads()
+	}
 	s.mu.Unlock()
+	by := RelayLoop
+	if threads == 0 {
+		by = RelayGoroutine
+	}
+	s.opt.Log.Info("streams are relayed", "driver", by, "threads", threads)
 	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.stopped() {
 		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 	}
 	return nil
+}
+
+// Loops is how many event loops drive streams, 0 where they are on goroutines, and how
+// many streams those hold now.
+func (s *Server) Loops() (threads, streams int) {
+	s.mu.Lock()
+	loops := s.loops
+	s.mu.Unlock()
+	if loops == nil {
+		return 0, 0
+	}
+	return loops.Threads(), loops.Streams()
 }
 
 // startLoops starts what drives streams; nil where they stay on goroutines.
@@ -136,7 +157,7 @@ func (s *Server) startLoops() *loop.Loops {
 		OnFail: func(err error) { s.opt.Log.Error("an event loop failed; its streams were ended", "error", err) },
 	})
 	if err != nil {
-		s.opt.Log.Warn("streams are relayed on goroutines", "error", err)
+		s.opt.Log.Warn("event loops are not to be had here", "error", err)
 		return nil
 	}
 	return loops

@@ -33,13 +33,15 @@ func wantEnd(t *testing.T, ends chan relay.Result, cause relay.Cause) relay.Resu
 	return relay.Result{}
 }
 
-func TestConnectionServesOnAfterAStream(t *testing.T) {
+func TestConnectionServesOnAfterAStream(t *testing.T) { onBoth(t, testConnectionServesOnAfterAStream) }
+
+func testConnectionServesOnAfterAStream(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 16)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for i := range 8 {
 		c.send(chatPost(`{"model":"m","stream":true}`, "X-Request-Id: abc"))
@@ -68,7 +70,9 @@ func TestConnectionServesOnAfterAStream(t *testing.T) {
 }
 
 // The engine's framing reaches an HTTP/1.1 client as it is.
-func TestStreamFramings(t *testing.T) {
+func TestStreamFramings(t *testing.T) { onBoth(t, testStreamFramings) }
+
+func testStreamFramings(t *testing.T, by Relay) {
 	const body = "data: [DONE]\n\n"
 	for name, k := range map[string]struct {
 		head, raw string
@@ -85,7 +89,7 @@ func TestStreamFramings(t *testing.T) {
 				return k.head != ""
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 			c := r.dial()
 			c.send(chatPost(hello))
 			resp, got := c.answer()
@@ -109,7 +113,9 @@ func TestStreamFramings(t *testing.T) {
 }
 
 // HTTP/1.0 knows no chunks: it gets the payload, and the end of the connection.
-func TestStreamToHTTP10(t *testing.T) {
+func TestStreamToHTTP10(t *testing.T) { onBoth(t, testStreamToHTTP10) }
+
+func testStreamToHTTP10(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		whole := streamHead + chunk(helloStream) + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 		for i := range len(whole) {
@@ -120,7 +126,7 @@ func TestStreamToHTTP10(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
 	all, err := io.ReadAll(c)
@@ -139,12 +145,16 @@ func TestStreamToHTTP10(t *testing.T) {
 }
 
 func TestSizedStreamToHTTP10KeepsTheConnection(t *testing.T) {
+	onBoth(t, testSizedStreamToHTTP10KeepsTheConnection)
+}
+
+func testSizedStreamToHTTP10KeepsTheConnection(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 		return true
 	})
 	ends := make(chan relay.Result, 2)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for range 2 {
 		c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
@@ -156,13 +166,15 @@ func TestSizedStreamToHTTP10KeepsTheConnection(t *testing.T) {
 	}
 }
 
-func TestStreamWithConnectionClose(t *testing.T) {
+func TestStreamWithConnectionClose(t *testing.T) { onBoth(t, testStreamWithConnectionClose) }
+
+func testStreamWithConnectionClose(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello, "Connection: close"))
 	if resp, body := c.answer(); !resp.Close || body != helloStream {
@@ -173,13 +185,15 @@ func TestStreamWithConnectionClose(t *testing.T) {
 
 // A request that was pipelined behind a stream is not answered, and does not
 // run; the stream itself arrives whole.
-func TestPipelinedBehindAStream(t *testing.T) {
+func TestPipelinedBehindAStream(t *testing.T) { onBoth(t, testPipelinedBehindAStream) }
+
+func testPipelinedBehindAStream(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello) + chatPost(probeDoc))
 	if _, body := c.answer(); body != helloStream+"data: [DONE]\n\n" {
@@ -192,7 +206,9 @@ func TestPipelinedBehindAStream(t *testing.T) {
 }
 
 // The head arrives although no body comes yet.
-func TestHeadDoesNotWaitForTheBody(t *testing.T) {
+func TestHeadDoesNotWaitForTheBody(t *testing.T) { onBoth(t, testHeadDoesNotWaitForTheBody) }
+
+func testHeadDoesNotWaitForTheBody(t *testing.T, by Relay) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
@@ -201,13 +217,14 @@ func TestHeadDoesNotWaitForTheBody(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
 	resp, err := http.ReadResponse(c.br, nil)
 	if err != nil || resp.StatusCode != 200 {
 		t.Fatal(resp, err)
 	}
+	r.onLoops(by, 1)
 	close(free)
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != helloStream {
 		t.Errorf("%q %v", body, err)
@@ -215,7 +232,9 @@ func TestHeadDoesNotWaitForTheBody(t *testing.T) {
 	wantEnd(t, ends, relay.Completed)
 }
 
-func TestEngineDiesInsideAStream(t *testing.T) {
+func TestEngineDiesInsideAStream(t *testing.T) { onBoth(t, testEngineDiesInsideAStream) }
+
+func testEngineDiesInsideAStream(t *testing.T, by Relay) {
 	for name, k := range map[string]struct {
 		raw  string
 		kept bool
@@ -229,7 +248,7 @@ func TestEngineDiesInsideAStream(t *testing.T) {
 				return false
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{}, relayTo(e, endHook(ends)))
+			r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
 			c := r.dial()
 			c.send(chatPost(hello))
 			resp, err := http.ReadResponse(c.br, nil)
@@ -259,7 +278,9 @@ func TestEngineDiesInsideAStream(t *testing.T) {
 }
 
 // A client that stops reading is cut after WriteTimeout.
-func TestStalledClientIsCut(t *testing.T) {
+func TestStalledClientIsCut(t *testing.T) { onBoth(t, testStalledClientIsCut) }
+
+func testStalledClientIsCut(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		event := chunk("data: {\"x\":\"" + strings.Repeat("y", 60<<10) + "\"}\n\n")
@@ -270,7 +291,7 @@ func TestStalledClientIsCut(t *testing.T) {
 		}
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{WriteTimeout: 200 * time.Millisecond}, relayTo(e, endHook(ends)))
+	r := start(t, Options{Relay: by, WriteTimeout: 200 * time.Millisecond}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
 	wantEnd(t, ends, relay.ClientStalled)
@@ -278,7 +299,9 @@ func TestStalledClientIsCut(t *testing.T) {
 }
 
 // A stream that outlives WriteTimeout many times is not cut while it flows.
-func TestLongStreamIsNotCut(t *testing.T) {
+func TestLongStreamIsNotCut(t *testing.T) { onBoth(t, testLongStreamIsNotCut) }
+
+func testLongStreamIsNotCut(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		for range 30 {
@@ -292,7 +315,7 @@ func TestLongStreamIsNotCut(t *testing.T) {
 	})
 	ends := make(chan relay.Result, 1)
 	const limit = 500 * time.Millisecond
-	opt := Options{WriteTimeout: limit, HeadTimeout: limit, BodyTimeout: limit}
+	opt := Options{Relay: by, WriteTimeout: limit, HeadTimeout: limit, BodyTimeout: limit}
 	r := start(t, opt, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
@@ -307,7 +330,9 @@ func TestLongStreamIsNotCut(t *testing.T) {
 	}
 }
 
-func TestPanicInHooks(t *testing.T) {
+func TestPanicInHooks(t *testing.T) { onBoth(t, testPanicInHooks) }
+
+func testPanicInHooks(t *testing.T, by Relay) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return true
@@ -316,7 +341,7 @@ func TestPanicInHooks(t *testing.T) {
 		{OnFirstToken: func() { panic("token") }, OnEnd: func(relay.Result) {}},
 		{OnEnd: func(relay.Result) { panic("end") }},
 	} {
-		r := start(t, Options{}, relayTo(e, func() RelayHooks { return hooks }))
+		r := start(t, Options{Relay: by}, relayTo(e, func() RelayHooks { return hooks }))
 		c := r.dial()
 		c.send(chatPost(hello))
 		_, _ = io.ReadAll(io.LimitReader(c, 10))

@@ -24,9 +24,7 @@ func TestTurnAllocatesNothing(t *testing.T) {
 	in, engine := pair(t)
 	out, client := pair(t)
 	task.In, task.Out = in, out
-	task.loop.Store(l)
-	l.load++
-	l.post(task)
+	l.admit(task)
 	l.turn()
 	event := make([]byte, 250)
 	step := func() {

@@ -81,18 +81,36 @@ func (l *Loop) wakeUp() {
 	l.mu.Unlock()
 }
 
-// post hands t to the thread; false when that has ended.
-func (l *Loop) post(t *Task) bool {
+// admit gives t to the thread; false when that has ended. The loop becomes t's under
+// the lock, so that a Cut meanwhile stands behind it in the inbox: a task that end
+// found by its Cut alone would be told of its end twice.
+func (l *Loop) admit(t *Task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return false
 	}
+	t.loop.Store(l)
+	l.load++
+	l.put(t)
+	return true
+}
+
+// post tells the thread that t was cut, unless it has ended.
+func (l *Loop) post(t *Task) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ended {
+		l.put(t)
+	}
+}
+
+// put puts t into the inbox. Called with mu, under which the poller is closed too.
+func (l *Loop) put(t *Task) {
 	l.inbox = append(l.inbox, t)
 	if len(l.inbox) == 1 {
-		l.poll.wake() // under the lock: the poller is closed under it too
+		l.poll.wake()
 	}
-	return true
 }
 
 // stop makes the thread end its tasks and itself.

@@ -54,7 +54,7 @@ func Start(opt Options) (*Loops, error) {
 }
 
 // Attach gives t to the loop that has fewest; Left is called in any case, on another
-// goroutine, or on this one after Close.
+// goroutine, or on this one after Close. A loop whose poller has failed gets no more.
 func (s *Loops) Attach(t *Task) {
 	first := s.next.Add(1)
 	var best *Loop
@@ -62,8 +62,11 @@ func (s *Loops) Attach(t *Task) {
 	for i := range s.all {
 		l := s.all[(int(first)+i)%len(s.all)]
 		l.mu.Lock()
-		load := l.load
+		load, ended := l.load, l.ended
 		l.mu.Unlock()
+		if ended {
+			continue
+		}
 		if best == nil || load < least {
 			best, least = l, load
 		}
@@ -71,15 +74,13 @@ func (s *Loops) Attach(t *Task) {
 			break
 		}
 	}
-	best.mu.Lock()
-	best.load++
-	best.mu.Unlock()
-	t.loop.Store(best)
-	if !best.post(t) {
-		best.unload()
+	if best == nil || !best.admit(t) {
 		t.Handler.Left(End{Why: WasCut})
 	}
 }
+
+// Threads is how many there are.
+func (s *Loops) Threads() int { return len(s.all) }
 
 // Streams is how many tasks the loops hold.
 func (s *Loops) Streams() int {

@@ -60,7 +60,7 @@ type End struct {
 //
 // Memory order: Attach hands the Task to the loop's thread through the inbox's lock,
 // Left hands it back. Between them everything but loop and cut is the loop's. Cut
-// stores cut before it loads loop, Attach stores loop before enter loads cut: one of
+// stores cut before it loads loop, admit stores loop before enter loads cut: one of
 // the two sees the other.
 type Task struct {
 	In, Out      int

@@ -72,6 +72,8 @@ var Catalog = []Family{
 	{"sluice_kv_snapshot_ranks_restored_total", "counter", "", "Ranks whose blocks came back from the snapshot; those whose engine did not prove itself were dropped again (kind restarts or resets of sluice_kv_feed_total)."},
 	{"sluice_kv_approx_blocks", "gauge", "", "Entries of the approximate index (text mode, engines without events)."},
 	{"sluice_kv_approx_bytes", "gauge", "", "Memory the approximate index takes."},
+	{"sluice_relay_threads", "gauge", "", "Event loops that drive streams; 0: each stream has a goroutine (relay.driver, or a kernel that refuses)."},
+	{"sluice_relay_loop_streams", "gauge", "", "Streams that event loops drive now; streams over TLS, encoded ones and those of routed callers are on goroutines."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},
 	{"sluice_routed_connections", "gauge", "", "Connections of the framed engine socket."},
 	{"sluice_routed_streams", "gauge", "", "Requests of the framed engine socket that are under way."},

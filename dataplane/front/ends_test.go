@@ -1,0 +1,152 @@
+package front
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+)
+
+// An engine closes or resets its connection behind each event, and inside each: behind
+// one the client gets what came, an error event and a kept connection; inside, what came
+// and the connection's end. With a pause the end comes alone, without one together with
+// the last bytes.
+func TestEngineEndsAtEveryEvent(t *testing.T) { onBoth(t, testEngineEndsAtEveryEvent) }
+
+func testEngineEndsAtEveryEvent(t *testing.T, by Relay) {
+	var events []string
+	for i := range 6 {
+		events = append(events, fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d\"}}]}\n\n", i))
+	}
+	type end struct {
+		after  int  // whole events
+		inside bool // and half of the next
+		reset  bool
+		pause  time.Duration // between the last byte and the end
+		seen   chan struct{} // the client has all, for a reset: it overtakes what is not read yet
+	}
+	var next atomic.Pointer[end]
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		k := next.Load()
+		_, _ = io.WriteString(nc, streamHead)
+		for _, ev := range events[:k.after] {
+			_, _ = io.WriteString(nc, chunk(ev))
+			time.Sleep(k.pause / 8)
+		}
+		if k.inside {
+			half := chunk(events[k.after])
+			_, _ = io.WriteString(nc, half[:len(half)/2])
+		}
+		time.Sleep(k.pause)
+		if k.reset {
+			<-k.seen
+			_ = nc.(*net.TCPConn).SetLinger(0)
+		}
+		return false
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	for after := range len(events) {
+		for i := range 8 {
+			k := &end{after: after, inside: i&1 != 0, reset: i&2 != 0, seen: make(chan struct{})}
+			if i&4 != 0 {
+				k.pause = 4 * time.Millisecond
+			}
+			name := fmt.Sprintf("%d events, inside %v, reset %v, pause %v", after, k.inside, k.reset, k.pause)
+			next.Store(k)
+			c := r.dial()
+			c.send(chatPost(`{"model":"m","stream":true}`))
+			resp, err := http.ReadResponse(c.br, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			want := strings.Join(events[:after], "")
+			got := make([]byte, len(want))
+			if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
+				t.Fatalf("%s: the client got %q (%v)", name, got, err)
+			}
+			close(k.seen)
+			rest, err := io.ReadAll(resp.Body)
+			res := wantEnd(t, ends, relay.EngineClosed)
+			if k.inside {
+				if err == nil || res.Reusable || bytes.Contains(rest, []byte("error")) {
+					t.Errorf("%s: %q behind half an event (%v), %+v", name, rest, err, res)
+				}
+			} else {
+				if err != nil || !res.Reusable || bytes.Count(rest, []byte(`"upstream_error"`)) != 1 || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
+					t.Errorf("%s: %q at the end (%v), %+v", name, rest, err, res)
+				}
+				c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+				if resp, _ := c.answer(); resp.StatusCode != 200 {
+					t.Errorf("%s: %d on the kept connection", name, resp.StatusCode)
+				}
+			}
+			_ = c.Close()
+		}
+	}
+	until(t, "connections closed", func() bool { return r.s.conns.len() == 0 })
+	if s := e.ep.Stats(); s.Open != 0 {
+		t.Errorf("%d engine connections are left", s.Open)
+	}
+}
+
+// An engine without TCP_NODELAY sends no small packet while one is not acknowledged. A
+// loop acknowledges late, which the kernel takes back when it sees that somebody waits:
+// events are late once, at the beginning, and not from then on.
+func TestEngineWaitsForAcknowledgements(t *testing.T) { onBoth(t, testEngineWaitsForAcknowledgements) }
+
+func testEngineWaitsForAcknowledgements(t *testing.T, by Relay) {
+	const n, pause, late = 60, 5 * time.Millisecond, 10 * time.Millisecond
+	sent := make(chan []time.Time, 1)
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_ = nc.(*net.TCPConn).SetNoDelay(false)
+		_, _ = io.WriteString(nc, streamHead)
+		var at []time.Time
+		for i := range n {
+			time.Sleep(pause)
+			at = append(at, time.Now())
+			_, _ = io.WriteString(nc, chunk(fmt.Sprintf("data: %04d\n\n", i)))
+		}
+		_, _ = io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		sent <- at
+		return true
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	c.send(chatPost(`{"model":"m","stream":true}`))
+	resp, err := http.ReadResponse(c.br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := make([]byte, len("data: 0000\n\n"))
+	var at []time.Time
+	for range n {
+		if _, err := io.ReadFull(resp.Body, ev); err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, time.Now())
+	}
+	if _, err := io.ReadAll(resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	wantEnd(t, ends, relay.Completed)
+	var lags []time.Duration
+	for i, s := range <-sent {
+		lags = append(lags, at[i].Sub(s))
+	}
+	worst := slices.Max(lags[:n/2])
+	slices.Sort(lags[n/2:])
+	t.Logf("the latest of the first %d events came %v after it was sent; of the others p50 %v, worst %v", n/2, worst, lags[n*3/4], lags[n-1])
+	if lags[n*3/4] > late {
+		t.Errorf("half of the last %d events came %v and more after they were sent, want less than %v", n/2, lags[n*3/4], late)
+	}
+}
