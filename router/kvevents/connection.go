@@ -69,7 +69,10 @@ func (f *feed) watchConnection() (caughtUp bool) {
 		switch event {
 		case zmq.EVENT_DISCONNECTED:
 			f.connected, f.suspect = false, f.known
-			if !f.src.Bind {
+			if f.src.Bind {
+				// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
+				f.checkAt = time.Now().Add(f.opt.RetryMin)
+			} else {
 				f.redialAt = time.Now().Add(redialAfter)
 			}
 			// The next to answer may be another life, which holds nothing: what is in the
@@ -79,7 +82,9 @@ func (f *feed) watchConnection() (caughtUp bool) {
 			}
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 			f.connected, f.redialAt = true, time.Time{}
-			if f.suspect {
+			// At a port of ours an engine may be back before its old connection is known
+			// to be lost.
+			if f.suspect || f.src.Bind && f.known {
 				f.reconnected()
 				caughtUp = true
 			}
@@ -106,6 +111,17 @@ func (f *feed) reconnected() {
 	f.distrust("resets")
 	f.position = position{}
 	f.forget()
+}
+
+// stillThere asks the engine to prove itself after somebody has left a port of ours,
+// who may have been anybody. Without an answer all stays as it is.
+func (f *feed) stillThere() {
+	f.checking = true
+	f.catchUp(true, true)
+	f.checking = false
+	if f.state() == worker.FeedLive {
+		f.connected, f.suspect = true, false
+	}
 }
 
 // redial begins a connection that ZMQ may have given up.

@@ -255,6 +255,12 @@ func (f *feed) live(frames [][]byte) {
 		}
 	case seq == f.next:
 		f.apply(seq, payload)
+		if f.suspect && f.src.Bind && f.src.Replay == "" {
+			// Nobody has come since somebody left a port of ours: it is the engine that
+			// was there before, and another has left.
+			f.suspect, f.connected = false, true
+			f.setState(worker.FeedLive)
+		}
 	case seq > f.next:
 		f.gap(seq, payload)
 	case !f.wasReplayed(seq, payload):

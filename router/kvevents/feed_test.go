@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -499,6 +500,63 @@ func TestBindMode(t *testing.T) {
 	}
 	r.holds(all...)
 	r.awaitState(worker.FeedLive)
+}
+
+// Whoever else comes to a port that the feed listens at, a probe of its health, a
+// second engine before the first is known to be gone, and leaves again, does not cost
+// the rank its trust for good.
+func TestStrangersAtABoundFeed(t *testing.T) {
+	for name, visit := range map[string]func(e *engine, addr string){
+		"connects and leaves": func(e *engine, addr string) { must(net.Dial("tcp", addr)).Close() },
+		"speaks HTTP": func(e *engine, addr string) {
+			c := must(net.Dial("tcp", addr))
+			c.Write([]byte("GET / HTTP/1.0\r\n\r\n"))
+			time.Sleep(50 * time.Millisecond)
+			c.Close()
+		},
+		"is an engine too": func(e *engine, addr string) {
+			other := must(e.ctx.NewSocket(zmq.XPUB))
+			other.SetLinger(0)
+			other.SetRcvtimeo(10 * time.Second)
+			if err := other.Connect(e.Endpoint); err != nil {
+				e.t.Fatal(err)
+			}
+			must(other.RecvBytes(0))
+			other.Close()
+		},
+	} {
+		for _, replay := range []bool{true, false} {
+			if !replay && name == "is an engine too" {
+				continue // which of the two it was nobody can tell
+			}
+			t.Run(fmt.Sprintf("%s, replay %v", name, replay), func(t *testing.T) {
+				e := newEngine(t, replay)
+				e.pub.Close()
+				r := newRig(t, e, nil)
+				r.src.Bind = true
+				eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
+				e.pub = must(e.ctx.NewSocket(zmq.XPUB))
+				e.pub.SetLinger(0)
+				if err := e.pub.Connect(e.Endpoint); err != nil {
+					t.Fatal(err)
+				}
+				e.subscribed()
+				all := batches(newScribe(21, 1), 10)
+				for _, b := range all[:5] {
+					e.publish(b)
+				}
+				r.holds(all[:5]...)
+				r.awaitState(worker.FeedLive)
+				visit(e, strings.TrimPrefix(e.Endpoint, "tcp://"))
+				time.Sleep(300 * time.Millisecond) // what it does to the feed is done
+				for _, b := range all[5:] {
+					e.publish(b)
+				}
+				r.holds(all...)
+				r.awaitState(worker.FeedLive)
+			})
+		}
+	}
 }
 
 func TestEngineComesLate(t *testing.T) {

@@ -89,6 +89,10 @@ func (f *Feeds) Position(id worker.ID) (Position, bool) {
 // the next one that comes shows it; when none comes, nobody would ever know.
 func (f *feed) checkTail() {
 	f.checkAt = time.Time{}
+	if f.src.Bind && f.suspect && f.known && f.canAsk() {
+		f.stillThere()
+		return
+	}
 	if !f.known || !f.canAsk() || f.state() != worker.FeedLive {
 		return
 	}
