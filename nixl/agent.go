@@ -294,6 +294,11 @@ func (a *Agent) Close() error {
 		w.reply(answer{status: Closed})
 	}
 	clear(a.waiters)
+	if stopped {
+		for _, b := range a.boards {
+			b.orphan()
+		}
+	}
 	a.mu.Unlock()
 	return err
 }

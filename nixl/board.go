@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Board is the memory in which transfers' ends are told: one slot of 64 bytes is
@@ -151,6 +154,23 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 		return nil, err
 	}
 	return b, nil
+}
+
+// orphan is told when the board's agent has ended, so that nothing but holders of
+// tickets uses its memory: that goes back when they are gone too. Without it a tier
+// whose agent fails again and again would run out of mappings.
+func (b *Board) orphan() {
+	m := b.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.shared != nil || m.dirty || m.bytes == nil {
+		return
+	}
+	type loan struct{ control, slots []byte }
+	runtime.AddCleanup(b, func(l loan) {
+		_ = unix.Munmap(l.control)
+		keepHostMemory(l.slots)
+	}, loan{b.control, m.bytes})
 }
 
 var boardID atomic.Uint32

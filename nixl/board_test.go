@@ -3,6 +3,9 @@ package nixl
 import (
 	"errors"
 	"math/rand/v2"
+	"os"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -317,4 +320,29 @@ func TestBoardByMessage(t *testing.T) {
 	if n := b.Refused(); n != 8 {
 		t.Errorf("%d refused, want 8", n)
 	}
+}
+
+// A tier that opens agents again and again keeps no board of those before.
+func TestRealBoardsOfEndedAgents(t *testing.T) {
+	mapped := func() int {
+		b := must[[]byte](t)(os.ReadFile("/proc/self/maps"))
+		return strings.Count(string(b), "memfd:sluice-board")
+	}
+	before := mapped()
+	search := realNIXL(t)
+	var last *Board
+	var ticket Ticket
+	for range 8 {
+		a := must[*Agent](t)(Open(t.Context(), Config{Name: "again", Search: search}))
+		last = must[*Board](t)(NewBoard(t.Context(), a, 128, nil))
+		ticket, _ = last.HandOut(7, time.Now().Add(time.Minute))
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
+	if _, state := last.Look(ticket); state != Pending {
+		t.Errorf("a ticket of the last one is %v; want pending: its holder still has it", state)
+	}
+	last.Release(ticket)
 }

@@ -161,14 +161,19 @@ func (m *Memory) Free() error {
 	if m.kind == VRAM {
 		return native.CudaFree(m.device, a)
 	}
+	keepHostMemory(m.bytes)
+	m.bytes = nil
+	return nil
+}
+
+// keepHostMemory puts a mapped range where NewHostMemory finds it.
+func keepHostMemory(b []byte) {
 	hostPool.Lock()
 	defer hostPool.Unlock()
 	if hostPool.free == nil {
 		hostPool.free = map[int][][]byte{}
 	}
-	hostPool.free[m.size] = append(hostPool.free[m.size], m.bytes)
-	m.bytes = nil
-	return nil
+	hostPool.free[len(b)] = append(hostPool.free[len(b)], b)
 }
 
 // Remote is a part of a peer's registered memory.
