@@ -34,6 +34,7 @@ need cmake has cmake
 need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
 if [ "$want_test" = 1 ]; then
   need curl has curl
+  need openssl has openssl
   need python3 has python3
   need python3-venv python3 -c 'import venv, ensurepip'
   need chromium chromium_there
@@ -85,6 +86,7 @@ if [ "$want_test" = 1 ]; then
   "$(dirname "$0")/nixl-wheel.sh"
   "$(dirname "$0")/nixl-wheel.sh" 1.3.2
   "$(dirname "$0")/connector-test.sh" --setup
+  "$(dirname "$0")/routed-python-test.sh" --setup
 fi
 
 if [ "$want_test" = 1 ] && ! has node >/dev/null; then

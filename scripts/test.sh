@@ -25,6 +25,7 @@ step 'unit' go test -shuffle=on -timeout 15m ./...
 step 'race' go test -race -short -shuffle=on -timeout 15m ./dataplane/... ./router/... ./bench/...
 step 'fuzz' scripts/fuzz.sh 5s
 step 'connector' scripts/connector-test.sh
+step 'routed python' scripts/routed-python-test.sh
 step 'clients' scripts/e2e-clients.sh
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"

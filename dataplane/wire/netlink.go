@@ -64,7 +64,11 @@ func (s *Server) serveNet(nc net.Conn) {
 		return
 	}
 	defer s.remove(c)
-	go l.deliver(&c.out)
+	delivered := make(chan struct{})
+	go func() {
+		defer close(delivered)
+		l.deliver(&c.out)
+	}()
 	buf := make([]byte, 32<<10)
 	have := 0
 	var lost error
@@ -89,6 +93,13 @@ func (s *Server) serveNet(nc net.Conn) {
 	}
 	if !errors.Is(lost, net.ErrClosed) {
 		l.close()
+	}
+	var told *Error
+	if errors.As(lost, &told) { // the reason goes out first: what is lost drops what is not sent
+		select {
+		case <-delivered:
+		case <-time.After(time.Second):
+		}
 	}
 	c.lost(lost)
 }

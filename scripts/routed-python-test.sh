@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Runs the tests of the Python client (router/routed/python) against the built router
+# over simulated engines, its types, and its installation as a package.
+#
+#   scripts/routed-python-test.sh [ARGUMENT...]   the tests; arguments go to unittest
+#   scripts/routed-python-test.sh --setup         only what they need
+#
+# They need a Python 3.10 or newer with msgpack: $SLUICE_PYTHON, else an environment of
+# their own in ${SLUICE_CACHE:-~/.cache/sluice}/routed-python, made once.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+package=$here/../router/routed/python
+pins=(msgpack==1.1.2 mypy==2.4.1 setuptools==80.9.0)
+
+die() { echo "routed-python-test.sh: $*" >&2; exit 2; }
+
+# set_up VENV: makes the environment unless it is there.
+set_up() {
+  local venv=$1 base= p
+  local stamp=$venv/.done-${pins[*]}
+  stamp=${stamp// /-}
+  [ ! -e "$stamp" ] || return 0
+  for p in python3 python3.13 python3.12 python3.11 python3.10; do
+    if "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then base=$p; break; fi
+  done
+  [ -n "$base" ] || die "no Python 3.10 or newer with venv (apt-get install python3 python3-venv; or set SLUICE_PYTHON)"
+  mkdir -p "$(dirname "$venv")"
+  exec 9>"$venv.lock"
+  flock 9
+  [ ! -e "$stamp" ] || return 0 # another has made it meanwhile
+  echo "routed-python-test.sh: making $venv"
+  rm -rf "$venv"
+  "$base" -m venv "$venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check "${pins[@]}"
+  touch "$stamp"
+}
+
+python=${SLUICE_PYTHON:-} venv=
+if [ -z "$python" ]; then
+  venv=${SLUICE_CACHE:-$HOME/.cache/sluice}/routed-python
+  set_up "$venv"
+  python=$venv/bin/python
+fi
+[ "${1:-}" != --setup ] || exit 0
+[ -x "$here/../bin/sluice" ] || die "bin/sluice is not built; run: make build"
+
+export PYTHONDONTWRITEBYTECODE=1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+if [ -n "$venv" ]; then
+  # As it would be published: built from a copy, so that nothing is left in the tree.
+  cp -r "$package" "$tmp/source"
+  "$python" -m pip install -q --disable-pip-version-check --no-index --no-build-isolation --no-deps --target "$tmp/installed" "$tmp/source"
+  [ -e "$tmp/installed/sluice_routed/py.typed" ] || die "the built package lacks py.typed"
+  (cd "$package" && "$python" -m mypy --cache-dir "$venv/mypy")
+  export PYTHONPATH=$tmp/installed
+else
+  export PYTHONPATH=$package/src
+fi
+cd "$package/tests"
+SLUICE_BIN=$here/../bin/sluice "$python" -m unittest discover -s . "$@"
