@@ -45,6 +45,10 @@ func under(t *testing.T, m *migrants, f *face, id string) *drained {
 		}
 		return d.on != ""
 	})
+	eventually(t, 5*time.Second, "a loop drives the stream", func() bool {
+		threads, streams := m.front.Loops()
+		return streams > 0 || threads == 0
+	})
 	return d
 }
 

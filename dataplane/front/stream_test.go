@@ -333,8 +333,11 @@ func testLongStreamIsNotCut(t *testing.T, by Relay) {
 func TestPanicInHooks(t *testing.T) { onBoth(t, testPanicInHooks) }
 
 func testPanicInHooks(t *testing.T, by Relay) {
+	relayed := make(chan struct{}, 2)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
-		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		_, _ = io.WriteString(nc, streamHead)
+		<-relayed // the panic is on the loop's thread, where there is one
+		_, _ = io.WriteString(nc, chunk(helloStream)+"0\r\n\r\n")
 		return true
 	})
 	for _, hooks := range []RelayHooks{
@@ -345,6 +348,8 @@ func testPanicInHooks(t *testing.T, by Relay) {
 		c := r.dial()
 		c.send(chatPost(hello))
 		_, _ = io.ReadAll(io.LimitReader(c, 10))
+		r.onLoops(by, 1)
+		relayed <- struct{}{}
 		until(t, "panic seen", func() bool {
 			r.seen.mu.Lock()
 			defer r.seen.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -164,5 +165,45 @@ func TestClose(t *testing.T) {
 	open(t, s, nil).ends(WasCut)
 	if n := s.Streams(); n != 0 {
 		t.Errorf("%d streams left", n)
+	}
+}
+
+// A loop that has ended by itself gets no more streams.
+func TestEndedLoop(t *testing.T) {
+	s := begin(t, 2)
+	s.all[0].stop()
+	<-s.all[0].done
+	for range 4 {
+		st := open(t, s, nil)
+		st.send("on")
+		st.wants("on")
+	}
+	s.all[1].stop()
+	<-s.all[1].done
+	open(t, s, nil).ends(WasCut)
+	if n := s.Streams(); n != 0 {
+		t.Errorf("%d streams left", n)
+	}
+}
+
+// A task that is cut while it is attached, while the loops are closed, is told once.
+func TestToldOnce(t *testing.T) {
+	in, _ := pair(t)
+	out, _ := pair(t)
+	for range 200 {
+		s := begin(t, 1)
+		h := &echo{ends: make(chan End, 2)}
+		task := &Task{In: in, Out: out, Handler: h, WriteTimeout: time.Minute}
+		var wg sync.WaitGroup
+		wg.Go(func() { s.Attach(task) })
+		wg.Go(task.Cut)
+		wg.Go(s.Close)
+		wg.Wait()
+		if e := <-h.ends; e.Why != WasCut || len(h.ends) > 0 {
+			t.Fatalf("%+v, and %d more", e, len(h.ends))
+		}
+		if n := s.Streams(); n != 0 {
+			t.Fatalf("%d streams left", n)
+		}
 	}
 }
