@@ -124,7 +124,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	if threads == 0 {
 		by = RelayGoroutine
 	}
-	s.opt.Log.Info("streams are relayed", "driver", by, "threads", threads)
+	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
 	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.stopped() {
 		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 	}
