@@ -90,7 +90,9 @@ func (g *mooncakeLeg) admitted(r *rank, s *seq) bool {
 	q := offerCall{EngineID: g.engine, Key: g.id, Sum: sumOf(s.prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
-		addr, err := r.l.mooncakeWorker(g.ctx, g.boot, g.engine)
+		// A decode that is dropped while it asks tells prefill all the same: vLLM holds
+		// an aborted request until what it receives has ended.
+		addr, err := r.l.mooncakeWorker(r.l.ctx, g.boot, g.engine)
 		var reply offerReply
 		ok := err == nil
 		if ok {

@@ -20,11 +20,16 @@ import (
 // for, in the families that have such a time; SGLang's time-outs stay at 300 s.
 const soakLease = 6 * time.Second
 
+// soakCut is by when an engine of the soak has admitted a decode, on a machine that
+// has other work: later ones leave blocks to the lease.
+const soakCut = 150 * time.Millisecond
+
 // TestAbortSoak: clients of every family leave at any moment, and each request's
 // blocks are followed on every engine until the last is let go. None is kept for
-// more than a second longer than the lease after its client left; where the legs follow
-// one another, and but for the rare answer that an engine makes and never comes to
-// send, none for a second.
+// more than a second longer than the lease after its client left, and few for a second:
+// where the legs follow one another, for the answer that an engine makes and never
+// comes to send; everywhere, for a decode that is not streamed and is admitted later
+// than soakCut, and for a machine that has other work.
 func TestAbortSoak(t *testing.T) {
 	for i := range matrixFamilies {
 		fam := &matrixFamilies[i]
@@ -61,7 +66,7 @@ func soakAborts(t *testing.T, fam *matrixFamily) {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
-		c.PD.Lease, c.PD.LeaseMargin, c.PD.CutAfter = soakLease, time.Second, 50*time.Millisecond
+		c.PD.Lease, c.PD.LeaseMargin, c.PD.CutAfter = soakLease, time.Second, soakCut
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -124,9 +129,7 @@ func soakAborts(t *testing.T, fam *matrixFamily) {
 	over := len(kept) - slices.IndexFunc(append(kept, time.Hour), func(d time.Duration) bool { return d > time.Second })
 	t.Logf("%d of %d clients left; of %d holds the last block went, after the client: p50 %v, p99 %v, max %v; %d over 1 s",
 		len(left), n, len(kept), kept[len(kept)/2].Round(time.Millisecond), kept[len(kept)*99/100].Round(time.Millisecond), kept[len(kept)-1].Round(time.Millisecond), over)
-	// Where the legs start together a prefill may be done before decode is known, and
-	// both are cut: such blocks stay for the engine's own time.
-	if !fam.atOnce && over > max(3, len(kept)/200) {
+	if over > max(3, len(kept)/200) {
 		t.Errorf("%d blocks of %d were kept for more than a second after their client left", over, len(kept))
 	}
 	if longest := kept[len(kept)-1]; longest > soakLease+time.Second {

@@ -203,6 +203,24 @@ func (b *beside) broke() bool {
 	}
 }
 
+// leave takes both legs down for a client that has left: prefill at once, decode when
+// prefill has ended, and not before at, by when its engine has admitted it. Prefill
+// may have its blocks ready by then, answered or not, and keeps them for minutes if
+// no decode asks for them; an engine that has admitted decode tells it, on a cut, to
+// let them go. It waits for nothing itself; what it starts ends with prefill's leg,
+// within a second for an engine that does not mind the hang-up.
+func (b *beside) leave(at time.Time) {
+	b.call.HangUp()
+	go func() {
+		<-b.done
+		if left := time.Until(at); left > 0 {
+			time.AfterFunc(left, b.decode.Cut)
+			return
+		}
+		b.decode.Cut()
+	}()
+}
+
 // endBeside cuts the leg beside and waits for its end.
 func (q *request) endBeside() {
 	q.beside.call.Cut()
@@ -242,23 +260,25 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 }
 
 // pairBroke takes in that the decode leg of a Concurrent pair failed, or was
-// cut: by the client's leaving, or because prefill failed.
+// cut: by the client's leaving, because prefill failed, or because the hand-over is
+// lost.
 func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err error, took time.Duration) legEnd {
 	opt, b := &q.r.opt, q.beside
+	left := b.call.WasCut() // by its client's leaving: nobody else has cut it so far
 	q.endBeside()
 	choice.Reservation.Release()
 	rank := choice.Rank
 	switch {
+	case left: // whatever else went wrong is of our making, and nobody waits for more
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(front.ClientGone), took)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return legAnswered
 	case b.failed:
 		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
 		return q.prefillBroke(b)
 	case !q.settle():
 		q.r.facts.forget(b.rank)
 		return q.lostOn(rank, took)
-	case call.WasCut():
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(front.ClientGone), took)
-		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-		return legAnswered
 	}
 	q.r.facts.forget(b.rank)
 	f := q.failed(rank, "decode", err)

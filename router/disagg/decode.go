@@ -186,17 +186,22 @@ func (q *request) decodeBy(began time.Time) time.Time {
 // then sent its head (front cuts it from there on), any other is taken to be
 // admitted after PD.CutAfter. Once the lease has ended there is nothing left to
 // wait for: an engine that never sends its head must not hold the leg for long.
+// Of a Concurrent pair the same holds (see beside.leave); its lease is counted from
+// where the legs began, for nobody knows yet when prefill answers.
 func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
-	if b := q.beside; b != nil {
-		// Nothing is pinned that the cut of both legs does not free.
-		return func() { b.call.Cut(); call.Cut() }
+	if q.plan.Traits.Unleased || q.beside == nil && q.pair.Handle == nil {
+		return q.cutBoth(call) // nothing is pinned that this does not free
 	}
-	if q.pair.Handle == nil || q.plan.Traits.Unleased {
-		return call.Cut
+	after := q.pd.Lease
+	if q.beside == nil {
+		after = q.leaseEnd().Sub(began)
 	}
-	after := q.leaseEnd().Sub(began)
 	if !q.stream {
 		after = min(after, q.pd.CutAfter)
+	}
+	if b := q.beside; b != nil {
+		at := began.Add(after)
+		return func() { b.leave(at) }
 	}
 	return func() {
 		if left := after - time.Since(began); left > 0 {
@@ -212,6 +217,11 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt := &q.r.opt
 	rank := choice.Rank
 	q.hold(false)
+	if b := q.beside; b != nil && resp.Status != 200 && b.call.WasCut() {
+		// The client has left and prefill was hung up: decode says that nothing came.
+		resp.Release()
+		return q.pairBroke(choice, call, upstream.ErrCut, time.Since(began))
+	}
 	retry := worthRetry(resp.Status)
 	relays := !retry && q.relays(resp)
 	if relays && resp.Status == 200 {
@@ -329,13 +339,16 @@ func (q *request) answerer() Answerer {
 	return a
 }
 
-// cutBoth cuts the leg, and the one beside it.
+// cutBoth cuts a leg that its engine has admitted, and the one beside it.
 func (q *request) cutBoth(call *upstream.Call) func() {
-	b := q.beside
-	if b == nil {
+	switch b := q.beside; {
+	case b == nil:
 		return call.Cut
+	case q.plan.Traits.Unleased:
+		return func() { b.call.Cut(); call.Cut() }
+	default:
+		return func() { b.leave(time.Time{}) }
 	}
-	return func() { b.call.Cut(); call.Cut() }
 }
 
 // firstBytes waits for the first bytes of a stream, before anything of it goes

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// besideGone is one order of events of a pair whose legs start together: what holds
+// each engine, and what is seen of them before the client leaves.
+type besideGone struct {
+	name            string
+	prefill, decode *sim.Fault
+	when            func(p, d sim.RankStats, asked int) bool
+}
+
+const besideLate = 250 * time.Millisecond
+
+var (
+	stalled = sim.Fault{Kind: sim.Stall, N: 1}
+	late    = sim.Fault{Kind: sim.Stall, N: 1, Delay: besideLate}
+	slow    = sim.Fault{Kind: sim.Slow, N: 1, Delay: besideLate}
+	noKV    = sim.Fault{Kind: sim.Stall, N: 1, Leg: "handover"}
+)
+
+var besideOrders = []besideGone{
+	{"prefill done, decode not admitted", nil, &late, func(p, _ sim.RankStats, asked int) bool { return p.Leases == 1 && asked == 1 }},
+	{"prefill done, decode admitted", nil, &noKV, func(p, d sim.RankStats, _ int) bool { return p.Leases == 1 && d.BlocksFree < d.BlocksTotal }},
+	{"prefill runs, decode not admitted", &slow, &late, func(p, _ sim.RankStats, asked int) bool { return p.Running == 1 && asked == 1 }},
+	{"prefill runs, decode admitted", &slow, nil, func(p, d sim.RankStats, _ int) bool { return p.Running == 1 && d.BlocksFree < d.BlocksTotal }},
+	{"prefill not admitted, decode admitted", &stalled, nil, func(_, d sim.RankStats, _ int) bool { return d.BlocksFree < d.BlocksTotal }},
+	{"neither admitted", &stalled, &late, func(_, _ sim.RankStats, asked int) bool { return asked == 1 }},
+}
+
+// atOnceFleet is one prefill and one decode engine of a family whose legs start
+// together, and a router that has run a pair on them. url: where prefill is reached,
+// when not directly.
+func atOnceFleet(t *testing.T, fam *matrixFamily, url func(*sim.Engine) string) (r *testRouter, p, d *sim.Engine) {
+	engine := func(role string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) }) // blocks wait for 480 s, as they do there
+	}
+	p, d = engine("prefill"), engine("decode")
+	w := at(p, worker.Prefill, "p0")
+	if fam.worker != nil {
+		fam.worker(&w, p)
+	}
+	if url != nil {
+		w.URL, w.KVEvents = url(p), []string{"off"}
+	}
+	r = startRouter(t, func(c *config.Config) {
+		c.PD.Family, c.PD.CutAfter = fam.name, 2*besideLate
+	}, w, at(d, worker.Decode, "d0"))
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200) // what must be known of prefill is, from here on
+	quiet(t, r, 5*time.Second, p, d)
+	return r, p, d
+}
+
+// letGo is the end of a test of a client that has left: nothing is kept for a second,
+// by nobody's time-out.
+func letGo(t *testing.T, r *testRouter, id string, left time.Time, p, d *sim.Engine) {
+	t.Helper()
+	wantGone(t, r, id)
+	eventually(t, 3*time.Second+cutSlack, "both engines hold nothing", func() bool {
+		for _, e := range []*sim.Engine{p, d} {
+			if s := e.Stats().Sum(); s.Running+s.Waiting+s.Leases != 0 || s.BlocksFree != s.BlocksTotal {
+				return false
+			}
+		}
+		return r.booked() == ""
+	})
+	took := time.Since(left)
+	t.Logf("all was let go %v after the client left", took.Round(time.Millisecond))
+	if took > time.Second+cutSlack {
+		t.Errorf("blocks were kept for %v after the client left; want less than 1 s", took)
+	}
+	if n := d.Stats().GoneEarly; n != 0 {
+		t.Errorf("%d decodes were cut before their engine knew them", n)
+	}
+	if n := p.Stats().Sum().LeasesExpired; n != 0 {
+		t.Errorf("%d times prefill's blocks were let run out", n)
+	}
+}
+
+// Whatever of a pair whose legs start together is there when the client leaves,
+// prefill's blocks do not wait for the engine's own time.
+func TestClientLeavesLegsThatStartTogether(t *testing.T) {
+	for i := range matrixFamilies {
+		fam := &matrixFamilies[i]
+		if !fam.atOnce || fam.name == "sglang" { // its prefill keeps nothing without a decode
+			continue
+		}
+		r, p, d := atOnceFleet(t, fam, nil)
+		for i, o := range besideOrders {
+			for _, shape := range shapes {
+				t.Run(fam.name+"/"+o.name+", "+shape.name, func(t *testing.T) {
+					d.ForgetRequests()
+					for _, x := range []struct {
+						e *sim.Engine
+						f *sim.Fault
+					}{{p, o.prefill}, {d, o.decode}} {
+						if x.f != nil {
+							x.e.Fault(*x.f)
+							defer x.e.ClearFaults()
+						}
+					}
+					id := fmt.Sprintf("together-%d-%v", i, shape.extra == "")
+					l := send(t, r, id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
+					eventually(t, 5*time.Second, "both legs are as they should be", func() bool {
+						return o.when(p.Stats().Sum(), d.Stats().Sum(), len(generating(d)))
+					})
+					letGo(t, r, id, l.leave(), p, d)
+				})
+			}
+		}
+	}
+}
+
+// The answer that prefill has made and that never comes, because its server closes
+// the connection first: the blocks are ready all the same, and nobody has said so.
+func TestClientLeavesAndPrefillsAnswerIsLost(t *testing.T) {
+	for i := range matrixFamilies {
+		fam := &matrixFamilies[i]
+		if !fam.atOnce || fam.name == "sglang" {
+			continue
+		}
+		for _, shape := range shapes {
+			t.Run(fam.name+"/"+shape.name, func(t *testing.T) {
+				made := make(chan struct{}, 10)
+				var swallow atomic.Bool
+				r, p, d := atOnceFleet(t, fam, func(p *sim.Engine) string {
+					front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+						body, _ := io.ReadAll(req.Body)
+						out, _ := http.NewRequest(req.Method, p.URL()+req.URL.Path, bytes.NewReader(body))
+						out.Header = req.Header.Clone()
+						resp, err := http.DefaultClient.Do(out)
+						if err != nil {
+							panic(http.ErrAbortHandler)
+						}
+						defer resp.Body.Close()
+						answer, _ := io.ReadAll(resp.Body)
+						if swallow.Load() && bytes.Contains(body, []byte("kv_transfer_params")) {
+							made <- struct{}{}
+							<-req.Context().Done()
+							panic(http.ErrAbortHandler)
+						}
+						w.Header().Set("Content-Type", "application/json")
+						w.Header().Set("Content-Length", fmt.Sprint(len(answer)))
+						w.WriteHeader(resp.StatusCode)
+						w.Write(answer)
+					}))
+					t.Cleanup(func() { front.CloseClientConnections(); front.Close() })
+					return front.URL
+				})
+				swallow.Store(true)
+				d.Fault(late)
+				l := send(t, r, "lost", fmt.Sprintf(forever, shape.extra))
+				select {
+				case <-made:
+				case <-time.After(5 * time.Second):
+					t.Fatal("prefill made no answer")
+				}
+				letGo(t, r, "lost", l.leave(), p, d)
+			})
+		}
+	}
+}
