@@ -256,7 +256,7 @@ type Timeouts struct {
 
 // Relay is what drives streams once their head is out; see docs/relay.md.
 type Relay struct {
-	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [goroutine]
+	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
 	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
 }
 
