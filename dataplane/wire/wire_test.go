@@ -237,6 +237,12 @@ func TestStalledConnection(t *testing.T) {
 				t.Skip("the raw peer of this test speaks no TLS")
 			}
 			nc := rawHello(t, addr, 1<<29)
+			if tcp, ok := nc.(*net.TCPConn); ok {
+				// Left to itself the kernel may take all of the answers in.
+				if err := tcp.SetReadBuffer(64 << 10); err != nil {
+					t.Fatal(err)
+				}
+			}
 			for id := range uint32(streams) {
 				if _, err := nc.Write(appendFrame(nil, Request, id+1, ask(items, size))); err != nil {
 					t.Fatal(err)
@@ -248,7 +254,8 @@ func TestStalledConnection(t *testing.T) {
 					c.out.mu.Lock()
 					pending, waiting := c.out.pending, len(c.out.waiters)
 					c.out.mu.Unlock()
-					if waiting == streams {
+					// The sockets' buffers may have held all of a stream or two.
+					if waiting > streams/2 && int64(waiting) == int64(srv.Stats().Streams) {
 						if pending > 64<<10+streams*(size+headerSize) {
 							t.Fatalf("%d bytes pending over a limit of %d", pending, 64<<10)
 						}
