@@ -158,7 +158,7 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 			dst = append(dst, w.raw()...)
 		}
 	}
-	return append(dst, '}')
+	return closeObject(dst, from)
 }
 
 // details appends prompt_tokens_details with the cached tokens that prefill told.
@@ -183,7 +183,7 @@ func (c *Conversion) details(dst []byte, w *walker) []byte {
 		}
 		dst = append(dst, value...)
 	}
-	return append(dst, '}')
+	return closeObject(dst, from)
 }
 
 // raw gives the value w stands at, as it is written, and moves behind it.
@@ -229,6 +229,14 @@ func appendKey(dst []byte, from int, key []byte) []byte {
 	}
 	dst = append(append(dst, open, '"'), key...)
 	return append(dst, '"', ':')
+}
+
+// closeObject ends the object whose members appendKey began at from; there may be none.
+func closeObject(dst []byte, from int) []byte {
+	if len(dst) == from {
+		dst = append(dst, '{')
+	}
+	return append(dst, '}')
 }
 
 func appendMember(dst, key, value []byte) []byte {

@@ -121,10 +121,7 @@ func (g *generateNext) choices(dst []byte, w *walker) []byte {
 			}
 			dst = append(dst, w.raw()...)
 		}
-		if len(dst) == from {
-			dst = append(dst, '{')
-		}
-		dst = append(dst, '}')
+		dst = closeObject(dst, from)
 	}
 	return append(dst, ']')
 }
@@ -151,10 +148,7 @@ func (g *generateNext) spans(dst []byte, w *walker) []byte {
 				dst = append(dst, w.raw()...)
 			}
 		}
-		if len(dst) == from {
-			dst = append(dst, '{')
-		}
-		dst = append(dst, '}')
+		dst = closeObject(dst, from)
 	}
 	return append(dst, ']')
 }

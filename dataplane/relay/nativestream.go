@@ -273,7 +273,7 @@ func (n *nativeNext) event(dst, data []byte) []byte {
 		return dst[:mark]
 	}
 	s.told(grew)
-	return append(dst, "}\n\n"...)
+	return append(closeObject(dst, from), "\n\n"...)
 }
 
 func (n *nativeNext) meta(dst []byte, w *walker) []byte {
@@ -304,10 +304,7 @@ func (n *nativeNext) meta(dst []byte, w *walker) []byte {
 			dst = append(dst, w.raw()...)
 		}
 	}
-	if len(dst) == from {
-		dst = append(dst, '{')
-	}
-	return append(dst, '}')
+	return closeObject(dst, from)
 }
 
 // reason appends a finish reason; "length" counts the tokens.
@@ -325,8 +322,5 @@ func (n *nativeNext) reason(dst []byte, w *walker) []byte {
 		}
 		dst = append(dst, w.raw()...)
 	}
-	if len(dst) == from {
-		dst = append(dst, '{')
-	}
-	return append(dst, '}')
+	return closeObject(dst, from)
 }

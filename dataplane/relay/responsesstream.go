@@ -132,6 +132,9 @@ func (n *responsesNext) Event(dst, event []byte) []byte {
 // open begins item and part where the first engine had not.
 func (n *responsesNext) open(dst []byte) []byte {
 	r := n.r
+	if !isObject(r.response) { // the first engine told of none before it failed
+		r.response = []byte(`{"object":"response"}`)
+	}
 	if r.item == nil {
 		id := memberOf(r.response, "id")
 		r.itemID = append([]byte(`"msg_`), bytes.TrimPrefix(bytes.Trim(id, `"`), []byte("resp_"))...)
@@ -139,6 +142,9 @@ func (n *responsesNext) open(dst []byte) []byte {
 		r.item = append(append([]byte(`{"id":`), r.itemID...), `,"content":[],"role":"assistant","status":"in_progress","type":"message"}`...)
 		dst = append(n.named(dst, "response.output_item.added"), `,"output_index":0,"item":`...)
 		dst = append(append(dst, r.item...), "}\n\n"...)
+	}
+	if len(r.itemID) == 0 {
+		r.itemID = []byte(`""`)
 	}
 	if r.part == nil {
 		r.part = []byte(`{"annotations":[],"text":"","type":"output_text","logprobs":[]}`)
