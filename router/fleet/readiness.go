@@ -105,6 +105,7 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	}
 	opt := s.m.f.opt.Upstream
 	opt.MaxConns, opt.MaxIdle = 4, 1
+	opt.Key = "" // it asks for none, and speaks no TLS
 	ep, err := upstream.NewEndpoint("http://"+addr, opt)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
 
@@ -21,6 +22,7 @@ type bootstrapServer struct {
 	broken     atomic.Int32 // a status instead
 	old        bool         // 0.5.9's arguments
 	last       atomic.Pointer[string]
+	shown      atomic.Int32 // requests that showed a key
 }
 
 func newBootstrap(t *testing.T, old bool) *bootstrapServer {
@@ -32,6 +34,9 @@ func newBootstrap(t *testing.T, old bool) *bootstrapServer {
 		}
 		q := r.URL.RequestURI()
 		b.last.Store(&q)
+		if r.Header.Get("Authorization") != "" {
+			b.shown.Add(1)
+		}
 		want := []string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"}
 		if b.old {
 			want = []string{"engine_rank", "target_dp_group", "target_pp_rank"}
@@ -103,6 +108,20 @@ func TestOthersHaveNoBootstrapServer(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "d", URL: decode.url(), Role: worker.Decode})
 	mustAdd(t, f, worker.Spec{ID: "p", URL: newEngine(t).url(), Role: worker.Prefill})
 	waitRanks(t, f, "tiny", 2)
+}
+
+// The engines' key is for their API: a bootstrap server asks for none, and what goes
+// there can be read on the way.
+func TestBootstrapServerIsShownNoKey(t *testing.T) {
+	b := newBootstrap(t, false)
+	b.registered.Store(true)
+	e := sglangEngine(t, `{"disaggregation_mode":"prefill","page_size":1,"dp_size":1,"disaggregation_bootstrap_port":`+b.port()+`}`)
+	f, _ := newFleet(t, Options{Upstream: upstream.Options{Key: "the-engines-key"}})
+	mustAdd(t, f, worker.Spec{ID: "p", URL: e.url(), Role: worker.Prefill})
+	waitRanks(t, f, "tiny", 1)
+	if n := b.shown.Load(); n > 0 || b.last.Load() == nil {
+		t.Errorf("asked %v, %d times with the engines' key", b.last.Load() != nil, n)
+	}
 }
 
 func TestBootstrapPortOfTheSpecWins(t *testing.T) {
