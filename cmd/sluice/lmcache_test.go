@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -16,15 +17,20 @@ import (
 	"sluice/router/worker"
 )
 
-// freePort is a port that nobody listens at.
+// freePort is a port that nobody listens at. It lies below the range that the
+// system gives out by itself, so that no connection or listener of another test
+// takes it before it is used.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 200 {
+		port := 20_000 + rand.IntN(12_000)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no free port in 200 tries")
+	return 0
 }
 
 // lmcacheRig is one prefill and two decode workers of two tensor-parallel ranks,

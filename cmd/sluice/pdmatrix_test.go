@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -67,12 +66,7 @@ func withoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "tr
 // prepareLMCache finds the port of the notifications before the engines start, who
 // must know it.
 func prepareLMCache(t *testing.T, fam *matrixFamily) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := ln.Addr().(*net.TCPAddr).Port
-	ln.Close()
+	port := freePort(t)
 	fam.engine = func(o *sim.Options) { o.PD, o.LMCacheProxy = "lmcache", fmt.Sprintf("tcp://127.0.0.1:%d", port) }
 	fam.config = func(c *config.Config) { c.LMCache.ProxyHost, c.LMCache.ProxyPort = "127.0.0.1", port }
 	fam.worker = func(w *config.Worker, e *sim.Engine) {
