@@ -202,6 +202,7 @@ func TestMetamorphic(t *testing.T) {
 
 // TestMetamorphicSoak is TestMetamorphic at length: a million operations of each of 64
 // seeds, half of them engines' traffic. The whole index is checked now and then.
+// SLUICE_SOAK_SEEDS=10-64 plays some of them, so that hours can be had in pieces.
 func TestMetamorphicSoak(t *testing.T) {
 	if !soak {
 		t.Skip("SLUICE_SOAK=1 runs it")
@@ -209,8 +210,15 @@ func TestMetamorphicSoak(t *testing.T) {
 	defer func(step int) { sideStep = step }(sideStep)
 	sideStep = 64
 	mapSmallTables(t)
-	const seeds, n = 64, 1_000_000
+	const n = 1_000_000
+	first, seeds := 1, 64
+	if some := os.Getenv("SLUICE_SOAK_SEEDS"); some != "" {
+		if _, err := fmt.Sscanf(some, "%d-%d", &first, &seeds); err != nil || first < 1 || seeds < first {
+			t.Fatalf("SLUICE_SOAK_SEEDS=%q: want FIRST-LAST, such as 10-64", some)
+		}
+	}
 	var next atomic.Int64
+	next.Store(int64(first) - 1)
 	var players sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		players.Go(func() {
