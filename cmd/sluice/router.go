@@ -179,19 +179,20 @@ func assemble(r *router) (_ *router, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.front, err = front.New(front.Options{
-		Handler: r.routed, Pages: r.pages, Observer: r.metrics, Log: log,
-		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
-		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
-		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		TLS: fromClients, Gate: r.gate(), OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
-		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
-	})
-	if err != nil {
+	options := frontOptions(cfg)
+	options.Handler, options.Pages, options.Observer, options.Log = r.routed, r.pages, r.metrics, log
+	options.TLS, options.Gate = fromClients, r.gate()
+	if r.front, err = front.New(options); err != nil {
 		return nil, err
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
+		r.metrics.Func(func() float64 {
+			failed, turned, closed := r.front.Scarcity()
+			return float64([...]uint64{failed, turned, closed}[i])
+		}, "sluice_descriptor_shortage_total", "what", what)
+	}
 	for i, kind := range [...]string{"applied", "garbage", "foreign"} {
 		r.metrics.Func(func() float64 {
 			applied, garbage, foreign := r.loads.Counts()

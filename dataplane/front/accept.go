@@ -8,44 +8,63 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"sluice/dataplane/descriptors"
 )
 
 // connSet holds every open connection, for the limits and for the drain.
 type connSet struct {
 	mu   sync.Mutex
 	all  map[*conn]struct{}
-	byIP map[netip.Addr]int // only with a limit
+	byIP map[netip.Addr]int // connections and forwarded requests, while there is a limit
 }
 
-// add counts c in; it gives the number of open connections, and false when a
-// limit is reached.
-func (s *connSet) add(c *conn, limit, limitPerIP int) (open int, ok bool) {
+// add counts c in; it gives the number of open connections, and false when there are
+// as many as may be.
+func (s *connSet) add(c *conn, limit int) (open int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= limit {
 		return len(s.all), false
 	}
-	if limitPerIP > 0 && c.ip.IsValid() {
-		if s.byIP[c.ip] >= limitPerIP {
-			return len(s.all), false
-		}
-		s.byIP[c.ip]++
-	}
 	s.all[c] = struct{}{}
 	return len(s.all), true
 }
 
+// enter counts one more of ip's; false when the limit is reached. counted is the
+// address for leave, invalid where nothing was counted.
+func (s *connSet) enter(ip netip.Addr, limit int) (counted netip.Addr, ok bool) {
+	if limit <= 0 || !ip.IsValid() {
+		return netip.Addr{}, true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byIP[ip] >= limit {
+		return netip.Addr{}, false
+	}
+	s.byIP[ip]++
+	return ip, true
+}
+
+// leave takes back what enter counted.
+func (s *connSet) leave(counted netip.Addr) {
+	if !counted.IsValid() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.byIP[counted] - 1; n > 0 {
+		s.byIP[counted] = n
+	} else {
+		delete(s.byIP, counted)
+	}
+}
+
 func (s *connSet) remove(c *conn) {
+	s.leave(c.counted)
 	s.mu.Lock()
 	delete(s.all, c)
 	open := len(s.all)
-	if n, ok := s.byIP[c.ip]; ok {
-		if n--; n > 0 {
-			s.byIP[c.ip] = n
-		} else {
-			delete(s.byIP, c.ip)
-		}
-	}
 	s.mu.Unlock()
 	if o := c.srv.opt.Observer; o != nil {
 		o.Connections(open)
@@ -88,7 +107,7 @@ func (l *listener) Accept() (net.Conn, error) {
 				return nil, err
 			}
 			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
-			l.srv.opt.Log.Warn("cannot accept, trying again", "error", err, "after", delay)
+			l.srv.cannotAccept(err)
 			select {
 			case <-time.After(delay):
 				continue
@@ -105,12 +124,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // passing says whether an accept may succeed later.
 func passing(err error) bool {
-	for _, e := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return descriptors.Wanting(err) || errors.Is(err, syscall.ECONNABORTED)
 }
 
 // admit wraps an accepted connection, or refuses it and gives nil.
@@ -129,24 +143,62 @@ func (s *Server) admit(nc net.Conn) *conn {
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.ip = tcp.AddrPort().Addr().Unmap()
 	}
-	open, ok := s.conns.add(c, s.opt.MaxConns, s.opt.MaxConnsPerIP)
-	if ok {
-		if o := s.opt.Observer; o != nil {
-			o.Connections(open)
-		}
-		return c
+	live := s.live()
+	// A proxy stands for all of its clients: whom to count is known later.
+	c.proxy = live.Proxies.Trusted.Contain(c.ip)
+	if !c.proxy && live.Proxies.Protocol == ProtocolRequired {
+		s.refuseHeader(c, errors.New("the connection does not come from one of proxies.trusted, and proxies.protocol is required"))
+		_ = nc.Close()
+		return nil
 	}
+	c.headed = c.proxy && live.Proxies.Protocol != ""
+	if c.short() && !s.takeSpare(c) {
+		s.turnAway(c)
+		return nil
+	}
+	var ok bool
+	if !c.proxy {
+		if c.counted, ok = s.conns.enter(c.ip, live.MaxConnsPerIP); !ok {
+			s.turnAway(c)
+			return nil
+		}
+	}
+	open, ok := s.conns.add(c, live.MaxConns)
+	if !ok {
+		s.conns.leave(c.counted)
+		s.turnAway(c)
+		return nil
+	}
+	if o := s.opt.Observer; o != nil {
+		o.Connections(open)
+	}
+	return c
+}
+
+// turnAway tells a connection that was not counted in that there are too many, and
+// closes it.
+func (s *Server) turnAway(c *conn) {
+	if c.spare {
+		s.scarce.spares.Add(-1)
+	}
+	s.tellFull(c)
+	if c.secure != nil {
+		_ = c.secure.NetConn().Close()
+		return
+	}
+	_ = c.Conn.Close()
+}
+
+// tellFull counts and answers a connection beyond a limit.
+func (s *Server) tellFull(c *conn) {
 	if o := s.opt.Observer; o != nil {
 		o.Refused("", TooManyConnections)
 	}
 	if c.secure != nil {
-		_ = nc.Close() // a handshake is more than a refusal is worth
-		return nil
+		return // a handshake is more than a refusal is worth
 	}
 	// An empty socket takes this without blocking; the deadline is for the case
 	// that it does not.
-	_ = nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	_, _ = nc.Write(s.fullAnswer)
-	_ = nc.Close()
-	return nil
+	_ = c.Conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = c.Conn.Write(s.fullAnswer)
 }

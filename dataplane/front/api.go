@@ -91,6 +91,9 @@ type Options struct {
 	// CompressStreams: streams too, event by event.
 	CompressStreams bool
 
+	CORS    *CORS   // nil: browsers' pages of other origins are told nothing
+	Proxies Proxies // whom to believe where a request comes from
+
 	// OwnKeys: the keys that clients show are meant for this router, or the engines
 	// are shown one of its own: clients' do not reach engines. True with a Gate.
 	OwnKeys bool

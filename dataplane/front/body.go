@@ -105,7 +105,7 @@ func (b *body) release() {
 // readBody reads the whole body into leased memory and makes it Doc.Body's
 // bytes; when it cannot, it answers and gives false.
 func (x *Exchange) readBody() bool {
-	b, limit := &x.body, x.srv.opt.MaxBodyBytes
+	b, limit := &x.body, x.srv.live().MaxBodyBytes
 	if b.length > limit {
 		return x.tooLarge()
 	}
@@ -157,7 +157,7 @@ func (x *Exchange) readBody() bool {
 }
 
 func (x *Exchange) tooLarge() bool {
-	x.Error(BodyTooLarge, "", "the request body is larger than "+strconv.FormatInt(x.srv.opt.MaxBodyBytes, 10)+" bytes", 0)
+	x.Error(BodyTooLarge, "", "the request body is larger than "+strconv.FormatInt(x.srv.live().MaxBodyBytes, 10)+" bytes", 0)
 	return false
 }
 
@@ -197,7 +197,7 @@ var forbidden = [...]struct {
 // scan fills Doc and deals with forbidden fields; a null one is harmless and
 // passes. When it refuses, it has answered and gives false.
 func (x *Exchange) scan() bool {
-	limits := jsonscan.Limits{MaxDepth: x.srv.opt.MaxDepth}
+	limits := jsonscan.Limits{MaxDepth: x.srv.live().MaxDepth}
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
 		return x.badBody(err)
 	}
@@ -211,7 +211,7 @@ func (x *Exchange) scan() bool {
 		if !x.Doc.Has(f.key) {
 			continue
 		}
-		if !x.srv.opt.StripForbidden {
+		if !x.srv.live().StripForbidden {
 			x.Error(ForbiddenField, f.name, "field "+strconv.Quote(f.name)+" is set by the router and may not be sent by a client; leave it out", 0)
 			return false
 		}

@@ -14,7 +14,7 @@ func (x *Exchange) decode(c coding.Coding) bool {
 	if c == coding.Identity {
 		return true
 	}
-	limit := x.srv.opt.MaxBodyBytes
+	limit := x.srv.live().MaxBodyBytes
 	var room membudget.Lease
 	decoded, err := c.Decode(x.Doc.Body, &room, x.srv.budget, limit)
 	x.body.lease.Release()
@@ -35,12 +35,12 @@ func (x *Exchange) decode(c coding.Coding) bool {
 // setBody makes a copy of body the answer's, in a coding that the client accepts
 // where that makes it shorter.
 func (x *Exchange) setBody(body []byte) {
-	resp, least := &x.ctx.Response, x.srv.opt.CompressMin
+	resp, least := &x.ctx.Response, x.srv.live().CompressMin
 	if least == 0 || len(body) < least {
 		resp.SetBody(body)
 		return
 	}
-	resp.Header.Set("Vary", "Accept-Encoding")
+	resp.Header.Set("Vary", x.vary("Accept-Encoding"))
 	c := coding.Accepted(x.head.findAll("Accept-Encoding"))
 	if c == coding.Identity {
 		resp.SetBody(body)
@@ -69,7 +69,7 @@ type coder struct {
 // encodeStream has a stream encoded where that was configured and the client accepts
 // it, and says so in the head.
 func (x *Exchange) encodeStream(st *stream) {
-	if !x.srv.opt.CompressStreams || len(st.resp.Header("Content-Encoding")) > 0 {
+	if !x.srv.live().CompressStreams || len(st.resp.Header("Content-Encoding")) > 0 {
 		return
 	}
 	st.head = append(st.head, "Vary: Accept-Encoding\r\n"...)

@@ -42,10 +42,15 @@ type conn struct {
 	secure *tls.Conn       // Conn, where it is one; its bytes are not those of raw
 	raw    syscall.RawConn // nil where there is no descriptor (tests in memory)
 	fd     int             // once it was lent to a loop, else 0
-	ip     netip.Addr
+	ip     netip.Addr      // the client's, as far as the connection tells
 	gone   watch
 
 	ahead ahead
+
+	proxy   bool       // the other end is a trusted proxy
+	headed  bool       // a PROXY header may come first, and has not been looked for
+	spare   bool       // of the reserve of descriptors: one page, and it is closed
+	counted netip.Addr // for connSet.leave
 
 	active atomic.Bool // bytes of a request have come, its answer has not left
 	closed atomic.Bool
@@ -87,6 +92,12 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, errProbe
 	}
 	a := &c.ahead
+	if c.headed {
+		if err := c.readHeader(); err != nil {
+			c.readErr = err
+			return 0, io.EOF // which ends the connection without an answer
+		}
+	}
 	switch {
 	case a.buf != nil:
 		return a.take(p), nil
@@ -123,7 +134,7 @@ func (c *conn) readFailure() Reason {
 // Write puts a deadline on every piece; moving the timer is put off while
 // enough of the last deadline is left.
 func (c *conn) Write(p []byte) (int, error) {
-	limit := c.srv.opt.WriteTimeout
+	limit := c.srv.live().WriteTimeout
 	done := 0
 	for {
 		if now := time.Now(); c.writeBy.Sub(now) < limit-limit/4 {
@@ -157,6 +168,11 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	if c.resumed {
 		c.resumed = false
 		t = time.Now().Add(c.srv.opt.IdleTimeout)
+	}
+	if c.spare {
+		if soon := time.Now().Add(spareTime); t.IsZero() || soon.Before(t) {
+			t = soon
+		}
 	}
 	return c.Conn.SetReadDeadline(t)
 }
@@ -196,6 +212,9 @@ func (c *conn) shut() {
 	}
 	c.srv.watch.remove(c)
 	_ = c.Conn.Close()
+	if c.spare {
+		c.srv.scarce.spares.Add(-1)
+	}
 	c.srv.conns.remove(c)
 }
 

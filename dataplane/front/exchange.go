@@ -43,11 +43,13 @@ type Exchange struct {
 	log       *slog.Logger
 	pass      func(name, value []byte) // x.passHeader, made once
 	passed    *[]byte                  // where passHeader writes a stream's head; nil: to fasthttp's answer
+	ip        netip.Addr               // the client's
+	ipText    []byte                   // as engines are told it
+	counted   netip.Addr               // for connSet.leave
 
 	// Of a detached exchange, which has no srv, ctx, c and head.
 	party  Party
 	fields []upstream.Field
-	ip     netip.Addr
 }
 
 type setHeader struct{ name, value string }
@@ -72,6 +74,9 @@ func newExchange(s *Server) *Exchange {
 func (x *Exchange) Log() *slog.Logger {
 	if x.log == nil {
 		x.log = x.srv.opt.Log.With("request_id", x.RequestID)
+		if x.ip.IsValid() {
+			x.log = x.log.With("client", x.ip)
+		}
 		if x.holder != nil {
 			x.log = x.log.With("key", x.holder.Name())
 		}
@@ -114,15 +119,6 @@ func (x *Exchange) HeaderList(name string) []byte {
 		return x.detachedHeader(name, true)
 	}
 	return x.head.findAll(name)
-}
-
-// ClientIP is the address of the connection's other end, invalid where it is no
-// TCP connection. A proxy in front stands for all of its clients.
-func (x *Exchange) ClientIP() netip.Addr {
-	if x.party != nil {
-		return x.ip
-	}
-	return x.c.ip
 }
 
 // OnGone arranges that f runs once, on another goroutine, within a few
@@ -266,11 +262,11 @@ func (h *held) SetWriteDeadline(time.Time) error { return nil }
 // passHeader passes one of the engine's header lines on, unless ours takes its
 // place.
 func (x *Exchange) passHeader(name, value []byte) {
-	if equalFold(name, "X-Request-Id") {
+	if equalFold(name, "X-Request-Id") || isCORS(name) {
 		return
 	}
 	for i := range x.set {
-		if equalFold(name, x.set[i].name) {
+		if equalFold(name, x.set[i].name) && !equalFold(name, "Vary") {
 			return
 		}
 	}
@@ -287,6 +283,7 @@ func (x *Exchange) finish() {
 	if v := recover(); v != nil {
 		x.panicked(v, debug.Stack())
 	}
+	x.srv.conns.leave(x.counted)
 	if x.answer != relayed {
 		x.c.gone.set(nil)
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
@@ -304,7 +301,7 @@ func (x *Exchange) finish() {
 // one and trailer to the other.
 func (x *Exchange) reusable() bool {
 	return !x.untrusted && !x.failed && !x.head.close && x.body.ended &&
-		x.body.length != framingChunked && !x.srv.leaving.Load()
+		x.body.length != framingChunked && !x.srv.leaving.Load() && !x.c.spare
 }
 
 func (x *Exchange) panicked(v any, stack []byte) {
@@ -329,6 +326,7 @@ func (x *Exchange) recycle() {
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
 	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
 	x.Through, x.Attached = nil, nil
+	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed = unanswered, false, false
 	clear(x.set)

@@ -10,10 +10,12 @@ import (
 // end-to-end ones only (Authorization, Accept, X-Session-ID, traceparent, …),
 // names as the client wrote them. Hop-by-hop ones, Host, Content-Length,
 // Content-Encoding, Accept-Encoding (the router reads the answer), Expect,
-// X-Request-Id, X-Sluice-*, X-data-parallel-rank and those that name hosts
-// (X-Prefiller-Host-Port, X-Data-Parallel-Host-Port) are left out; a missing
-// Content-Type becomes application/json; so are the client's keys where OwnKeys says
-// that they are none of the engine's. Strings are valid until return.
+// X-Request-Id, X-Sluice-*, X-data-parallel-rank, those that name hosts
+// (X-Prefiller-Host-Port, X-Data-Parallel-Host-Port), those that tell where a request
+// comes from (Forwarded, X-Forwarded-*, X-Real-IP, Origin) are left out; so are the
+// client's keys where OwnKeys says that they are none of the engine's. A missing
+// Content-Type becomes application/json, and behind trusted proxies X-Forwarded-For is
+// ClientIP. Strings are valid until return.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	if x.party != nil {
 		return x.detachedFields(dst)
@@ -22,7 +24,7 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
 		name := x.head.nameOf(l)
-		if withheld(name) || x.head.isOption(name) || x.srv.opt.OwnKeys && isKey(name) {
+		if withheld(name) || isForwarding(name) || x.head.isOption(name) || x.srv.opt.OwnKeys && isKey(name) {
 			continue
 		}
 		typed = typed || equalFold(name, "Content-Type")
@@ -30,6 +32,10 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	}
 	if !typed {
 		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
+	}
+	if x.ip.IsValid() && len(x.srv.live().Proxies.Trusted) > 0 {
+		x.ipText = x.ip.AppendTo(x.ipText[:0])
+		dst = append(dst, upstream.Field{Name: "X-Forwarded-For", Value: borrow(x.ipText)})
 	}
 	return dst
 }
@@ -56,7 +62,7 @@ func withheld(name []byte) bool {
 	case len("Host"):
 		other = "Host"
 	case len("Expect"):
-		other = "Expect"
+		return equalFold(name, "Expect") || equalFold(name, "Origin")
 	case len("Trailer"):
 		return equalFold(name, "Trailer") || equalFold(name, "Upgrade")
 	case len("Connection"):

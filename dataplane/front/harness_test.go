@@ -46,6 +46,7 @@ type recorder struct {
 	ended    []string // "path status"
 	panics   int
 	open     int
+	closed   int // times that Connections told of fewer
 }
 
 func (r *recorder) Accepted() { r.mu.Lock(); r.accepted++; r.mu.Unlock() }
@@ -63,7 +64,14 @@ func (r *recorder) Ended(endpoint string, status int, _ time.Duration) {
 	r.mu.Unlock()
 }
 func (r *recorder) Panicked(string, any, []byte) { r.mu.Lock(); r.panics++; r.mu.Unlock() }
-func (r *recorder) Connections(open int)         { r.mu.Lock(); r.open = open; r.mu.Unlock() }
+func (r *recorder) Connections(open int) {
+	r.mu.Lock()
+	if open < r.open {
+		r.closed++
+	}
+	r.open = open
+	r.mu.Unlock()
+}
 
 func (r *recorder) endings() []string {
 	r.mu.Lock()
@@ -141,8 +149,10 @@ func (r *rig) dial() *client {
 	}
 	r.t.Cleanup(func() { _ = nc.Close() })
 	_ = nc.SetDeadline(time.Now().Add(patience))
-	return &client{nc, r.t, bufio.NewReader(nc)}
+	return newClient(r.t, nc)
 }
+
+func newClient(t testing.TB, nc net.Conn) *client { return &client{nc, t, bufio.NewReader(nc)} }
 
 func (c *client) send(text string) {
 	c.t.Helper()

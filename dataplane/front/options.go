@@ -9,12 +9,35 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
+// Changeable is o with nothing but what Server.Change takes over.
+func (o Options) Changeable() Options {
+	var only Options
+	o.into(&only)
+	return only
+}
+
+// into writes what may change while a Server runs over the same of at.
+func (o Options) into(at *Options) {
+	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden
+	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout
+	at.MaxConns, at.MaxConnsPerIP = o.MaxConns, o.MaxConnsPerIP
+	at.CompressMin, at.CompressStreams = o.CompressMin, o.CompressStreams
+	at.CORS, at.Proxies = o.CORS, o.Proxies
+}
+
 // withDefaults fills zero values and refuses what cannot work.
 func (o Options) withDefaults() (Options, error) {
 	if o.Handler == nil {
 		return o, errors.New("front: cannot make a server without a Handler")
 	}
 	o.OwnKeys = o.OwnKeys || o.Gate != nil
+	if err := o.Proxies.check(); err != nil {
+		return o, err
+	}
+	if o.CORS != nil {
+		cors := o.CORS.prepared()
+		o.CORS = &cors
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

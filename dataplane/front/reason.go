@@ -7,7 +7,8 @@ type Reason string
 // The reasons. Status and OpenAI error type of each stand in reasonTable.
 const (
 	BadHTTP            Reason = "bad_http"
-	BadTLS             Reason = "bad_tls" // in metrics only: there is nobody to be told
+	BadTLS             Reason = "bad_tls"          // in metrics only: there is nobody to be told
+	BadProxyHeader     Reason = "bad_proxy_header" // likewise
 	BadJSON            Reason = "bad_json"
 	BadField           Reason = "bad_field"
 	BadHeader          Reason = "bad_header"
@@ -19,6 +20,7 @@ const (
 	UnknownRoute       Reason = "unknown_route"
 	WrongMethod        Reason = "wrong_method"
 	WrongContentType   Reason = "wrong_content_type"
+	OriginRefused      Reason = "origin_refused"
 	NoKey              Reason = "no_key"
 	UnknownKey         Reason = "unknown_key"
 	KeyModel           Reason = "key_model"
@@ -46,6 +48,8 @@ type reasonRow struct {
 
 var reasonTable = map[Reason]reasonRow{
 	BadTLS:             {400, "invalid_request_error", ""},
+	BadProxyHeader:     {400, "invalid_request_error", ""},
+	OriginRefused:      {403, "invalid_request_error", ""},
 	BadHTTP:            {400, "invalid_request_error", ""},
 	BadJSON:            {400, "invalid_request_error", ""},
 	BadField:           {400, "invalid_request_error", ""},

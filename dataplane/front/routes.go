@@ -3,6 +3,7 @@ package front
 import (
 	"bytes"
 	"strings"
+	"time"
 
 	"sluice/dataplane/coding"
 )
@@ -85,6 +86,7 @@ func (x *Exchange) serve() {
 		return
 	}
 	x.identify()
+	x.locate()
 	if !x.body.open(x) {
 		x.distrust()
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
@@ -92,6 +94,9 @@ func (x *Exchange) serve() {
 	}
 	target, method := h.RequestURI(), h.Method()
 	found, ok := x.srv.routes.byPath[string(pathOf(target))]
+	if x.cors(method, ok) {
+		return
+	}
 	switch {
 	case !ok:
 		x.Error(UnknownRoute, "", "unknown path "+shown(pathOf(target))+"; known are: "+x.srv.routes.known, 0)
@@ -122,7 +127,11 @@ func (x *Exchange) infer() {
 		x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 		return
 	}
-	if !x.enter(true) {
+	if x.c.spare {
+		x.Error(TooManyConnections, "", "this router has no file descriptors left; try again later", time.Second)
+		return
+	}
+	if !x.enterFor() || !x.enter(true) {
 		return
 	}
 	if !isJSON(x.head.find("Content-Type")) {

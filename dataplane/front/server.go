@@ -22,7 +22,8 @@ const bodyRate = 256 << 10
 
 // Server is the front. One Server serves one listener.
 type Server struct {
-	opt        Options
+	opt        Options                 // as New was given them
+	now        atomic.Pointer[Options] // likewise, but for what Change has changed
 	fh         fasthttp.Server
 	routes     routes
 	budget     *membudget.Budget
@@ -33,6 +34,8 @@ type Server struct {
 	exchanges  sync.Pool
 	streams    sync.Pool
 	fullAnswer []byte // to a connection over the limit
+	scarce     scarcity
+	strangers  sparse // lines about PROXY headers
 
 	leaving  atomic.Bool // every answer ends its connection
 	draining atomic.Bool
@@ -52,12 +55,10 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		routes: newRoutes(opt.Pages != nil),
 		budget: membudget.NewBudget(opt.BodyBudgetBytes),
-		conns:  connSet{all: make(map[*conn]struct{})},
+		conns:  connSet{all: make(map[*conn]struct{}), byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
 	}
-	if opt.MaxConnsPerIP > 0 {
-		s.conns.byIP = make(map[netip.Addr]int)
-	}
+	s.now.Store(&opt)
 	s.ids.init()
 	s.fullAnswer = s.connectionRefusal()
 	s.exchanges.New = func() any { return newExchange(s) }
@@ -91,6 +92,24 @@ func New(opt Options) (*Server, error) {
 		SecureErrorLogMessage: true,
 	}
 	return s, nil
+}
+
+// live are the Options of now.
+func (s *Server) live() *Options { return s.now.Load() }
+
+// Change takes over what of opt may change while the Server runs, see
+// Options.Changeable; the rest is left as it was. Requests under way may see some of
+// both. It fails, and changes nothing, on what New would refuse.
+func (s *Server) Change(opt Options) error {
+	opt.Handler = s.opt.Handler
+	next, err := opt.withDefaults()
+	if err != nil {
+		return err
+	}
+	fixed := s.opt
+	next.Changeable().into(&fixed)
+	s.now.Store(&fixed)
+	return nil
 }
 
 // BodyBytes is how much memory request bodies hold now, of BodyBudgetBytes.
@@ -148,8 +167,8 @@ func (s *Server) startLoops() *loop.Loops {
 	if s.opt.Relay == RelayGoroutine {
 		return nil
 	}
-	tick := min(time.Second, s.opt.WriteTimeout/8)
-	if idle := s.opt.StreamIdleTimeout; idle > 0 {
+	tick := min(time.Second, s.live().WriteTimeout/8)
+	if idle := s.live().StreamIdleTimeout; idle > 0 {
 		tick = min(tick, idle/8)
 	}
 	loops, err := loop.Start(loop.Options{
@@ -186,13 +205,13 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 func (s *Server) bodyDeadline(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
 	if n := h.ContentLength(); n != 0 && n != framingNone {
-		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.opt.MaxBodyBytes))
+		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.live().MaxBodyBytes))
 	}
 	return conf
 }
 
 func (s *Server) bodyTime(size int64) time.Duration {
-	return s.opt.BodyTimeout + time.Duration(size)*time.Second/bodyRate
+	return s.live().BodyTimeout + time.Duration(size)*time.Second/bodyRate
 }
 
 // parseFailed answers what fasthttp could not read; it closes afterwards.

@@ -3,6 +3,7 @@ package front
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"runtime/debug"
 	"strconv"
 	"time"
@@ -27,9 +28,10 @@ type stream struct {
 	since    time.Time
 	status   int
 	through  func(dst relay.ClientConn, chunked bool) relay.ClientConn
-	keep     bool // the connection may serve another request
-	behind   bool // bytes of a pipelined request are buffered: it may not
-	plain    bool // take the chunk framing out, for HTTP/1.0
+	keep     bool       // the connection may serve another request
+	behind   bool       // bytes of a pipelined request are buffered: it may not
+	plain    bool       // take the chunk framing out, for HTTP/1.0
+	counted  netip.Addr // for connSet.leave
 
 	c      *conn
 	head   []byte // not yet written
@@ -75,6 +77,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
 	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
 	st.through = x.Through
+	st.counted, x.counted = x.counted, netip.Addr{}
 	st.keep = x.reusable()
 	x.composeHead(st)
 
@@ -155,7 +158,7 @@ func hijacked(nc net.Conn) {
 func (s *Server) runStream(c *conn, st *stream) {
 	s.relayOn(c, st, func() (relay.Result, bool) {
 		if st.resp.Buffered() == 0 {
-			if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+			if err := st.flushHead(s.live().WriteTimeout); err != nil {
 				st.call.Cut()
 				return relay.Result{Cause: relay.ClientGone, Err: err}, true
 			}
@@ -170,8 +173,8 @@ func (s *Server) runStream(c *conn, st *stream) {
 		}
 		return relay.Begin(dst, st.resp, relay.Options{
 			Protocol:     st.endpoint.Protocol,
-			WriteTimeout: s.opt.WriteTimeout,
-			IdleTimeout:  s.opt.StreamIdleTimeout,
+			WriteTimeout: s.live().WriteTimeout,
+			IdleTimeout:  s.live().StreamIdleTimeout,
 			OnFirstToken: st.hooks.OnFirstToken,
 			Rewrite:      st.hooks.Rewrite,
 			Carry:        carry,
@@ -190,7 +193,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 	}
 	if res.Err == nil && len(st.head) > 0 {
 		// No body came to carry the head.
-		if err := st.flushHead(s.opt.WriteTimeout); err != nil {
+		if err := st.flushHead(s.live().WriteTimeout); err != nil {
 			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
 		}
 	}
@@ -276,6 +279,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	}()
 	c.gone.set(nil)
 	c.stream = nil
+	s.conns.leave(st.counted)
 	st.resp.Release()
 	if o := s.opt.Observer; o != nil {
 		o.Ended(st.endpoint.Path, st.status, time.Since(st.since))

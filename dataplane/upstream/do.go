@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"sluice/dataplane/descriptors"
 )
 
 // maxInformational bounds the 1xx responses before the real one.
@@ -113,6 +115,9 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	if err != nil {
 		call.detach(dialling)
 		var ne net.Error
+		if descriptors.Wanting(err) {
+			return nil, fmt.Errorf("%w: %w", ErrWanting, err)
+		}
 		if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w: %w", ErrTimeout, err)
 		}
@@ -134,6 +139,10 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 	if t, ok := nc.(*net.TCPConn); ok {
 		// Without it Nagle holds the tail of a request back for an ACK, 40 ms.
 		_ = t.SetNoDelay(true)
+		if short(t) {
+			_ = nc.Close()
+			return nil, descriptors.ErrReserved
+		}
 	}
 	if e.tls == nil {
 		return nc, nil
@@ -144,6 +153,14 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	return t, nil
+}
+
+// short says whether a connection has a descriptor of the reserve.
+func short(t *net.TCPConn) (is bool) {
+	if raw, err := t.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { is = descriptors.Short(int(fd)) })
+	}
+	return is
 }
 
 // roundTrip sends req and reads the response head.

@@ -9,9 +9,12 @@ import (
 var (
 	ErrCut          = errors.New("the call was cut")
 	ErrTooManyConns = errors.New("too many connections to the engine")
-	ErrTimeout      = errors.New("the engine did not answer in time")
-	ErrProtocol     = errors.New("the engine broke HTTP")
-	ErrTooLarge     = errors.New("the body is over the limit")
+	// ErrWanting: no descriptor, memory or port was left here for a connection. It
+	// says nothing of the engine.
+	ErrWanting  = errors.New("no means left for another connection")
+	ErrTimeout  = errors.New("the engine did not answer in time")
+	ErrProtocol = errors.New("the engine broke HTTP")
+	ErrTooLarge = errors.New("the body is over the limit")
 )
 
 // Phase says how far a failed call had come.

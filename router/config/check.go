@@ -114,6 +114,8 @@ func (c *Config) check(f *faults) {
 	}
 	c.checkKeys(bad)
 	c.checkTLS(bad)
+	c.checkProxies(bad)
+	c.checkCORS(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	c.checkRouted(bad)

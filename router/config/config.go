@@ -21,6 +21,9 @@ type Config struct {
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
+	Proxies Proxies `yaml:"proxies"`
+	CORS    CORS    `yaml:"cors"`
+
 	// APIKeys: with any, only requests that show one of these keys are served, and
 	// clients' keys do not reach engines; see docs/access.md [none].
 	APIKeys []APIKey `yaml:"api_keys"`
@@ -84,6 +87,26 @@ type TLS struct {
 	Key        string `yaml:"key"`                         // PEM file with its key [none]
 	ClientCA   string `yaml:"client_ca"`                   // PEM file: clients must show a certificate signed by one of these [none]
 	MinVersion string `yaml:"min_version" oneof:"1.2 1.3"` // lowest version of TLS taken [1.2]
+}
+
+// Proxies are load balancers and proxies before the router; see docs/access.md.
+type Proxies struct {
+	Trusted []string `yaml:"trusted"` // networks (10.0.0.0/8) and addresses of those that are believed where a connection or a request comes from [none]
+	// Protocol: connections of trusted proxies begin with a header of the PROXY
+	// protocol, version 1 or 2 (required; nobody else is served then), or may
+	// (optional), or nobody looks for one (off) [off].
+	Protocol string `yaml:"protocol" oneof:"off optional required"`
+	// Forwarded is the header line in which trusted proxies name the client:
+	// x-forwarded-for, forwarded (RFC 7239), or off. The other one is not looked at [off].
+	Forwarded string `yaml:"forwarded" oneof:"off x-forwarded-for forwarded"`
+}
+
+// CORS lets pages of other origins use the API from a browser; see docs/access.md.
+type CORS struct {
+	Origins []string      `yaml:"origins"`                    // origins of pages that may, as browsers send them (https://app.example), or * for all; none: none [none]
+	Methods []string      `yaml:"methods"`                    // that they may use [GET, POST]
+	Headers []string      `yaml:"headers"`                    // header lines that they may send; * for all but Authorization [those of OpenAI's and Anthropic's clients]
+	MaxAge  time.Duration `yaml:"max_age" min:"0s" max:"24h"` // how long a browser remembers this [10m]
 }
 
 // EngineTLS is of connections to engines whose URL is https. The files are read again
@@ -221,7 +244,7 @@ type Limits struct {
 	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // largest request head; 431 beyond [16KiB]
 	MaxDepth      int   `yaml:"max_depth" min:"4" max:"10000"`               // nesting of objects and arrays in a body [64]
 	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
-	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; 0: no limit [0]
+	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; of a client behind proxies.forwarded, requests under way; 0: no limit [0]
 	EngineConns   int   `yaml:"engine_conns" min:"1"`                        // connections open to one engine [4096]
 	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                        // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
 	RankRequests  int64 `yaml:"rank_requests" min:"0"`                       // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]

@@ -10,6 +10,9 @@ func Default() *Config {
 		TLS:    TLS{MinVersion: "1.2"},
 		Admin:  Admin{Listen: "127.0.0.1:9901"},
 		Log:    Log{Level: "info", Format: "text"},
+
+		Proxies: Proxies{Protocol: "off", Forwarded: "off"},
+		CORS:    CORS{MaxAge: 10 * time.Minute},
 		PD: PD{
 			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 2 * time.Second,
 			MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,

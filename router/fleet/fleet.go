@@ -318,10 +318,10 @@ func (f *Fleet) seat(r *worker.Rank) *seat {
 // Failed reports a connection-level failure of traffic to a rank (refused,
 // reset, timed out before the head): it counts against the rank's breaker, and
 // against its server's health. Cheap, and safe on the request path. A leg that
-// the router cut itself, or found no connection left for, is ignored. For legs
+// the router cut itself, or found no connection or descriptor left for, is ignored. For legs
 // that were answered see Answered.
 func (f *Fleet) Failed(r *worker.Rank, err error) {
-	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrTooManyConns) {
+	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrWanting) {
 		return
 	}
 	if t := f.seat(r); t != nil {

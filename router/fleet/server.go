@@ -90,7 +90,7 @@ func (s *server) probeOnce(ctx context.Context) {
 	}
 	took := time.Since(began)
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting): // our own want
 		return
 	case err == nil && status/100 == 2:
 		s.probeFails = 0

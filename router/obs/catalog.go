@@ -24,6 +24,7 @@ var Catalog = []Family{
 	{"sluice_request_duration_seconds", "histogram", "endpoint", "From the request's head to the response's last byte."},
 	{"sluice_time_to_first_token_seconds", "histogram", "endpoint", "From the request's head to its first token, of streamed responses."},
 	{"sluice_client_connections", "gauge", "", "Open client connections."},
+	{"sluice_descriptor_shortage_total", "counter", "what", "Want of file descriptors: accept_failed (waited out), turned_away (new connections answered 503), idle_closed (kept-alive connections closed to make room)."},
 	{"sluice_panics_total", "counter", "", "Panics of handlers, recovered; each is logged with its stack. Above 0 is a bug."},
 
 	{"sluice_legs_total", "counter", "leg, outcome", "Engine calls ended; leg is prefill, decode or whole, outcome ok, the engine's status class or a reason."},

@@ -91,7 +91,7 @@ func (f *faults) add(url string, size int, began time.Time, err error) {
 	case errors.Is(err, errRefused): // says something of the prompt; the engine is well
 		f.clear(url, size)
 		return
-	case errors.Is(err, upstream.ErrTooManyConns): // our own bound
+	case errors.Is(err, upstream.ErrTooManyConns), errors.Is(err, upstream.ErrWanting): // our own bounds
 		return
 	}
 	f.mu.Lock()

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"sluice/dataplane/front"
+	"sluice/router/config"
+)
+
+// frontOptions are those of the front that the configuration says.
+func frontOptions(cfg *config.Config) front.Options {
+	opt := front.Options{
+		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
+		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
+		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
+		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
+		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
+		Proxies: front.Proxies{Trusted: cfg.TrustedProxies()},
+	}
+	if p := cfg.Proxies.Protocol; p != "off" {
+		opt.Proxies.Protocol = front.Protocol(p)
+	}
+	switch cfg.Proxies.Forwarded {
+	case "x-forwarded-for":
+		opt.Proxies.Forwarded = front.ForwardedX
+	case "forwarded":
+		opt.Proxies.Forwarded = front.ForwardedRFC
+	}
+	if c := cfg.CORS; len(c.Origins) > 0 {
+		opt.CORS = &front.CORS{Origins: c.Origins, Methods: c.Methods, Headers: c.Headers, MaxAge: c.MaxAge}
+	}
+	return opt
+}

@@ -1,0 +1,68 @@
+package config
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+
+	"sluice/dataplane/proxied"
+)
+
+func (c *Config) checkProxies(bad report) {
+	p := &c.Proxies
+	for i, word := range p.Trusted {
+		if _, err := proxied.ParseNetwork(word); err != nil {
+			bad(fmt.Sprintf("proxies.trusted[%d]", i), "%s; want a network as 10.0.0.0/8, or an address as 10.0.0.1", quoted(word))
+		}
+	}
+	if len(p.Trusted) > 0 {
+		return
+	}
+	const why = "%s, but there is no proxy in proxies.trusted that is to be believed; want their networks there, or off"
+	if p.Protocol != "off" && p.Protocol != "" {
+		bad("proxies.protocol", why, quoted(p.Protocol))
+	}
+	if p.Forwarded != "off" && p.Forwarded != "" {
+		bad("proxies.forwarded", why, quoted(p.Forwarded))
+	}
+}
+
+// TrustedProxies are the networks of proxies.trusted, of a Config that has been checked.
+func (c *Config) TrustedProxies() proxied.Networks {
+	n, _ := proxied.ParseNetworks(c.Proxies.Trusted)
+	return n
+}
+
+func (c *Config) checkCORS(bad report) {
+	for i, o := range c.CORS.Origins {
+		path := fmt.Sprintf("cors.origins[%d]", i)
+		if o == "*" {
+			if len(c.CORS.Origins) > 1 {
+				bad(path, `"*" stands beside others; want it alone, or those`)
+			}
+			continue
+		}
+		if o == "null" {
+			bad(path, `"null" is the origin of any sandboxed page; want those that are meant, or * for all`)
+			continue
+		}
+		u, err := url.Parse(o)
+		switch {
+		case err != nil || u.Scheme == "" || u.Host == "" || strings.ContainsAny(o, "* "):
+			bad(path, "%s; want an origin as a browser sends it, https://app.example or http://localhost:3000, or * for all", quoted(o))
+		case u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" || strings.ToLower(o) != o:
+			bad(path, "%s; want scheme, host and port alone, in small letters: %s://%s", quoted(o), strings.ToLower(u.Scheme), strings.ToLower(u.Host))
+		case u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80":
+			bad(path, "%s; browsers leave the scheme's own port out: want %s://%s", quoted(o), u.Scheme, u.Hostname())
+		}
+	}
+	for field, words := range map[string][]string{"methods": c.CORS.Methods, "headers": c.CORS.Headers} {
+		for i, w := range words {
+			if w == "" || strings.ContainsFunc(w, func(r rune) bool {
+				return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
+			}) {
+				bad(fmt.Sprintf("cors.%s[%d]", field, i), "%s is no name; want a word as POST or X-Request-Id", quoted(w))
+			}
+		}
+	}
+}
