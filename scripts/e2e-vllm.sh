@@ -2,13 +2,14 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU, and checks
 # what comes through against the engines alone.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,routed] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
 #   --only LIST     sections: pd (prefill and decode apart with NixlConnector, clients that
 #                   leave phase by phase, a lease that runs out, then
 #                   a second prefill engine), dp (two data-parallel ranks behind
-#                   one URL), migrate (a decode engine is killed under its streams);
-#                   default these. transfers: see scripts/e2e-nixl-vllm.sh
+#                   one URL), migrate (a decode engine is killed under its streams),
+#                   routed (a preprocessor with vLLM's own tokenizer, through the
+#                   router as an engine); default these. transfers: see scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
 #   --no-clients    leave the official OpenAI clients out
 #   --router FILE   the binary to test, instead of building bin/sluice
@@ -25,7 +26,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp,migrate report= clients=$here/clients/run.sh router= keep= commit=
+only=pd,dp,migrate,routed report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
@@ -44,7 +45,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|transfers) ;; *) die "unknown section $section: pd, dp, migrate and transfers are known" ;; esac
+  case $section in pd|dp|migrate|routed|transfers) ;; *) die "unknown section $section: pd, dp, migrate, routed and transfers are known" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

@@ -24,6 +24,9 @@ const (
 	socketClient   = "client"
 	socketAdmin    = "admin"
 	socketRegister = "register"
+	// The framed socket's two ways.
+	socketRouted     = "routed"
+	socketRoutedUnix = "routed-unix"
 )
 
 // handover is what a router leaves to the one that takes its place, beside its
@@ -85,6 +88,7 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 		left.Workers, left.Networks = r.register.Known(), r.cfg.Register.Networks
 		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketRegister, Address: r.cfg.Register.Listen, Listener: r.register.Listener()})
 	}
+	opt.Listeners = append(opt.Listeners, r.wireSockets.pass()...)
 	for _, w := range r.fleet.View().Workers {
 		if s, _ := w.State(); s == worker.Ready {
 			left.Ranks = append(left.Ranks, w.Spec.ID)
@@ -108,6 +112,7 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	}()
 	heir, err := takeover.Start(ctx, opt)
 	if err != nil {
+		r.wireSockets.keep()
 		r.log.Error("not restarted; this process goes on", "err", err)
 		return 0, err
 	}
@@ -145,6 +150,7 @@ func (r *router) takePlace(ctx context.Context) error {
 				r.log.Error("tools will not find this router", "err", err)
 			}
 		}
+		r.wireSockets.own()
 		close(r.tookPlace)
 		r.log.Info("took the place of the process before", "addr", r.Addr())
 	}
@@ -214,10 +220,10 @@ func (r *router) retire() error {
 	wire := make(chan struct{})
 	go func() {
 		defer close(wire)
-		r.drainWire(drain)
 		if r.wire != nil {
-			r.wire.Close() // so that the new process can bind its address
+			r.wire.Leave() // who connects from now on is the new process's
 		}
+		r.drainWire(drain)
 	}()
 	defer func() { <-wire }()
 	if err := r.front.Retire(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -3,25 +3,77 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
+	"sluice/dataplane/certs"
+	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/routed"
 )
 
-// wireAddrs are where the framed socket listens, once it does.
-type wireAddrs struct {
-	mu    sync.Mutex
-	addrs []net.Addr
+// wireSockets are the listeners of the framed socket, once there are any.
+type wireSockets struct {
+	mu      sync.Mutex
+	addrs   []net.Addr // that are served
+	bound   []takeover.Listener
+	passing bool // they are being passed on: none may be added
 }
 
-func (a *wireAddrs) add(addr net.Addr) {
-	a.mu.Lock()
-	a.addrs = append(a.addrs, addr)
-	a.mu.Unlock()
+var errPassing = errors.New("another process is taking this one's place")
+
+// open binds a way and has it served, unless the listeners are being passed on.
+func (w *wireSockets) open(way wireWay, serve func(net.Listener) error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.passing {
+		return errPassing
+	}
+	ln, err := way.bind()
+	if err != nil {
+		return err
+	}
+	if err := serve(ln); err != nil {
+		return err
+	}
+	w.add(takeover.Listener{Name: way.name, Address: way.addr, Unlink: way.name == socketRoutedUnix, Listener: ln})
+	return nil
+}
+
+// add notes a listener that is served. Called with mu, or before anybody else knows w.
+func (w *wireSockets) add(l takeover.Listener) {
+	w.bound = append(w.bound, l)
+	w.addrs = append(w.addrs, l.Addr())
+}
+
+// pass gives the listeners to be passed on; none is opened until keep.
+func (w *wireSockets) pass() []takeover.Listener {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.passing = true
+	return w.bound
+}
+
+// own has the files of unix sockets go with their listeners: what was passed to this
+// process is its own by now.
+func (w *wireSockets) own() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.bound {
+		if u, ok := l.Listener.(interface{ SetUnlinkOnClose(bool) }); ok {
+			u.SetUnlinkOnClose(l.Unlink)
+		}
+	}
+}
+
+func (w *wireSockets) keep() {
+	w.mu.Lock()
+	w.passing = false
+	w.mu.Unlock()
 }
 
 // newRouted makes the router's engine, and its socket where one is wanted. The
@@ -29,7 +81,7 @@ func (a *wireAddrs) add(addr net.Addr) {
 func (r *router) newRouted() (err error) {
 	c := &r.cfg.Routed
 	r.routed, err = routed.New(routed.Options{
-		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts,
+		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts, Gate: r.gate(), FreeUnix: c.Keys == "tcp",
 		PoolWait: r.cfg.Timeouts.PoolWait, StreamIdle: r.cfg.Timeouts.StreamIdle, MaxDepth: r.cfg.Limits.MaxDepth, Log: r.log,
 	})
 	if err != nil {
@@ -41,7 +93,7 @@ func (r *router) newRouted() (err error) {
 		return nil
 	}
 	r.wire, err = wire.New(wire.Options{
-		Handler: r.routed, Log: r.log, Token: c.Token, Agent: "sluice/" + version,
+		Handler: r.routed, Log: r.log, Token: c.Token, Agent: "sluice/" + version, Admit: r.routed.Admit,
 		MaxConns: c.MaxConns, MaxStreams: c.MaxStreams, MaxFrame: int(c.MaxFrame), RequestBudget: r.cfg.Limits.BodyBudget,
 		Heartbeat: c.Heartbeat, StallTimeout: r.cfg.Timeouts.Write, WriteTimeout: r.cfg.Timeouts.Write,
 	})
@@ -53,13 +105,75 @@ func (r *router) newRouted() (err error) {
 	r.metrics.Func(stat(func(s wire.Stats) float64 { return float64(s.Streams) }), "sluice_routed_streams")
 	r.metrics.Func(stat(func(s wire.Stats) float64 { return float64(s.Stalled) }), "sluice_routed_stalled_total")
 	r.metrics.Func(stat(func(s wire.Stats) float64 { return float64(s.Requests) }), "sluice_routed_request_bytes")
+	if c.TCP() && c.TLSCert != "" {
+		k, err := certs.New(certs.Files{Cert: c.TLSCert, Key: c.TLSKey}, r.log)
+		if err != nil {
+			return fmt.Errorf("routed.tls_cert: %w", err)
+		}
+		r.metrics.Func(func() float64 { return float64(k.Expires().UnixMilli()) / 1000 }, "sluice_routed_certificate_expiry_timestamp_seconds")
+		if r.wireTLS, err = k.Server(tls.VersionTLS12); err != nil {
+			return fmt.Errorf("routed.tls_cert: %w", err)
+		}
+	}
+	return r.takeWire()
+}
+
+// wireWays are the ways to the framed socket: name of the listener, where it is wanted,
+// how it is bound.
+func (r *router) wireWays() (ways []wireWay) {
+	c := &r.cfg.Routed
+	if c.Unix != "" {
+		ways = append(ways, wireWay{socketRoutedUnix, "routed.unix", c.Unix, func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
+	}
+	if c.TCP() {
+		ways = append(ways, wireWay{socketRouted, "routed.listen", c.Listen, func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
+	}
+	return ways
+}
+
+type wireWay struct {
+	name, key, addr string
+	bind            func() (net.Listener, error)
+}
+
+// takeWire takes the listeners that were passed to this process. Callers wait in their
+// queues until this process may accept; so it does at once, whatever start_wait says:
+// the process before had opened them.
+func (r *router) takeWire() error {
+	for _, w := range r.wireWays() {
+		ln, unlink, err := r.given.Passed(w.name, w.addr)
+		if err != nil {
+			return fmt.Errorf("%s: %w", w.key, err)
+		}
+		if ln == nil {
+			continue
+		}
+		if err := r.serveWireOn(w, ln); err != nil {
+			return fmt.Errorf("%s: %w", w.key, err)
+		}
+		r.wireSockets.add(takeover.Listener{Name: w.name, Address: w.addr, Unlink: unlink, Listener: ln})
+	}
 	return nil
 }
 
-// serveWire opens the framed socket when there are workers enough, or the wait for
-// them is over.
+func (r *router) serveWireOn(w wireWay, ln net.Listener) error {
+	r.log.Info("engine socket", "addr", ln.Addr().String())
+	if w.name == socketRouted && r.wireTLS != nil {
+		return r.wire.ServeTLS(ln, r.wireTLS)
+	}
+	return r.wire.Serve(ln)
+}
+
+// serveWire opens what of the framed socket was not passed to this process, when there
+// are workers enough or the wait for them is over.
 func (r *router) serveWire(ctx context.Context) error {
 	c := &r.cfg.Routed
+	ways := slices.DeleteFunc(r.wireWays(), func(w wireWay) bool {
+		return slices.ContainsFunc(r.wireSockets.bound, func(l takeover.Listener) bool { return l.Name == w.name })
+	})
+	if len(ways) == 0 {
+		return nil
+	}
 	wait, cancel := context.WithTimeout(ctx, c.StartWait)
 	defer cancel()
 	if ready := r.routed.AwaitWorkers(wait, c.MinWorkers); ctx.Err() != nil {
@@ -67,57 +181,41 @@ func (r *router) serveWire(ctx context.Context) error {
 	} else if ready < c.MinWorkers {
 		r.log.Warn("the engine socket opens with fewer workers than wanted", "ready", ready, "routed.min_workers", c.MinWorkers, "waited", c.StartWait)
 	}
-	if c.Unix != "" {
-		addr, err := r.bindWire(ctx, func() (net.Addr, error) { return r.wire.Listen("unix://" + c.Unix) })
-		if err != nil {
-			return fmt.Errorf("routed.unix: %w", err)
+	if r.given.Replaces() {
+		select {
+		case <-r.tookPlace:
+		case <-ctx.Done():
+			return nil
 		}
-		r.wireAddrs.add(addr)
 	}
-	if !c.TCP() {
-		return nil
-	}
-	var addr net.Addr
-	var err error
-	if c.TLSCert == "" {
-		addr, err = r.bindWire(ctx, func() (net.Addr, error) { return r.wire.Listen("tcp://" + c.Listen) })
-	} else {
-		cert, e := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
-		if e != nil {
-			return fmt.Errorf("routed.tls_cert %q: %w", c.TLSCert, e)
+	for _, w := range ways {
+		if err := r.openWire(ctx, w); errors.Is(err, errPassing) || ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", w.key, err)
 		}
-		conf := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-		addr, err = r.bindWire(ctx, func() (net.Addr, error) { return r.wire.ListenTLS(c.Listen, conf) })
 	}
-	if err != nil {
-		return fmt.Errorf("routed.listen: %w", err)
-	}
-	r.wireAddrs.add(addr)
-	r.log.Info("engine socket", "addr", addr.String())
 	return nil
 }
 
-// bindWire binds the framed socket, which is none that one process can pass to
-// another: a router that takes another's place tries until that one's streams have
-// ended, for timeouts.drain at most. Callers connect again meanwhile.
-func (r *router) bindWire(ctx context.Context, bind func() (net.Addr, error)) (net.Addr, error) {
-	if !r.given.Replaces() {
-		return bind()
-	}
-	select {
-	case <-r.tookPlace:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	for end := time.Now().Add(r.cfg.Timeouts.Drain + bindTime); ; {
-		addr, err := bind()
-		if err == nil || time.Now().After(end) {
-			return addr, err
+// openWire opens one way to the framed socket. A process that takes another's place
+// may find the address taken, if it was not passed on: that one lets go of it at once.
+func (r *router) openWire(ctx context.Context, w wireWay) error {
+	for end := time.Now().Add(bindTime); ; {
+		err := r.wireSockets.open(w, func(ln net.Listener) error { return r.serveWireOn(w, ln) })
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errPassing): // until it is known which process goes on
+		case !r.given.Replaces() || time.Now().After(end):
+			return err
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
+		case <-r.passedOn:
+			return errPassing
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }

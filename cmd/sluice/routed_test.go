@@ -42,9 +42,9 @@ func dialEngine(t testing.TB, r *testRouter, network string) *client.Client {
 	t.Helper()
 	addr := ""
 	eventually(t, 10*time.Second, "the engine socket is open", func() bool {
-		r.wireAddrs.mu.Lock()
-		defer r.wireAddrs.mu.Unlock()
-		for _, a := range r.wireAddrs.addrs {
+		r.wireSockets.mu.Lock()
+		defer r.wireSockets.mu.Unlock()
+		for _, a := range r.wireSockets.addrs {
 			if a.Network() == network {
 				addr = network + "://" + a.String()
 			}

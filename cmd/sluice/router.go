@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,36 +38,37 @@ import (
 // router is one assembled router: the one place where policy (router/) and the
 // moving of bytes (dataplane/) are wired together.
 type router struct {
-	cfg       *config.Config
-	log       *slog.Logger
-	fleet     *fleet.Fleet
-	index     kvindex.Index
-	approx    *kvindex.Approx
-	scheduler *schedule.Scheduler
-	tokenizer *tokenize.Tokenizer
-	metrics   *obs.Metrics
-	runner    *disagg.Runner
-	routed    *routed.Engine
-	wire      *wire.Server // nil: no framed socket
-	wireAddrs wireAddrs
-	feeds     *kvevents.Feeds
-	loads     *kvevents.Loads
-	recorder  *record.Recorder
-	discovery *discovery.Runner
-	keeper    *snapshot.Keeper     // nil without index.snapshot
-	register  *registration.Server // nil when off
-	front     *front.Server
-	admin     *admin.Server // nil when off
-	listener  net.Listener
-	given     *takeover.Inheritance // listeners and state that this process began with; nil: none
-	before    handover              // what the router before this one left
-	passing   sync.Mutex            // one restart at a time
-	passedOn  chan struct{}         // closed when another process has taken this one's place
-	ending    chan struct{}         // closed when this one is told to end
-	reread    chan struct{}         // asks for a look at the configuration's file
-	tookPlace chan struct{}         // closed when this one has taken another's place
-	heir      *takeover.Successor   // set before that
-	keys      *apikey.Ring          // nil: anybody may send requests
+	cfg         *config.Config
+	log         *slog.Logger
+	fleet       *fleet.Fleet
+	index       kvindex.Index
+	approx      *kvindex.Approx
+	scheduler   *schedule.Scheduler
+	tokenizer   *tokenize.Tokenizer
+	metrics     *obs.Metrics
+	runner      *disagg.Runner
+	routed      *routed.Engine
+	wire        *wire.Server // nil: no framed socket
+	wireTLS     *tls.Config  // of its TCP listener; nil: none
+	wireSockets wireSockets
+	feeds       *kvevents.Feeds
+	loads       *kvevents.Loads
+	recorder    *record.Recorder
+	discovery   *discovery.Runner
+	keeper      *snapshot.Keeper     // nil without index.snapshot
+	register    *registration.Server // nil when off
+	front       *front.Server
+	admin       *admin.Server // nil when off
+	listener    net.Listener
+	given       *takeover.Inheritance // listeners and state that this process began with; nil: none
+	before      handover              // what the router before this one left
+	passing     sync.Mutex            // one restart at a time
+	passedOn    chan struct{}         // closed when another process has taken this one's place
+	ending      chan struct{}         // closed when this one is told to end
+	reread      chan struct{}         // asks for a look at the configuration's file
+	tookPlace   chan struct{}         // closed when this one has taken another's place
+	heir        *takeover.Successor   // set before that
+	keys        *apikey.Ring          // nil: anybody may send requests
 
 	notifications *notifications      // nil: no family needs them
 	transfers     *transfers.Watch    // nil: no tier is wanted

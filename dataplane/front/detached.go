@@ -23,6 +23,7 @@ type Detached struct {
 	Fields   []upstream.Field
 	Received time.Time
 	ClientIP netip.Addr // invalid: none, which no steering.pins but "any" trusts
+	Pass     Pass       // of the caller's key; nil: no keys are asked for
 	Party    Party
 	Log      *slog.Logger // [slog.Default]
 }
@@ -44,7 +45,7 @@ type Party interface {
 // *jsonscan.SyntaxError on a body that Scan refuses. It is for one Handler call, and
 // not pooled.
 func NewExchange(d *Detached) (*Exchange, error) {
-	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP}
+	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, holder: d.Pass}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
 	}
@@ -52,6 +53,9 @@ func NewExchange(d *Detached) (*Exchange, error) {
 		x.log = slog.Default()
 	}
 	x.log = x.log.With("request_id", d.RequestID)
+	if d.Pass != nil {
+		x.log = x.log.With("key", d.Pass.Name())
+	}
 	return x, nil
 }
 

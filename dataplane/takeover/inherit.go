@@ -37,6 +37,7 @@ type socket struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // as it was configured
 	FD      int    `json:"fd"`
+	Unlink  bool   `json:"unlink,omitempty"` // of a unix socket: the file goes with the last process
 }
 
 // report is what the new process says, and the old one's "go".
@@ -61,6 +62,7 @@ type Inheritance struct {
 type inherited struct {
 	file    *os.File
 	address string // "" where systemd chose it
+	unlink  bool
 }
 
 // Inherit takes what the environment says was passed to this process, and takes
@@ -155,39 +157,47 @@ func fromPredecessor(v string) (*Inheritance, error) {
 			i.Close()
 			return nil, fmt.Errorf("takeover: socket %q of the router that is replaced: %w", s.Name, err)
 		}
-		i.sockets[s.Name] = &inherited{file: file, address: s.Address}
+		i.sockets[s.Name] = &inherited{file: file, address: s.Address, unlink: s.Unlink}
 	}
 	i.state = h.State
 	return i, nil
 }
 
 // Listen gives the listener of that name where one was passed, else a new one at
-// addr. One that a router passed is used only where it was configured as addr too.
-// It accepts nothing before Ready.
+// addr, a TCP address. It accepts nothing before Ready.
 func (i *Inheritance) Listen(name, addr string) (net.Listener, error) {
-	if i == nil {
-		return net.Listen("tcp", addr)
+	ln, _, err := i.Passed(name, addr)
+	if ln != nil || err != nil {
+		return ln, err
 	}
-	s := i.sockets[name]
-	if s != nil && (s.address == "" || s.address == addr) {
-		ln, err := net.FileListener(s.file)
-		if err != nil {
-			return nil, fmt.Errorf("takeover: cannot use the socket %q that was passed: %w", name, err)
-		}
-		s.file.Close()
-		delete(i.sockets, name)
-		return i.hold(ln), nil
-	}
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
+	if ln, err = net.Listen("tcp", addr); err != nil {
 		return nil, err
 	}
 	return i.hold(ln), nil
 }
 
+// Passed gives the listener of that name where one was passed, else nil; it accepts
+// nothing before Ready. One that a router passed is given only where it was
+// configured as addr too. unlink is what Listener.Unlink was.
+func (i *Inheritance) Passed(name, addr string) (ln net.Listener, unlink bool, err error) {
+	if i == nil {
+		return nil, false, nil
+	}
+	s := i.sockets[name]
+	if s == nil || s.address != "" && s.address != addr {
+		return nil, false, nil
+	}
+	if ln, err = net.FileListener(s.file); err != nil {
+		return nil, false, fmt.Errorf("takeover: cannot use the socket %q that was passed: %w", name, err)
+	}
+	s.file.Close()
+	delete(i.sockets, name)
+	return i.hold(ln), s.unlink, nil
+}
+
 // hold keeps ln from accepting before Ready.
 func (i *Inheritance) hold(ln net.Listener) net.Listener {
-	if i.link == nil {
+	if i == nil || i.link == nil {
 		return ln
 	}
 	return &held{Listener: ln, open: i.open, closed: make(chan struct{})}
@@ -207,6 +217,16 @@ func (h *held) Accept() (net.Conn, error) {
 		return h.Listener.Accept()
 	case <-h.closed:
 		return nil, net.ErrClosed
+	}
+}
+
+// SetUnlinkOnClose is net.UnixListener's.
+func (h *held) SetUnlinkOnClose(unlink bool) { setUnlink(h.Listener, unlink) }
+
+// setUnlink says of a unix socket whether its file goes with it; nothing of others.
+func setUnlink(ln net.Listener, unlink bool) {
+	if u, ok := ln.(interface{ SetUnlinkOnClose(bool) }); ok {
+		u.SetUnlinkOnClose(unlink)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 type Listener struct {
 	Name    string
 	Address string // as it is configured: the new process takes it only for the same
+	Unlink  bool   // a unix socket whose file goes when the last process that has it closes it
 	net.Listener
 }
 
@@ -83,7 +84,7 @@ func Start(ctx context.Context, opt Options) (*Successor, error) {
 		if err != nil {
 			return nil, fmt.Errorf("takeover: cannot pass on the listener %q: %w", l.Name, err)
 		}
-		h.Sockets = append(h.Sockets, socket{Name: l.Name, Address: l.Address, FD: firstFD + len(files)})
+		h.Sockets = append(h.Sockets, socket{Name: l.Name, Address: l.Address, FD: firstFD + len(files), Unlink: l.Unlink})
 		files = append(files, f)
 	}
 	if opt.State != nil {
@@ -103,6 +104,9 @@ func Start(ctx context.Context, opt Options) (*Successor, error) {
 
 	if err = await(ctx, link, h); err == nil {
 		keep = true
+		for _, l := range opt.Listeners {
+			setUnlink(l.Listener, false) // the file is the new process's
+		}
 		return &Successor{PID: cmd.Process.Pid, link: link}, nil
 	}
 	// A process that has ended says how in its exit status; one that goes on is

@@ -15,7 +15,8 @@ import (
 
 // DialOptions of a Client; zero values mean the default in brackets.
 type DialOptions struct {
-	Token  string
+	Token  string      // the socket's, where it has one
+	Key    string      // an API key, where the router asks for them
 	Agent  string      // ["go"]
 	TLS    *tls.Config // for tcp:// addresses; nil: none
 	Window int         // bytes of items that a stream may hold before it is read [256 KiB]
@@ -41,7 +42,8 @@ type Client struct {
 	err     error // why it is closed
 	goaway  *Error
 
-	heard atomic.Int64
+	awake awake
+	heard atomic.Int64  // when bytes last came, by awake
 	done  chan struct{} // closed at the end of the reader
 }
 
@@ -78,6 +80,7 @@ func Dial(ctx context.Context, addr string, opt DialOptions) (*Client, error) {
 		nc.Close()
 		return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
 	}
+	c.awake.start(max(c.beat/4, 5*time.Millisecond))
 	go c.read()
 	go c.beats()
 	return c, nil
@@ -94,7 +97,7 @@ func (c *Client) greet(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	hello := greeting{protocol: protocolName, version: Version, oldest: Version, token: c.opt.Token, agent: c.opt.Agent, window: uint64(c.window)}
+	hello := greeting{protocol: protocolName, version: Version, oldest: Version, token: c.opt.Token, key: c.opt.Key, agent: c.opt.Agent, window: uint64(c.window)}
 	_, unsent := c.nc.Write(appendFrame(nil, Hello, 0, hello.append(nil)))
 	var head [headerSize]byte
 	h, payload, err := readFrame(c.nc, head[:], nil, maxHello) // why it was not taken, perhaps
@@ -291,7 +294,7 @@ func (c *Client) frames() error {
 			n, err := c.nc.Read(buf[to:])
 			to += n
 			if n > 0 {
-				c.heard.Store(time.Now().UnixNano())
+				c.heard.Store(int64(c.awake.now()))
 			} else if err != nil {
 				return err
 			}
@@ -352,17 +355,16 @@ func asError(e *Error) error {
 
 // beats keeps the connection alive.
 func (c *Client) beats() {
-	t := time.NewTicker(max(c.beat/2, 10*time.Millisecond))
+	t := time.NewTicker(c.awake.step)
 	defer t.Stop()
-	c.heard.CompareAndSwap(0, time.Now().UnixNano())
 	for {
 		select {
 		case <-c.done:
 			return
 		case <-t.C:
 		}
-		quiet := time.Duration(time.Now().UnixNano() - c.heard.Load())
-		if quiet > 3*c.beat {
+		quiet := c.awake.tick(time.Now()) - time.Duration(c.heard.Load())
+		if quiet > 3*c.beat+c.awake.step {
 			c.fail(&Error{CodeHeartbeat, "nothing was heard of the server for " + quiet.Round(time.Millisecond).String()})
 			return
 		}

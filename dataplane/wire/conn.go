@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"runtime/debug"
 	"sync/atomic"
@@ -27,7 +28,9 @@ type Conn struct {
 	srv    *Server
 	out    outbox
 	peer   netip.Addr
+	unix   bool        // over a unix socket
 	agent  string      // set by HELLO, before the first stream
+	key    []byte      // likewise
 	open   atomic.Bool // HELLO has come
 	window int64
 	newest uint32 // highest stream id opened
@@ -40,15 +43,16 @@ type Conn struct {
 	streams map[uint32]*Stream // guarded by out.mu
 	serving atomic.Int64       // handlers that have not returned; more than streams after kills
 
-	opened time.Time
-	heard  atomic.Int64 // when bytes last came, ns of the server's clock
-	pinged atomic.Int64 // when a PING was last sent
+	// By the server's awake clock.
+	opened time.Duration
+	heard  atomic.Int64  // when bytes last came
+	pinged time.Duration // when a PING was last sent; tick's
 }
 
-func newConn(srv *Server, l link, peer netip.Addr) *Conn {
-	c := &Conn{srv: srv, peer: peer, streams: make(map[uint32]*Stream), opened: time.Now()}
+func newConn(srv *Server, l link, remote net.Addr) *Conn {
+	c := &Conn{srv: srv, peer: peerOf(remote), unix: remote.Network() == "unix", streams: make(map[uint32]*Stream), opened: srv.awake.now()}
 	c.out.link, c.out.most = l, srv.opt.QueueBytes
-	c.heard.Store(int64(srv.now()))
+	c.heard.Store(int64(c.opened))
 	return c
 }
 
@@ -56,7 +60,7 @@ func newConn(srv *Server, l link, peer netip.Addr) *Conn {
 // left is the beginning of a small frame, to come again with more. An error is
 // what the peer must be told before the connection is closed.
 func (c *Conn) feed(p []byte) (taken int, bad *Error) {
-	c.heard.Store(int64(c.srv.now()))
+	c.heard.Store(int64(c.srv.awake.now()))
 	for {
 		rest := p[taken:]
 		switch {
@@ -210,9 +214,14 @@ func (c *Conn) hello(payload []byte) *Error {
 	case len(g.agent) > 128:
 		return &Error{CodeProtocol, "HELLO: agent is longer than 128 bytes"}
 	}
-	c.window, c.agent = int64(g.window), g.agent
-	c.open.Store(true)
 	o := &c.srv.opt
+	if o.Admit != nil {
+		if bad := o.Admit([]byte(g.key), c.unix); bad != nil {
+			return bad
+		}
+	}
+	c.window, c.agent, c.key = int64(g.window), g.agent, []byte(g.key)
+	c.open.Store(true)
 	welcome := greeting{protocol: protocolName, version: Version, agent: o.Agent, maxFrame: uint64(o.MaxFrame), maxStreams: uint64(o.MaxStreams), heartbeatMS: uint64(o.Heartbeat.Milliseconds())}
 	c.out.post(Welcome, 0, welcome.append(nil))
 	if c.srv.draining.Load() {
@@ -300,18 +309,18 @@ func (c *Conn) serve(s *Stream) {
 	c.srv.opt.Handler.ServeStream(s)
 }
 
-// tick is called about every second: it keeps the connection alive, or says why
-// it must be closed.
-func (c *Conn) tick(now int64) *Error {
-	beat := int64(c.srv.opt.Heartbeat)
-	quiet := now - c.heard.Load()
-	switch {
-	case !c.open.Load() && time.Since(c.opened) > c.srv.opt.HelloTimeout:
+// tick is called at every tick of the server's clock: it keeps the connection alive,
+// or says why it must be closed.
+func (c *Conn) tick(now time.Duration) *Error {
+	beat, step := c.srv.opt.Heartbeat, c.srv.awake.step
+	quiet := now - time.Duration(c.heard.Load())
+	switch { // what is known of a moment is the tick before it: a step is the benefit of the doubt
+	case !c.open.Load() && now-c.opened > c.srv.opt.HelloTimeout+step:
 		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
-	case quiet > 3*beat:
-		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", time.Duration(quiet).Round(time.Millisecond))}
-	case quiet > beat && now-c.pinged.Load() > beat:
-		c.pinged.Store(now)
+	case quiet > 3*beat+step:
+		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", quiet.Round(time.Millisecond))}
+	case quiet > beat && now-c.pinged > beat:
+		c.pinged = now
 		c.out.post(Ping, 0, nil)
 	}
 	return nil

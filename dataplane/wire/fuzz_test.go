@@ -3,7 +3,7 @@ package wire
 import (
 	"bytes"
 	"fmt"
-	"net/netip"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -63,7 +63,7 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 		t.Fatal(err)
 	}
 	link := new(sink)
-	c := newConn(srv, link, netip.Addr{})
+	c := newConn(srv, link, &net.UnixAddr{Net: "unix"})
 	var bad *Error
 	var held []byte
 	for len(in) > 0 && bad == nil {
@@ -117,7 +117,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newConn(srv, new(discard), netip.Addr{})
+	c := newConn(srv, new(discard), &net.UnixAddr{Net: "unix"})
 	s := &Stream{ID: 1, conn: c, credit: 1 << 40}
 	item := make([]byte, 80)
 	if n := testing.AllocsPerRun(1000, func() {

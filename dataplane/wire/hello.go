@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -20,6 +21,7 @@ type greeting struct {
 	version  uint64 // HELLO: newest that the client speaks; WELCOME: the one that is spoken
 	oldest   uint64 // HELLO: oldest that it speaks
 	token    string
+	key      string // HELLO: the caller's API key
 	agent    string
 	window   uint64 // HELLO: bytes of items that each stream may be sent before its first CREDIT
 
@@ -28,36 +30,42 @@ type greeting struct {
 	heartbeatMS uint64 // after so long without a frame either side sends PING, and after three times that it closes
 }
 
+// member is one of a greeting's: a text or a number.
+type member struct {
+	name   string
+	text   *string
+	number *uint64
+}
+
+// members are all that a greeting may have. What is zero is not written.
+func (g *greeting) members() [10]member {
+	return [...]member{
+		{"protocol", &g.protocol, nil}, {"version", nil, &g.version}, {"oldest", nil, &g.oldest}, {"token", &g.token, nil}, {"key", &g.key, nil},
+		{"agent", &g.agent, nil}, {"window", nil, &g.window}, {"max_frame", nil, &g.maxFrame}, {"max_streams", nil, &g.maxStreams}, {"heartbeat_ms", nil, &g.heartbeatMS},
+	}
+}
+
 func (g *greeting) append(dst []byte) []byte {
 	at, n := len(dst), uint32(0)
 	dst = append(dst, 0xde, 0, 0) // a map of up to 65535 members, counted below
-	text := func(key, v string) {
-		if v != "" {
-			dst = msgp.AppendString(msgp.AppendString(dst, key), v)
-			n++
+	for _, m := range g.members() {
+		switch {
+		case m.text != nil && *m.text != "":
+			dst = msgp.AppendString(msgp.AppendString(dst, m.name), *m.text)
+		case m.number != nil && *m.number != 0:
+			dst = msgp.AppendUint64(msgp.AppendString(dst, m.name), *m.number)
+		default:
+			continue
 		}
+		n++
 	}
-	number := func(key string, v uint64) {
-		if v != 0 {
-			dst = msgp.AppendUint64(msgp.AppendString(dst, key), v)
-			n++
-		}
-	}
-	text("protocol", g.protocol)
-	number("version", g.version)
-	number("oldest", g.oldest)
-	text("token", g.token)
-	text("agent", g.agent)
-	number("window", g.window)
-	number("max_frame", g.maxFrame)
-	number("max_streams", g.maxStreams)
-	number("heartbeat_ms", g.heartbeatMS)
 	dst[at+1], dst[at+2] = byte(n>>8), byte(n)
 	return dst
 }
 
 // read reads a greeting; members that it does not know are passed over.
 func (g *greeting) read(b []byte) error {
+	known := g.members()
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	if err != nil {
 		return fmt.Errorf("want a map: %w", err)
@@ -67,39 +75,16 @@ func (g *greeting) read(b []byte) error {
 		if key, b, err = msgp.ReadStringZC(b); err != nil {
 			return fmt.Errorf("want names as keys: %w", err)
 		}
-		name := string(key)
-		var text *string
-		var number *uint64
-		switch name {
-		case "protocol":
-			text = &g.protocol
-		case "token":
-			text = &g.token
-		case "agent":
-			text = &g.agent
-		case "version":
-			number = &g.version
-		case "oldest":
-			number = &g.oldest
-		case "window":
-			number = &g.window
-		case "max_frame":
-			number = &g.maxFrame
-		case "max_streams":
-			number = &g.maxStreams
-		case "heartbeat_ms":
-			number = &g.heartbeatMS
-		}
-		switch {
-		case text != nil:
-			*text, b, err = msgp.ReadStringBytes(b)
-		case number != nil:
-			*number, b, err = msgp.ReadUint64Bytes(b)
-		default:
+		switch i := slices.IndexFunc(known[:], func(m member) bool { return m.name == string(key) }); {
+		case i < 0:
 			b, err = msgp.Skip(b)
+		case known[i].text != nil:
+			*known[i].text, b, err = msgp.ReadStringBytes(b)
+		default:
+			*known[i].number, b, err = msgp.ReadUint64Bytes(b)
 		}
 		if err != nil {
-			return fmt.Errorf("member %q: %w", name, err)
+			return fmt.Errorf("member %.40q: %w", key, err)
 		}
 	}
 	return nil

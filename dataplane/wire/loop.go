@@ -28,17 +28,34 @@ func (s *Server) Listen(addr string) (net.Addr, error) {
 	if !ok || network != "unix" && network != "tcp" || host == "" {
 		return nil, fmt.Errorf("wire: cannot listen on %q: want unix:///PATH or tcp://HOST:PORT", addr)
 	}
+	var ln net.Listener
+	var err error
 	if network == "unix" {
-		if err := freeSocket(host); err != nil {
-			return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
-		}
+		ln, err = ListenUnix(host)
+	} else {
+		ln, err = net.Listen(network, host)
 	}
-	if err := s.startLoops(); err != nil {
-		return nil, fmt.Errorf("wire: cannot start event loops: %w", err)
-	}
-	ln, err := net.Listen(network, host)
 	if err != nil {
 		return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
+	}
+	return ln.Addr(), s.Serve(ln)
+}
+
+// ListenUnix binds a unix socket's path, in the place of one that a process has left
+// which ended. Closing the listener removes the file.
+func ListenUnix(path string) (net.Listener, error) {
+	if err := freeSocket(path); err != nil {
+		return nil, err
+	}
+	return net.Listen("unix", path)
+}
+
+// Serve serves what ln accepts, over TCP or a unix socket, on gnet event loops. It
+// returns at once; ln is the Server's to close, by Leave or Close.
+func (s *Server) Serve(ln net.Listener) error {
+	if err := s.startLoops(); err != nil {
+		ln.Close()
+		return fmt.Errorf("wire: cannot start event loops: %w", err)
 	}
 	return s.serve(ln, s.enroll)
 }
@@ -69,7 +86,7 @@ func (s *Server) startLoops() error {
 // enroll gives a connection to the loops.
 func (s *Server) enroll(nc net.Conn) {
 	k := &loopLink{limit: s.opt.WriteTimeout}
-	k.conn = newConn(s, k, peerOf(nc.RemoteAddr()))
+	k.conn = newConn(s, k, nc.RemoteAddr())
 	if !s.add(k.conn) {
 		turnAway(nc)
 		return

@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -55,15 +57,38 @@ func (l *netLink) deliver(o *outbox) {
 	}
 }
 
+// handshake is TLS's, which no deadline of a write bounds: it reads too.
+func (l *netLink) handshake(within time.Duration) error {
+	t, ok := l.nc.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	go func() {
+		select {
+		case <-l.end:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return t.HandshakeContext(ctx)
+}
+
 // serveNet reads one connection to its end.
 func (s *Server) serveNet(nc net.Conn) {
 	l := &netLink{nc: nc, limit: s.opt.WriteTimeout, kicked: make(chan struct{}, 1), end: make(chan struct{})}
-	c := newConn(s, l, peerOf(nc.RemoteAddr()))
+	c := newConn(s, l, nc.RemoteAddr())
 	if !s.add(c) {
 		turnAway(nc)
 		return
 	}
 	defer s.remove(c)
+	if err := l.handshake(s.opt.HelloTimeout); err != nil {
+		nc.Close()
+		c.lost(err)
+		return
+	}
 	delivered := make(chan struct{})
 	go func() {
 		defer close(delivered)
@@ -72,9 +97,7 @@ func (s *Server) serveNet(nc net.Conn) {
 	buf := make([]byte, 32<<10)
 	have := 0
 	var lost error
-	for {
-		// The ticker closes a silent connection; this is for one whose close hangs.
-		_ = nc.SetReadDeadline(time.Now().Add(s.opt.HelloTimeout + 4*s.opt.Heartbeat))
+	for { // no deadline: the server's clock closes what is silent
 		n, err := nc.Read(buf[have:])
 		if n > 0 {
 			have += n

@@ -30,6 +30,9 @@ type Options struct {
 	Log     *slog.Logger // [none]
 	Token   string       // that clients must show; "" for none
 	Agent   string       // what WELCOME calls this end ["sluice"]
+	// Admit, where set, says whether a caller may come in by the key of its HELLO,
+	// which may be empty, and is borrowed. It must not block.
+	Admit func(key []byte, unix bool) *Error
 
 	MaxConns      int           // [256]
 	MaxStreams    int           // open on one connection [16384]
@@ -76,7 +79,7 @@ func (o *Options) defaults() {
 type Server struct {
 	opt    Options
 	budget *membudget.Budget
-	epoch  time.Time
+	awake  awake
 
 	draining atomic.Bool
 	live     atomic.Int64 // handlers that have not returned
@@ -85,7 +88,7 @@ type Server struct {
 
 	mu     sync.Mutex
 	conns  map[*Conn]struct{}
-	ends   []func()     // close one listener and what it accepted
+	ends   []func()     // each closes a listener and waits for its accepting to end
 	loops  *gnet.Client // nil before the first Listen
 	closed bool
 	done   chan struct{}
@@ -99,13 +102,10 @@ func New(opt Options) (*Server, error) {
 	}
 	opt.defaults()
 	return &Server{
-		opt: opt, budget: membudget.NewBudget(opt.RequestBudget), epoch: time.Now(),
+		opt: opt, budget: membudget.NewBudget(opt.RequestBudget),
 		conns: make(map[*Conn]struct{}), done: make(chan struct{}),
 	}, nil
 }
-
-// now is the time since the server was made, monotonic.
-func (s *Server) now() time.Duration { return time.Since(s.epoch) }
 
 // Stats of a Server.
 type Stats struct {
@@ -133,7 +133,10 @@ func (s *Server) add(c *Conn) bool {
 		return false
 	}
 	s.conns[c] = struct{}{}
-	s.ticker.Do(func() { go s.tick() })
+	s.ticker.Do(func() {
+		s.awake.start(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4))
+		go s.tick()
+	})
 	return true
 }
 
@@ -155,7 +158,7 @@ func (s *Server) all() []*Conn {
 
 // tick keeps all connections alive until the server is closed.
 func (s *Server) tick() {
-	t := time.NewTicker(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4))
+	t := time.NewTicker(s.awake.step)
 	defer t.Stop()
 	for {
 		select {
@@ -163,7 +166,7 @@ func (s *Server) tick() {
 			return
 		case <-t.C:
 		}
-		now := int64(s.now())
+		now := s.awake.tick(time.Now())
 		for _, c := range s.all() {
 			if bad := c.tick(now); bad != nil {
 				c.bye(bad)
@@ -210,6 +213,18 @@ func (s *Server) Drain(ctx context.Context) error {
 	return nil
 }
 
+// Leave closes the listeners; connections go on. Of use to a process whose listeners
+// another has taken over.
+func (s *Server) Leave() {
+	s.mu.Lock()
+	ends := s.ends
+	s.ends = nil
+	s.mu.Unlock()
+	for _, end := range ends {
+		end()
+	}
+}
+
 // Close ends listeners and connections; streams under way are killed. It returns
 // when their handlers have, or after grace.
 func (s *Server) Close() {
@@ -220,12 +235,9 @@ func (s *Server) Close() {
 		return
 	}
 	s.closed = true
-	ends := s.ends
 	s.mu.Unlock()
 	close(s.done)
-	for _, end := range ends {
-		end()
-	}
+	s.Leave()
 	for _, c := range s.all() {
 		c.out.link.close()
 	}
@@ -262,30 +274,35 @@ func peerOf(a net.Addr) netip.Addr {
 // gnet has no TLS, so these connections have two goroutines each, a reader's and
 // a writer's, over the same frames.
 func (s *Server) ListenTLS(addr string, conf *tls.Config) (net.Addr, error) {
-	ln, err := tls.Listen("tcp", addr, conf)
+	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("wire: cannot listen on %q: %w", addr, err)
 	}
-	return s.serve(ln, func(nc net.Conn) { go s.serveNet(nc) })
+	return ln.Addr(), s.ServeTLS(ln, conf)
 }
 
-// serve accepts until Close.
-func (s *Server) serve(ln net.Listener, take func(net.Conn)) (net.Addr, error) {
+// ServeTLS is Serve for TLS.
+func (s *Server) ServeTLS(ln net.Listener, conf *tls.Config) error {
+	return s.serve(tls.NewListener(ln, conf), func(nc net.Conn) { go s.serveNet(nc) })
+}
+
+// serve accepts until Leave or Close.
+func (s *Server) serve(ln net.Listener, take func(net.Conn)) error {
 	ended := make(chan struct{})
 	if !s.atEnd(func() { ln.Close(); <-ended }) {
 		ln.Close()
-		return nil, errClosed
+		return errClosed
 	}
 	go func() {
 		defer close(ended)
 		s.accept(ln, take)
 	}()
-	return ln.Addr(), nil
+	return nil
 }
 
 // turnAway closes a connection that is one too many.
 func turnAway(nc net.Conn) {
-	_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
+	_ = nc.SetDeadline(time.Now().Add(time.Second)) // over TLS the first write reads too
 	_, _ = nc.Write(farewell(&Error{CodeConnections, "too many connections are open"}))
 	nc.Close()
 }

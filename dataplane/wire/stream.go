@@ -43,6 +43,13 @@ func (s *Stream) Peer() netip.Addr { return s.conn.peer }
 // Agent is what the caller called itself in its HELLO.
 func (s *Stream) Agent() string { return s.conn.agent }
 
+// Unix says whether the caller came over a unix socket.
+func (s *Stream) Unix() bool { return s.conn.unix }
+
+// Key is what the caller showed in its HELLO, which Options.Admit has seen. It must
+// not be changed, nor logged.
+func (s *Stream) Key() []byte { return s.conn.key }
+
 // Watch arranges that onStop is called once when the caller asks to stop, and
 // onKill once when it kills the stream or is lost; each on a goroutine of its own
 // choosing, at once where that has happened already. They must not block.

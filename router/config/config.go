@@ -305,7 +305,11 @@ type Routed struct {
 	Listen string `yaml:"listen"`              // TCP address of the framed socket, or "off" [off]
 	Token  string `yaml:"token" secret:"true"` // that callers of the socket must show, 16 characters or more; never logged [none]
 
-	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate [plain TCP]
+	// Keys says who must show an API key, where there are api_keys: all, or tcp: not the
+	// callers of the unix socket, whose file's permissions say who may call [all].
+	Keys string `yaml:"keys" oneof:"all tcp"`
+
+	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate; read again when it changes [plain TCP]
 	TLSKey  string `yaml:"tls_key"`  // PEM file with its key [none]
 	// VLLM is the API by which vLLM's workers are asked: completions
 	// (/v1/completions with return_token_ids), generate (/inference/v1/generate,

@@ -39,7 +39,7 @@ func Default() *Config {
 		Steering:  Steering{Pins: []string{"127.0.0.0/8", "::1/128"}, PrefillOnly: "any"},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},
 
-		Routed: Routed{Listen: "off", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},
+		Routed: Routed{Listen: "off", Keys: "all", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},
 
 		Fleet:     Fleet{StartWait: 60 * time.Second, RetryShare: 0.2, RetryPerSecond: 3},
 		Discovery: Discovery{FilePoll: time.Second},

@@ -76,6 +76,7 @@ var Catalog = []Family{
 	{"sluice_relay_threads", "gauge", "", "Event loops that drive streams; 0: each stream has a goroutine (relay.driver, or a kernel that refuses)."},
 	{"sluice_relay_loop_streams", "gauge", "", "Streams that event loops drive now; streams over TLS, encoded ones and those of routed callers are on goroutines."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},
+	{"sluice_routed_certificate_expiry_timestamp_seconds", "gauge", "", "When the certificate of the framed engine socket ends, in seconds since 1970; absent without TLS."},
 	{"sluice_routed_connections", "gauge", "", "Connections of the framed engine socket."},
 	{"sluice_routed_streams", "gauge", "", "Requests of the framed engine socket that are under way."},
 	{"sluice_routed_stalled_total", "counter", "", "Streams of the framed engine socket that were ended because their caller took nothing."},

@@ -9,16 +9,21 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
 	"sluice/router/disagg"
 	"sluice/router/fleet"
 	"sluice/router/worker"
 )
 
-// Options of an Engine. All but Hosts and Log are required.
+// Options of an Engine. Runner and Fleet are required.
 type Options struct {
 	Runner *disagg.Runner
 	Fleet  *fleet.Fleet
+	// Gate is asked for the keys of the socket's callers, as the front is for those of
+	// HTTP; nil: nobody needs one. FreeUnix: nor does a caller over a unix socket.
+	Gate     front.Gate
+	FreeUnix bool
 	// HTTP: POST /v1/routed/generate is served.
 	HTTP bool
 	// VLLM is the API that vLLM's workers are asked by: completions, generate, or
@@ -101,11 +106,12 @@ type plan struct {
 }
 
 // prepare checks a request and writes the engine's body; a *FieldError says what
-// is wrong with it. gone ends the wait for a first worker.
-func (e *Engine) prepare(ctx context.Context, body []byte) (*plan, error) {
+// is wrong with it, a *modelDenied that pass is not good for it. ctx ends the wait for
+// a first worker.
+func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Pass) (*plan, error) {
 	e.requests.Add(1)
 	p := &plan{r: new(request), began: time.Now()}
-	err := e.fill(ctx, p, body)
+	err := e.fill(ctx, p, body, pass)
 	if err != nil {
 		e.refused.Add(1)
 		return nil, err
@@ -113,9 +119,12 @@ func (e *Engine) prepare(ctx context.Context, body []byte) (*plan, error) {
 	return p, nil
 }
 
-func (e *Engine) fill(ctx context.Context, p *plan, body []byte) error {
+func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass) error {
 	r := p.r
 	if err := r.parse(body); err != nil {
+		return err
+	}
+	if err := mayUse(pass, r); err != nil {
 		return err
 	}
 	if err := p.context.read(r.vals[fContext]); err != nil {

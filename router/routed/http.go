@@ -23,7 +23,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	x.OnGone(cancel)
-	p, err := e.prepare(ctx, x.Doc.Body)
+	p, err := e.prepare(ctx, x.Doc.Body, x.Pass())
 	x.OnGone(nil)
 	if err != nil {
 		reason, field := refusal(err)
@@ -50,10 +50,13 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 // refusal is how an error of prepare is answered.
 func refusal(err error) (reason front.Reason, field string) {
 	var f *FieldError
-	if !errors.As(err, &f) {
+	var d *modelDenied
+	switch {
+	case errors.As(err, &d):
+		return front.KeyModel, "model"
+	case !errors.As(err, &f):
 		return front.BadField, ""
-	}
-	if f.Forbidden {
+	case f.Forbidden:
 		return front.ForbiddenField, f.Field
 	}
 	return front.BadField, f.Field

@@ -12,6 +12,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/dataplane/wire"
 )
 
 // serve has the runner serve the call, and relays what it gives.
@@ -20,7 +21,7 @@ func (c *call) serve() {
 	fields := append(c.p.says, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.Detached{
 		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Party: c, Log: c.e.opt.Log,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Pass: c.pass, Party: c, Log: c.e.opt.Log,
 	})
 	if err != nil {
 		c.Refuse(front.BadField, "", err.Error(), 0)
@@ -39,6 +40,29 @@ type leaving struct {
 	mu   sync.Mutex
 	f    func()
 	left atomic.Bool
+
+	answer sync.Mutex // whose the answer is, held while the other way of ending tells it
+	begun  bool       // the call's own
+	told   bool       // it was told, by tell
+}
+
+// begin makes the answer the call's; false when tell was there before.
+func (l *leaving) begin() bool {
+	l.answer.Lock()
+	defer l.answer.Unlock()
+	l.begun = true
+	return !l.told
+}
+
+// tell has end tell the whole answer, if none has begun.
+func (l *leaving) tell(end func()) {
+	l.answer.Lock()
+	defer l.answer.Unlock()
+	if l.begun || l.told {
+		return
+	}
+	l.told = true
+	end()
 }
 
 func (l *leaving) set(f func()) {
@@ -82,6 +106,9 @@ func (c *call) begun(told func(string) string) {
 	c.converter = c.e.converter(c.p, told)
 	c.scratch, c.it.tokens, c.last.tokens = scratch, tokens, last
 	c.send, c.stopped = c.put, c.s.Stopped
+	if !c.left.begin() {
+		c.send = func(*item) error { return wire.ErrEnded }
+	}
 }
 
 // Refuse implements front.Party.

@@ -21,6 +21,7 @@ type call struct {
 	s       *wire.Stream
 	e       *Engine
 	p       *plan
+	pass    front.Pass // of the caller's key; nil: none is asked for
 	x       *front.Exchange
 	id      string
 	left    *leaving
@@ -69,6 +70,11 @@ func (c *call) refuse(reason front.Reason, field, message string) {
 }
 
 func (e *Engine) run(c *call) {
+	pass, denied := e.enter(c.s)
+	if denied != nil {
+		c.refuse(denied.Reason, "", keyProblem(denied))
+		return
+	}
 	body, rest, err := appendJSON(make([]byte, 0, 2*len(c.s.Payload)), c.s.Payload, 0)
 	switch {
 	case err != nil:
@@ -84,18 +90,24 @@ func (e *Engine) run(c *call) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c.s.Watch(cancel, cancel)
-	p, err := e.prepare(ctx, body)
+	p, err := e.prepare(ctx, body, pass)
 	if err != nil {
 		reason, field := refusal(err)
 		c.refuse(reason, field, err.Error())
 		return
 	}
-	c.e, c.p = e, p
+	c.e, c.p, c.pass = e, p, pass
 	if c.id = p.context.id; c.id == "" {
 		c.id = e.ids.make()
 	}
-	// Only legs hear of these: the request goes on to its end by itself.
-	c.s.Watch(c.left.leave, c.left.leave)
+	// Only legs hear of these: the request goes on to its end by itself. A caller who
+	// stops is told at once where nothing was told before: what must still be done for
+	// the legs, to have blocks freed, is nothing to wait for.
+	left, s, prompt := c.left, c.s, len(p.r.tokens)
+	c.s.Watch(func() {
+		left.leave()
+		go left.tell(func() { endStopped(s, prompt) })
+	}, left.leave)
 	c.serve()
 	c.s.Watch(nil, nil)
 	if c.s.Err() != nil {
@@ -109,6 +121,14 @@ func (e *Engine) run(c *call) {
 	}
 	if err == nil {
 		c.s.End(nil)
+	}
+}
+
+// endStopped ends a stream of which nothing was sent, as its caller asked.
+func endStopped(s *wire.Stream, prompt int) {
+	it := item{data: true, finish: "cancelled", usage: usage{prompt: prompt, completion: 0, cached: -1}}
+	if s.Send(asMsgpack{}.append(nil, &it)) == nil {
+		s.End(nil)
 	}
 }
 

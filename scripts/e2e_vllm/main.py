@@ -10,6 +10,7 @@ import time
 import section_dp
 import section_migrate
 import section_pd
+import section_routed
 import section_transfers
 from processes import say
 from report import Report
@@ -18,6 +19,7 @@ SECTIONS = {
     "pd": section_pd.Section,
     "dp": section_dp.Section,
     "migrate": section_migrate.Section,
+    "routed": section_routed.Section,
     "transfers": section_transfers.Section,
 }
 

@@ -69,6 +69,12 @@ TXT
   touch "$dir/.installed"
 fi
 
+# The one dependency of the Python client, which runs beside vLLM in section routed.
+if [ ! -e "$dir/.msgpack" ]; then
+  UV_LINK_MODE=copy "$dir/venv/bin/uv" pip install -q --python "$dir/venv/bin/python" msgpack==1.1.2 >&2
+  touch "$dir/.msgpack"
+fi
+
 if [ ! -e "$dir/model/.made" ]; then
   say "making the tiny model"
   "$dir/venv/bin/python" "$here/make_model.py" "$dir/model" >&2

@@ -1,13 +1,15 @@
 """A chat preprocessor: vLLM's tokenizer and the model's chat template here, the engines behind a Sluice router.
 
-usage: vllm_preprocessor.py [--token-env NAME] ADDRESS MODEL TOKENIZER MESSAGE...
+usage: vllm_preprocessor.py [--key-env NAME] [--max-tokens N] [--json] ADDRESS MODEL TOKENIZER MESSAGE...
 
 ADDRESS is unix:///PATH or tcp://HOST:PORT, TOKENIZER a folder or a name of the hub. Each MESSAGE is a
-conversation of its own; all are asked at once on one connection. Needs vLLM, and this package.
+conversation of its own; all are asked at once on one connection. --json prints token ids too, an object a
+line. Needs vLLM, and this package. Importing vLLM takes a minute on a slow machine.
 """
 
 import argparse
 import asyncio
+import json
 import os
 
 from sluice_routed import Context, Request, RoutedEngine
@@ -19,28 +21,26 @@ class Preprocessor:
         self.engine, self.model = engine, model
         self.tokenizer = get_tokenizer(tokenizer)
 
-    def render(self, messages: list[dict], **sampling) -> Request:
+    def render(self, messages: list[dict], max_tokens: int = 64, **sampling) -> Request:
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        max_tokens = sampling.pop("max_tokens", 64)
         return Request(
             token_ids=ids, model=self.model, stop_conditions={"max_tokens": max_tokens},
             sampling_options=sampling, eos_token_ids=[self.tokenizer.eos_token_id], annotations=["decision"],
         )
 
-    async def chat(self, messages: list[dict], context: Context, **sampling):
-        """Pieces of text as they come."""
+    async def chat(self, request: Request, context: Context):
+        """Pieces of text as they come, each with the tokens since the last and the router's comments."""
         ids, said = [], 0
-        async with self.engine.generate(self.render(messages, **sampling), context) as answer:
+        async with self.engine.generate(request, context) as answer:
             async for item in answer:
                 if item.is_error():
                     raise RuntimeError(f"{context.id}: {item.error().message}")
-                if item.data() is None:
-                    continue
-                ids += item.data().token_ids
+                new = item.data().token_ids if item.data() else []
+                ids += new
                 text = self.tokenizer.decode(ids, skip_special_tokens=True)
-                if item.data().finish_reason is None and text.endswith("\ufffd"):
-                    continue  # half a character: the next tokens complete it
-                yield text[said:]
+                if item.data() and item.data().finish_reason is None and text.endswith("\ufffd"):
+                    text = text[:said]  # half a character: the next tokens complete it
+                yield text[said:], new, item.comments()
                 said = len(text)
 
 
@@ -49,17 +49,21 @@ async def main() -> None:
     for name in ("address", "model", "tokenizer"):
         parser.add_argument(name)
     parser.add_argument("message", nargs="+")
-    parser.add_argument("--token-env", default="SLUICE_ROUTED_TOKEN")
+    parser.add_argument("--key-env", default="SLUICE_KEY")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    async with RoutedEngine(args.address, token=os.environ.get(args.token_env)) as engine:
+    async with RoutedEngine(args.address, token=os.environ.get("SLUICE_ROUTED_TOKEN"), key=os.environ.get(args.key_env)) as engine:
         preprocessor = Preprocessor(engine, args.model, args.tokenizer)
 
-        async def ask(message: str) -> str:
-            pieces = preprocessor.chat([{"role": "user", "content": message}], Context(timeout=60), temperature=0.0)
-            return "".join([piece async for piece in pieces])
+        async def ask(message: str) -> dict:
+            request = preprocessor.render([{"role": "user", "content": message}], args.max_tokens, temperature=0.0)
+            pieces = [piece async for piece in preprocessor.chat(request, Context(timeout=300))]
+            told = {"message": message, "prompt_token_ids": request.token_ids, "text": "".join(text for text, _, _ in pieces)}
+            return {**told, "token_ids": sum((ids for _, ids, _ in pieces), []), "comments": sum((c for _, _, c in pieces), [])}
 
-        for message, text in zip(args.message, await asyncio.gather(*map(ask, args.message))):
-            print(f"> {message}\n{text}")
+        for told in await asyncio.gather(*map(ask, args.message)):
+            print(json.dumps(told) if args.json else f"> {told['message']}\n{told['text']}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ _WRITE_MOST = 16 << 20  # and above which the connection is given up
 class Settings:
     address: str
     token: str | None = field(repr=False)
+    key: str | None = field(repr=False)
     tls: ssl.SSLContext | None
     server_hostname: str | None
     window: int
@@ -90,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=_WRITE_BUFFER)
         s = self._settings
-        transport.write(frames.hello(s.token, s.window, s.agent))
+        transport.write(frames.hello(s.token, s.key, s.window, s.agent))
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()

@@ -34,6 +34,7 @@ class RoutedEngine:
         address: str,
         *,
         token: str | None = None,
+        key: str | None = None,
         tls: ssl.SSLContext | bool | None = None,
         server_hostname: str | None = None,
         window: int = 256 << 10,
@@ -41,7 +42,8 @@ class RoutedEngine:
         connect_timeout: float = 10.0,
         write_timeout: float = 30.0,
     ) -> None:
-        """address is unix:///PATH or tcp://HOST:PORT. tls is a context, or True for the
+        """address is unix:///PATH or tcp://HOST:PORT. token is the socket's, key an API key
+        of the router's, where it asks for them; requests count against the key's limits. tls is a context, or True for the
         system's authorities. window is what each request may have unread, in bytes.
         connect_timeout bounds all attempts together for one need of a connection.
         """
@@ -50,7 +52,7 @@ class RoutedEngine:
         if tls is True:
             tls = ssl.create_default_context()
         self._settings = Settings(
-            address, token, tls or None, server_hostname, window, agent[:128], connect_timeout, write_timeout
+            address, token, key, tls or None, server_hostname, window, agent[:128], connect_timeout, write_timeout
         )
         if self._settings.dialed()[0] == "unix" and tls:
             raise ValueError("tls is for tcp addresses; want none on a unix socket")

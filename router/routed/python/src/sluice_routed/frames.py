@@ -47,10 +47,12 @@ def credit(stream: int, count: int) -> bytes:
     return frame(Kind.CREDIT, stream, _CREDIT.pack(count))
 
 
-def hello(token: str | None, window: int, agent: str) -> bytes:
+def hello(token: str | None, key: str | None, window: int, agent: str) -> bytes:
     members: dict[str, Any] = {"protocol": PROTOCOL, "version": VERSION, "oldest": VERSION, "window": window, "agent": agent}
     if token:
         members["token"] = token
+    if key:
+        members["key"] = key
     return frame(Kind.HELLO, 0, pack(members))
 
 
