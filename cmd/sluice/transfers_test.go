@@ -61,11 +61,24 @@ func startTold(t *testing.T, mod func(*config.Config), workers ...config.Worker)
 	return r
 }
 
-// report says something of the request as an engine's connector does.
-func (r *told) report(event, status, id string) {
+// report says something of the request as an engine's connector does: a decode engine
+// names the ticket that was in its body, where one was.
+func (r *told) report(event, status, id, body string) {
+	var sent struct {
+		Handle struct {
+			Ticket *struct {
+				Slot  int
+				Nonce string
+			} `json:"sluice"`
+		} `json:"kv_transfer_params"`
+	}
+	ticket := "- -"
+	if json.Unmarshal([]byte(body), &sent) == nil && sent.Handle.Ticket != nil && event == "recv" {
+		ticket = fmt.Sprintf("%d %s", sent.Handle.Ticket.Slot, sent.Handle.Ticket.Nonce)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s - - 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, id), 0)
+	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s %s 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, ticket, id), 0)
 }
 
 func withConnector(w config.Worker) config.Worker {
@@ -97,7 +110,8 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			var r *told
-			reached := make(chan string, 4)
+			type decode struct{ id, body string }
+			reached := make(chan decode, 4)
 			p := func(name string) *scripted {
 				return startScripted(t, reply(200, prefillReply(goodHandle)))
 			}
@@ -105,17 +119,18 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 			var decodes int
 			d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 				decodes++
-				id := req.Header.Get("X-Request-Id")
+				body, _ := io.ReadAll(req.Body)
+				asked := decode{req.Header.Get("X-Request-Id"), string(body)}
 				if decodes == 1 {
 					if k.head {
 						w.Header().Set("Content-Type", "text/event-stream")
 						w.(http.Flusher).Flush()
 					}
-					reached <- id
+					reached <- asked
 					<-req.Context().Done() // as an engine that waits for its blocks
 					return
 				}
-				r.report("recv", "ok", id)
+				r.report("recv", "ok", asked.id, asked.body)
 				if k.stream {
 					w.Header().Set("Content-Type", "text/event-stream")
 					w.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"good\"}}]}\n\ndata: [DONE]\n\n"))
@@ -130,9 +145,9 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 			r = startTold(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.at(worker.Prefill, "p0"), p1.at(worker.Prefill, "p1"), dw)
 			cut := make(chan time.Time, 1)
 			go func() {
-				id := <-reached
+				asked := <-reached
 				if k.event != "" {
-					r.report(k.event, k.status, id)
+					r.report(k.event, k.status, asked.id, asked.body)
 				}
 				cut <- time.Now()
 			}()
@@ -214,8 +229,9 @@ func TestTransferIsShown(t *testing.T) {
 	var r *told
 	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")
-		r.report("recv", "ok", id)
-		r.report("sent", "ok", id)
+		body, _ := io.ReadAll(req.Body)
+		r.report("recv", "ok", id, string(body))
+		r.report("sent", "ok", id, "")
 		for end := time.Now().Add(5 * time.Second); r.transfers.Reports()["recv_ok"] == 0 && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}

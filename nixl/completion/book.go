@@ -141,11 +141,15 @@ func (w *Wait) Opened() time.Time { return w.opened }
 // carry it (Landed); 0 where none can. It ends with Close.
 func (w *Wait) Number() uint64 { return w.number }
 
-// Lent says which ticket the request goes out with: a report that names another one's
-// nonce is of an earlier request with this id, or forged, and changes nothing (Refused).
+// Lent says which ticket the decode leg goes out with. From then on a Received that
+// does not name its nonce is of an earlier request with this id, or forged, and changes
+// nothing (Refused); so is any report that names another. Sent and Expired come from
+// prefill engines, which are given no ticket. What was said to be received before is
+// forgotten: nothing was read yet.
 func (w *Wait) Lent(nonce uint64) {
 	if w.book != nil && w.hold(w.number) {
 		w.nonce = nonce
+		w.parts, w.res = 0, Result{Freed: w.res.Freed, Lost: w.res.Lost}
 		w.release(w.number)
 	}
 }
@@ -214,7 +218,7 @@ func (b *Book) take(id []byte, r *Report) bool {
 	switch {
 	case w == nil:
 		return false
-	case r.Nonce != 0 && r.Nonce != w.nonce:
+	case r.Nonce != w.nonce && (r.Nonce != 0 || r.Event == Received):
 		w.release(w.number)
 		b.refused.Add(1)
 	default:
@@ -284,7 +288,7 @@ func (b *Book) Count(e Event, failed bool) int64 {
 // are no reports; Crowded waits that found no place and heard nothing.
 func (b *Book) Unknown() int64 { return b.unknown.Load() }
 
-// Refused counts reports that named another ticket than the one that went out.
+// Refused counts reports that did not name the ticket that went out.
 func (b *Book) Refused() int64 { return b.refused.Load() }
 
 // Malformed is described at Unknown.

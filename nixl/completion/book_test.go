@@ -114,6 +114,47 @@ func TestNonceOfALine(t *testing.T) {
 	}
 }
 
+// A line without a nonce is believed of requests that went out without a ticket, and
+// of prefill engines, which get none; not of a decode engine that was given one.
+func TestLineWithoutANonce(t *testing.T) {
+	var b *Book
+	var w Wait
+	open := func() {
+		b, w = NewBook(), Wait{}
+		b.Open(&w, "r", time.Now(), nil)
+	}
+	open()
+	b.Line([]byte(line("recv", "ok", "0/0/1", "r")))
+	if w.Result().State != Done || b.Refused() != 0 {
+		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
+	}
+	w.Lent(0xc0ffee) // what was told of a read that had not begun
+	if got := w.Result(); got != (Result{}) {
+		t.Errorf("told before the ticket went out: %+v", got)
+	}
+	for _, status := range []string{"failed", "ok"} {
+		open()
+		w.Lent(0xc0ffee)
+		b.Line([]byte(line("recv", status, "0/0/1", "r")))
+		b.Line([]byte("SLUICE1 recv " + status + " 3 0000000000000000 0 0 0/0/1 d0 r"))
+		if w.Result().State != Pending || b.Refused() != 2 {
+			t.Errorf("%s: %+v, refused %d", status, w.Result(), b.Refused())
+		}
+	}
+	for _, event := range []string{"sent", "expired"} {
+		open()
+		w.Lent(0xc0ffee)
+		b.Line([]byte(line(event, "ok", "0/0/1", "r")))
+		if got := w.Result(); !got.Freed || got.Lost != (event == "expired") || b.Refused() != 0 {
+			t.Errorf("%s: %+v, refused %d", event, got, b.Refused())
+		}
+		b.Line([]byte("SLUICE1 " + event + " ok 3 0000000000c0ffef 0 0 0/0/1 p0 r"))
+		if b.Refused() != 1 {
+			t.Errorf("%s with another's nonce: refused %d", event, b.Refused())
+		}
+	}
+}
+
 func TestEveryPartCounts(t *testing.T) {
 	b := NewBook()
 	var w Wait

@@ -256,12 +256,16 @@ func TestLinger(t *testing.T) {
 			t.Fatal("it does not linger")
 		}
 		if told {
-			w.frame(line("recv", "ok", "late", 7, 9))
+			w.frame(line("recv", "failed", "late", 7, 9)) // no ticket is named: not of this request
+			w.frame(fmt.Appendf(nil, "SLUICE1 recv ok %d %016x 7 9 0/0/1 d0 cmpl-late-0-0badcafe", wait.ticket.Slot, wait.ticket.Nonce))
 		}
 		r := <-got
 		if took := time.Since(began); told != (r.State == completion.Done) || told != (r.Bytes == 7) || took > lingerFor+5*time.Second || !told && took < lingerFor {
 			t.Errorf("told %v: %+v after %s", told, r, took)
 		}
+	}
+	if n := w.Reports()["refused"]; n != 1 {
+		t.Errorf("%d refused, want the line without a ticket", n)
 	}
 	if o := w.Outcomes(); o["done"] != 1 || o["untold"] != 2 || w.Waiting() != 0 || w.lingering.Load() != 0 {
 		t.Errorf("%v, %d open, %d linger", o, w.Waiting(), w.lingering.Load())
