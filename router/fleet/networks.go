@@ -4,14 +4,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
+
+	"sluice/router/networks"
 )
 
 // within says why an event source that an engine told may not be connected to,
 // nil where it may. Without networks every one may.
-func within(networks []netip.Prefix, src EventSource) error {
-	if len(networks) == 0 {
+func within(allowed []netip.Prefix, src EventSource) error {
+	if len(allowed) == 0 {
 		return nil
 	}
 	for _, ep := range []string{src.Endpoint, src.Replay} {
@@ -24,8 +25,8 @@ func within(networks []netip.Prefix, src EventSource) error {
 		if !tcp || err != nil || notIP != nil {
 			return fmt.Errorf("the engine names %q; want tcp:// and an IP address, since the worker registered itself", ep)
 		}
-		if !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(ip.Unmap().WithZone("")) }) {
-			return fmt.Errorf("the engine names %q, which lies in none of register.networks", ep)
+		if !networks.Allow(allowed, ip.WithZone("")) {
+			return fmt.Errorf("the engine names %q, which lies in none of register.networks (a wide one does not mean loopback and link-local addresses)", ep)
 		}
 	}
 	return nil

@@ -33,6 +33,13 @@ func TestEventsMustLieInTheNetworks(t *testing.T) {
 		}
 	}
 
+	wide := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	for endpoint, ok := range map[string]bool{"tcp://10.0.0.1:5557": true, "tcp://169.254.169.254:80": false, "tcp://127.0.0.1:5557": false, "tcp://0.0.0.0:5557": false, "tcp://224.0.0.1:5557": false} {
+		if err := within(wide, EventSource{Endpoint: endpoint}); (err == nil) != ok {
+			t.Errorf("%s in a wide network: %v", endpoint, err)
+		}
+	}
+
 	for _, host := range []string{"127.0.0.1", "10.9.9.9"} {
 		e := newEngine(t)
 		e.tell(&e.events, strings.ReplaceAll(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://HOST:5557","replay_endpoint":null,"topic":""}}`, "HOST", host))

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/router/networks"
 	"sluice/router/worker"
 )
 
@@ -70,9 +71,9 @@ func readHandle(rank *worker.Rank, handle []byte) (lease, bool) {
 	if l.engine == "" || l.request == "" || len(l.request) > maxRequest || strings.ContainsAny(l.engine+l.request, "\\, \n") || port > 65535 || l.tp*l.pp > maxRanks || text("transfer_mode") == "push" {
 		return l, false
 	}
-	if networks := rank.Worker.Spec.Networks; len(networks) > 0 {
+	if allowed := rank.Worker.Spec.Networks; len(allowed) > 0 {
 		a, err := netip.ParseAddr(host)
-		if err != nil || !within(networks, a.Unmap()) {
+		if err != nil || !networks.Allow(allowed, a) {
 			return l, false
 		}
 	}
@@ -81,13 +82,4 @@ func readHandle(rank *worker.Rank, handle []byte) (lease, bool) {
 	}
 	l.endpoint = "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 	return l, true
-}
-
-func within(networks []netip.Prefix, a netip.Addr) bool {
-	for _, n := range networks {
-		if n.Contains(a) {
-			return true
-		}
-	}
-	return false
 }

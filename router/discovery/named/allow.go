@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sluice/router/networks"
 )
 
 // Ports is a range of ports, both ends in it.
@@ -54,34 +56,14 @@ func (o *Options) allowed(a netip.Addr, port uint16) string {
 	switch {
 	case len(o.Networks) == 0:
 		return "no network is allowed (--prefill-networks)"
-	case a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+	case !networks.OneHost(a):
 		return "it is no address of one host"
-	case !slices.ContainsFunc(o.Networks, func(n netip.Prefix) bool {
-		return n.Contains(a) && meant(n, a)
-	}):
+	case !networks.Allow(o.Networks, a):
 		return "it lies outside the networks allowed (--prefill-networks): " + joined(o.Networks)
 	case !o.portAllowed(port):
 		return fmt.Sprintf("port %d is not allowed (--prefill-ports): want %s", port, o.portList())
 	}
 	return ""
-}
-
-// meant says whether a network that contains an address means it: loopback and
-// link-local ones (169.254.169.254 tells a cloud's secrets) are meant only by a
-// network that lies within those.
-func meant(n netip.Prefix, a netip.Addr) bool {
-	bits := 0
-	switch {
-	case a.IsLoopback() && a.Is4():
-		bits = 8
-	case a.IsLoopback():
-		bits = 128
-	case a.IsLinkLocalUnicast() && a.Is4():
-		bits = 16
-	case a.IsLinkLocalUnicast():
-		bits = 10
-	}
-	return n.Bits() >= bits
 }
 
 func (o *Options) portAllowed(port uint16) bool {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -12,7 +13,7 @@ import (
 // byte is read, and holds at most so many at once.
 type gate struct {
 	net.Listener
-	from  place
+	from  []netip.Prefix
 	seats chan struct{}
 	log   *slog.Logger
 	told  time.Time // last log line, so that a scanner does not fill the log
@@ -20,7 +21,7 @@ type gate struct {
 }
 
 func newGate(ln net.Listener, networks []netip.Prefix, most int, log *slog.Logger) *gate {
-	return &gate{Listener: ln, from: place{networks: networks}, seats: make(chan struct{}, most), log: log}
+	return &gate{Listener: ln, from: networks, seats: make(chan struct{}, most), log: log}
 }
 
 // Accept is called by one goroutine, the HTTP server's.
@@ -31,7 +32,7 @@ func (g *gate) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
-		if err != nil || !g.from.allowed(ap.Addr().Unmap().WithZone("")) {
+		if err != nil || !slices.ContainsFunc(g.from, func(n netip.Prefix) bool { return n.Contains(ap.Addr().Unmap().WithZone("")) }) {
 			g.turnAway(c, "it is in none of register.networks")
 			continue
 		}

@@ -5,8 +5,11 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+
+	"sluice/router/networks"
 )
 
 // place is where a call came from, and where the addresses it names must lie.
@@ -15,27 +18,38 @@ type place struct {
 	networks []netip.Prefix
 }
 
-func (p place) allowed(a netip.Addr) bool {
-	for _, n := range p.networks {
-		if n.Contains(a) {
-			return true
-		}
+// loopback is what a caller of this machine may name although the network that lets it
+// call is a wide one.
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
+// placeOf is the place of a caller from inside the networks.
+func placeOf(caller netip.Addr, within []netip.Prefix) place {
+	if caller.IsLoopback() && !networks.Allow(within, caller) {
+		within = slices.Concat(within, loopback)
 	}
-	return false
+	return place{caller: caller, networks: within}
 }
 
 // host reads an address, the caller's where it is a wildcard.
 func (p place) host(field, host string) (string, error) {
+	a := p.caller
 	switch host {
 	case "", "*", "0.0.0.0", "::":
-		return p.caller.String(), nil
+	default:
+		var err error
+		if a, err = netip.ParseAddr(host); err != nil || a.Zone() != "" {
+			return "", fmt.Errorf("%s: the host %q is no IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, cut(host))
+		}
 	}
-	a, err := netip.ParseAddr(host)
-	if err != nil || a.Zone() != "" {
-		return "", fmt.Errorf("%s: the host %q is no IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, cut(host))
-	}
-	if a = a.Unmap(); !p.allowed(a) {
-		return "", fmt.Errorf("%s: %s lies in none of the networks that workers may serve on (register.networks)", field, a)
+	if a = a.Unmap(); !networks.Allow(p.networks, a) {
+		why := "lies in none of the networks that workers may serve on (register.networks)"
+		switch {
+		case !networks.OneHost(a):
+			why = "is no address of one host"
+		case a.IsLoopback() || a.IsLinkLocalUnicast():
+			why += ", of which a wide one does not mean loopback and link-local addresses: name those by a network of their own"
+		}
+		return "", fmt.Errorf("%s: %s %s", field, a, why)
 	}
 	return a.String(), nil
 }

@@ -257,6 +257,44 @@ func TestAddressesMustLieInTheNetworks(t *testing.T) {
 	}
 }
 
+// A wide network means no link-local address, nor what is no address of one host; loopback
+// only to a caller who is there, as here.
+func TestWideNetworksMeanHosts(t *testing.T) {
+	wide := func(o *Options) { o.Config.Networks = []string{"0.0.0.0/0", "::/0"} }
+	s := serve(t, wide)
+	put := func(s *served, url string) (int, string) {
+		status, _, answer := s.call(t, "PUT", "/v1/workers/a", token, `{"version":1,"url":"`+url+`"}`)
+		return status, answer
+	}
+	for host, why := range map[string]string{
+		"169.254.169.254": "link-local", "[fe80::1]": "link-local", "[::ffff:169.254.169.254]": "link-local",
+		"224.0.0.1": "no address of one host", "[ff02::1]": "no address of one host", "255.255.255.255": "no address of one host", "[::ffff:0.0.0.0]": "no address of one host",
+	} {
+		if status, answer := put(s, "http://"+host+":8000"); status != 400 || !strings.Contains(answer, why) {
+			t.Errorf("%s: %d %s; want 400, %q", host, status, answer, why)
+		}
+	}
+	for _, url := range []string{"http://10.1.2.3:8000", "http://[2001:db8::1]:8000", "http://127.0.0.1:8000", "http://*:8000"} {
+		if status, answer := put(s, url); status/100 != 2 {
+			t.Errorf("%s: %d %s", url, status, answer)
+		}
+	}
+	named := serve(t, func(o *Options) { wide(o); o.Config.Networks = append(o.Config.Networks, "169.254.7.0/24") })
+	if status, answer := put(named, "http://169.254.7.9:8000"); status/100 != 2 {
+		t.Errorf("named by a network of its own: %d %s", status, answer)
+	}
+	for caller, want := range map[string]bool{"127.0.0.1": true, "10.0.0.9": false} {
+		at := placeOf(netip.MustParseAddr(caller), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
+		if _, err := at.url("url", "http://127.0.0.1:8000"); (err == nil) != want {
+			t.Errorf("loopback, named by %s: %v", caller, err)
+		}
+	}
+	at := placeOf(netip.MustParseAddr("169.254.0.7"), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
+	if _, err := at.url("url", "http://*:8000"); err == nil {
+		t.Error("a caller with a link-local address names itself")
+	}
+}
+
 func TestBadAnnouncements(t *testing.T) {
 	s := serve(t, nil)
 	many := strings.TrimSuffix(strings.Repeat(`"m",`, 300), ",")

@@ -214,7 +214,7 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id, from := r.PathValue("id"), callerOf(r)
-	spec, err := a.spec(id, place{caller: from, networks: s.networks})
+	spec, err := a.spec(id, placeOf(from, s.networks))
 	if err != nil {
 		fail(w, bad(err))
 		return

@@ -1,0 +1,37 @@
+package networks
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// OneHost says whether an address can be of one host at all: it is not unspecified
+// (0.0.0.0, which reaches this very machine), not multicast and not broadcast.
+func OneHost(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// Allow says whether one of the networks means the address, which must be of one host
+// and without a zone. A wide network, as 0.0.0.0/0, does not mean loopback and
+// link-local addresses, where a machine's own services and a cloud's secrets
+// (169.254.169.254) are: only one that lies within those ranges does.
+func Allow(networks []netip.Prefix, a netip.Addr) bool {
+	a = a.Unmap()
+	return OneHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) && n.Bits() >= least(a) })
+}
+
+// least is how long a network's prefix must be to mean an address.
+func least(a netip.Addr) int {
+	switch {
+	case a.IsLoopback() && a.Is4():
+		return 8
+	case a.IsLoopback():
+		return 128
+	case a.IsLinkLocalUnicast() && a.Is4():
+		return 16
+	case a.IsLinkLocalUnicast():
+		return 10
+	}
+	return 0
+}
