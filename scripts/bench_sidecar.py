@@ -216,7 +216,7 @@ def main():
         print("| --- | --- | --- | --- |")
         kinds = [("without NIXL", [])]
         if a.nixl:
-            kinds.append(("with NIXL", ["--set", "transfers.nixl=on", "--set", "transfers.library=" + a.nixl]))
+            kinds.append(("with NIXL", ["--set", "transfers.nixl=on", "--set", "transfers.nixl_library=" + a.nixl]))
         for name, more in kinds:
             s = start(*flags, "http://" + dec.addr, *more)
             wait_ready(s.addr)

@@ -79,7 +79,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 	file := fs.String("config", "", "look whether this machine has what the configuration in `FILE` asks for")
 	asJSON := fs.Bool("json", false, "print JSON")
 	want := fs.String("want", "", "`NAMES` that must be there, by commas")
-	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.library]")
+	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.nixl_library]")
 	fs.StringVar(&d.probe.UCX, "ucx", "", "libucp's `FILE` or folder, likewise")
 	fs.Func("python", "`PREFIX` of an engine's Python environment; may be given again [transfers.python]", func(v string) error {
 		d.probe.Python = append(d.probe.Python, v)
@@ -132,7 +132,7 @@ func (d *doctor) configured(file string) error {
 		return err
 	}
 	t := &c.Transfers
-	d.probe.NIXL = cmp.Or(d.probe.NIXL, t.Library)
+	d.probe.NIXL = cmp.Or(d.probe.NIXL, t.NIXLLibrary)
 	d.probe.Python = append(d.probe.Python, t.Python...)
 	d.probe.UCX = cmp.Or(d.probe.UCX, t.UCXLibrary)
 	if t.UCX == "on" {

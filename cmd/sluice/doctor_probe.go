@@ -161,8 +161,8 @@ func loaded(l *nixl.Library, err error, missing, broken string) (f finding, ok b
 }
 
 const (
-	noNIXL  = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.library"
-	badNIXL = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.library"
+	noNIXL  = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.nixl_library"
+	badNIXL = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.nixl_library"
 	noUCX   = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
 	noSelf  = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
 )

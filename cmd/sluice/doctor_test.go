@@ -146,7 +146,7 @@ func TestDoctorAsksForWhatTheConfigurationDoes(t *testing.T) {
 		return file
 	}
 	absent := filepath.Join(dir, "nowhere")
-	d := diagnose(t, "--config", write("transfers:\n  nixl: \"on\"\n  library: "+absent+"\nlimits:\n  max_conns: 2000000000\n"))
+	d := diagnose(t, "--config", write("transfers:\n  nixl: \"on\"\n  nixl_library: "+absent+"\nlimits:\n  max_conns: 2000000000\n"))
 	f := d.of("nixl")
 	if d.code != 1 || !f.Asked || f.State != findingOff || !strings.Contains(strings.Join(f.Tried, " "), absent) {
 		t.Errorf("exit %d, %+v; want that nixl is asked for and off", d.code, f)
@@ -154,7 +154,7 @@ func TestDoctorAsksForWhatTheConfigurationDoes(t *testing.T) {
 	if f := d.of("files"); f.State != findingLimited || !strings.Contains(f.Advice, "4000001024") {
 		t.Errorf("%+v; want that the files are too few", f)
 	}
-	d = diagnose(t, "--config", write("transfers:\n  library: "+absent+"\n"))
+	d = diagnose(t, "--config", write("transfers:\n  nixl_library: "+absent+"\n"))
 	if f := d.of("nixl"); d.code != 0 || f.Asked {
 		t.Errorf("exit %d, %+v; want that nothing is asked for", d.code, f)
 	}

@@ -74,7 +74,7 @@ func TestIsolatedAgentsCrash(t *testing.T) {
 admin: {listen: 127.0.0.1:0}
 register: {listen: "127.0.0.1:0", token: %s}
 pd: {family: nixl}
-transfers: {nixl: "on", ucx: "on", library: %s, isolate: true}
+transfers: {nixl: "on", ucx: "on", nixl_library: %s, isolate: true}
 workers:
   - {id: p, url: "%s", role: prefill}
   - {id: d, url: "%s", role: decode, options: {connector: ["true"]}}

@@ -19,7 +19,7 @@ import (
 // when none is wanted.
 func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error) {
 	opt := transfers.Options{
-		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.Library, Python: cfg.Transfers.Python},
+		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
 		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
 	}
 	if t := &cfg.Transfers; cfg.WantsUCX() {

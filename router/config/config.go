@@ -202,9 +202,9 @@ type Transfers struct {
 	// registration listener is on) or the side channel is used, a model hands over
 	// by NIXL and the library is found; it costs 30 MB of memory and three threads.
 	// Off loads nothing [auto].
-	NIXL    string   `yaml:"nixl" oneof:"auto on off"`
-	Library string   `yaml:"library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
-	Python  []string `yaml:"python"`  // the engines' Python environments, whose own NIXL is tried first [none]
+	NIXL        string   `yaml:"nixl" oneof:"auto on off"`
+	NIXLLibrary string   `yaml:"nixl_library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
+	Python      []string `yaml:"python"`       // the engines' Python environments, whose own NIXL is tried first [none]
 	// UCX: active messages of the connector's, for engines without NIXL. auto: where
 	// engines can learn of it, a model hands over by NIXL and libucp is found; idle
 	// it costs nothing, beside NIXL 5 MB [auto].
@@ -218,8 +218,9 @@ type Transfers struct {
 	// tier for a second and not the router [false].
 	Isolate bool `yaml:"isolate"`
 	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
-	// where engines can learn of it [auto].
-	ZMQ        string `yaml:"zmq" oneof:"auto off"`
+	// where engines can learn of it and a model hands over by NIXL. On asks for
+	// zmq_listen or register.listen, whatever the models' families [auto].
+	ZMQ        string `yaml:"zmq" oneof:"auto on off"`
 	ZMQListen  string `yaml:"zmq_listen"`                         // tcp://HOST:PORT of that socket [a free port of register.listen's host]
 	BoardSlots int    `yaml:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
 	// StallTimeout is how long a decode whose engine runs the connector may be
@@ -388,7 +389,7 @@ type Register struct {
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
 	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
 	ClientCA   string        `yaml:"client_ca"`                      // PEM file: workers must show a certificate signed by one of these; instead of a token, or with one [none]
-	Networks   []string      `yaml:"networks"`                       // CIDRs: who may call, and where every address that a worker names must lie [loopback, when it listens there]
+	Networks   []string      `yaml:"networks"`                       // CIDRs: who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
 	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker that is not heard of for so long is taken out, unless it asks for another [15s]
 	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may ask for [5m]
 	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // registered at once [1024]

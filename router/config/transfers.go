@@ -36,7 +36,7 @@ func (c *Config) ReportEndpoint() string {
 		return ""
 	case t.ZMQListen != "":
 		return t.ZMQListen
-	case !c.Register.On() || !c.HandsOverByNIXL():
+	case !c.Register.On() || t.ZMQ != "on" && !c.HandsOverByNIXL():
 		return ""
 	}
 	host, _, err := net.SplitHostPort(c.Register.Listen)
@@ -63,6 +63,9 @@ func (c *Config) checkTransfers(bad report) {
 		if t.ZMQ == "off" {
 			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
 		}
+	}
+	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Register.On() {
+		bad("transfers.zmq", "on, and neither transfers.zmq_listen nor register.listen is set, where its socket would be; want one of them")
 	}
 	if t.UCX == "on" && !c.Register.On() {
 		bad("transfers.ucx", "on, and register.listen is not set, where connectors learn UCX's address")

@@ -111,7 +111,7 @@ class Section:
         report = self.report
         self.tap = Tap(self.engines["p1"])
         self.front = Gate(self.tap.url)  # p1's address as the router knows it
-        nixl, hidden = {"SLUICE_TRANSFERS_LIBRARY": self.library}, {"SLUICE_TRANSFERS_LIBRARY": "/nonexistent"}
+        nixl, hidden = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.library}, {"SLUICE_TRANSFERS_NIXL_LIBRARY": "/nonexistent"}
         report.section("Transfers told over NIXL")
         report.note("p1 and d1 run Sluice's connector; p2 is vLLM as it is")
         with self.router("nixl", nixl) as router:
@@ -143,7 +143,7 @@ class Section:
         flags = ["--prefill", f"{tap.url},id=p2", "--decode", f"{gate.url},id=d1"]
         for mode, check in (("release", checks.released), ("off", checks.kept)):
             env = {
-                "SLUICE_TRANSFERS_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": mode,
+                "SLUICE_TRANSFERS_NIXL_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": mode,
                 "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "SLUICE_HEALTH_INTERVAL": "500ms",
             }  # fmt: skip
             router = Router(self.context.router, self.context.run_dir, "router-side-channel-" + mode, flags, env)
