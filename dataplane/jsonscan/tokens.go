@@ -62,14 +62,33 @@ func decimal(w uint64, n int) uint64 {
 // arrays, or an id over 2^32-1); offsets count from the start of raw. On an
 // error dst comes back as it was.
 func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
-	out := dst
-	i := skipSpace(raw, 0)
+	out, end, err := idsFrom(dst, raw, skipSpace(raw, 0))
+	if err == nil {
+		err = endIDs(raw, end)
+	}
+	if err != nil {
+		return dst, err
+	}
+	return out, nil
+}
+
+// idsFrom is TokenIDs for the array that begins at raw[i]; end is behind it.
+func idsFrom(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
 	if i >= len(raw) || raw[i] != '[' {
-		return dst, badIDs(raw, i, "an array of token ids")
+		return dst, i, badIDs(raw, i, "an array of token ids")
 	}
 	i = skipSpace(raw, i+1)
 	if i < len(raw) && raw[i] == ']' {
-		return dst, endIDs(raw, i+1)
+		return dst, i + 1, nil
+	}
+	return moreIDs(dst, raw, i)
+}
+
+// moreIDs reads the elements of an array from the one at raw[i] on.
+func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
+	out = dst
+	if i < len(raw) && raw[i] <= ' ' {
+		i = skipSpace(raw, i)
 	}
 	for {
 		start, id := i, uint64(0)
@@ -82,18 +101,18 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 		}
 		for ; i < len(raw) && raw[i]-'0' <= 9; i++ {
 			if id = id*10 + uint64(raw[i]-'0'); id > math.MaxUint32 {
-				return dst, badIDs(raw, start, "a token id below 4294967296")
+				return dst, i, badIDs(raw, start, "a token id below 4294967296")
 			}
 		}
 		if i == start || raw[start] == '0' && i > start+1 {
-			return dst, badIDs(raw, start, "a token id, an integer from 0 on")
+			return dst, i, badIDs(raw, start, "a token id, an integer from 0 on")
 		}
 		out = append(out, uint32(id))
 		if i < len(raw) && raw[i] <= ' ' {
 			i = skipSpace(raw, i)
 		}
 		if i >= len(raw) {
-			return dst, badIDs(raw, i, `"," or "]"`)
+			return dst, i, badIDs(raw, i, `"," or "]"`)
 		}
 		switch raw[i] {
 		case ',':
@@ -101,12 +120,9 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 				i = skipSpace(raw, i)
 			}
 		case ']':
-			if err := endIDs(raw, i+1); err != nil {
-				return dst, err
-			}
-			return out, nil
+			return out, i + 1, nil
 		default:
-			return dst, badIDs(raw, start, "a token id, an integer from 0 on")
+			return dst, i, badIDs(raw, start, "a token id, an integer from 0 on")
 		}
 	}
 }

@@ -20,12 +20,17 @@ type nativeStream struct {
 	none  bool   // no text at all comes (--skip-tokenizer-init)
 	fresh []uint32
 
+	around  nativeShape
+	countAt int // where completion_tokens stands in the event read last, -1 nowhere
+
 	// What the event read last says.
 	said struct {
 		text     []byte
 		texted   bool
 		ids      []byte
-		total    int // completion_tokens, -1 unknown
+		passed   int  // around.Match has passed over so many of them, and
+		taken    bool // the rest is in fresh
+		total    int  // completion_tokens, -1 unknown
 		failed   bool
 		code     int
 		finished bool
@@ -112,12 +117,15 @@ func (s *nativeStream) take(mode *nativeMode, had int) (grew bool) {
 	if len(s.said.ids) == 0 || s.said.ids[0] != '[' {
 		return false
 	}
-	var err error
-	if s.fresh, err = jsonscan.TokenIDs(s.fresh[:0], s.said.ids); err != nil {
-		t.stuck("no_ids")
-		return false
+	if passed := s.said.passed; !s.said.taken || passed > had {
+		var err error
+		s.said.passed = 0
+		if s.fresh, err = jsonscan.TokenIDs(s.fresh[:0], s.said.ids); err != nil {
+			t.stuck("no_ids")
+			return false
+		}
 	}
-	n := len(s.fresh)
+	n := s.said.passed + len(s.fresh)
 	if n > 0 {
 		s.heard++
 	}
@@ -138,8 +146,9 @@ func (s *nativeStream) take(mode *nativeMode, had int) (grew bool) {
 			t.stuck("unreadable")
 			return false
 		}
-		s.fresh = s.fresh[had:]
+		s.fresh = s.fresh[had-s.said.passed:]
 	}
+	s.around.Repeats = *mode == cumulative
 	t.Out = append(t.Out, s.fresh...)
 	return len(s.fresh) > 0
 }
@@ -148,16 +157,27 @@ func (s *nativeStream) take(mode *nativeMode, had int) (grew bool) {
 func (s *nativeStream) read(data []byte) bool {
 	s.said.text, s.said.ids, s.said.texted = nil, nil, false
 	s.said.total, s.said.failed, s.said.code, s.said.finished, s.said.many = -1, false, 0, false, false
+	if s.said.passed, s.said.taken = 0, false; s.plain(data) {
+		return true
+	}
+	var text, ids jsonscan.Value
+	s.countAt = -1
+	plain := true
 	w := walker{b: data}
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
 		case "text":
 			s.said.texted = w.peek() == '"'
-			s.said.text = w.text()
+			if s.said.text = w.text(); s.said.texted {
+				text = jsonscan.Value{Start: w.i - len(s.said.text) - 2, End: w.i, Kind: jsonscan.String}
+			}
 		case "output_ids":
-			s.said.ids = w.raw()
+			if s.said.ids = w.raw(); len(s.said.ids) > 0 && s.said.ids[0] == '[' {
+				ids = jsonscan.Value{Start: w.i - len(s.said.ids), End: w.i, Kind: jsonscan.Array}
+			}
 		case "index":
+			plain = false
 			s.said.many = w.number() > 0
 		case "error":
 			if s.said.failed = !w.null(); s.said.failed {
@@ -170,7 +190,25 @@ func (s *nativeStream) read(data []byte) bool {
 			w.skip()
 		}
 	}
+	if plain && !w.bad && !s.said.failed && !s.said.finished {
+		s.around.learn(data, text, ids, s.countAt)
+	}
 	return !w.bad
+}
+
+// plain reads an event that is of the shape of the last one walked, by which it has
+// neither finished nor failed.
+func (s *nativeStream) plain(data []byte) bool {
+	var ok bool
+	if s.fresh, s.said.passed, ok = s.around.Match(s.fresh[:0], data); !ok {
+		return false
+	}
+	a := &s.around
+	s.said.taken, s.said.ids, s.said.total = true, a.Raw(data, a.ids), a.number(data, a.count)
+	if text := a.Raw(data, a.text); text != nil {
+		s.said.texted, s.said.text = true, text[1:len(text)-1]
+	}
+	return true
 }
 
 func (s *nativeStream) meta(w *walker) {
@@ -180,6 +218,7 @@ func (s *nativeStream) meta(w *walker) {
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
 		case "completion_tokens":
+			s.countAt = w.at()
 			s.said.total = w.number()
 		case "finish_reason":
 			raw := w.raw()

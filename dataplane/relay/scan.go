@@ -1,6 +1,10 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+
+	"sluice/dataplane/jsonscan"
+)
 
 // scanner looks into a stream's events for what the router wants to know.
 type scanner struct {
@@ -14,7 +18,8 @@ type scanner struct {
 	finish   string
 	usage    Usage
 
-	plain template // of openAI
+	plain  template // of openAI
+	native nativeScan
 	// Of the event being walked: whether it said more than content, and where
 	// its content lies (to 0: none).
 	news     bool
@@ -103,7 +108,7 @@ func (s *scanner) openAI(data []byte) {
 		s.ended = true
 		return
 	}
-	if s.token && s.plain.matches(data) {
+	if s.token && (s.plain.matches(data) || s.native.counts(data, &s.usage)) {
 		return
 	}
 	w := walker{b: data}
@@ -111,12 +116,14 @@ func (s *scanner) openAI(data []byte) {
 		return
 	}
 	s.news, s.from, s.to = false, 0, 0
+	s.native.begin()
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
 			if !w.enter('[') {
 				continue
 			}
+			s.native.other = true
 			for w.element() {
 				s.choice(&w)
 			}
@@ -128,8 +135,10 @@ func (s *scanner) openAI(data []byte) {
 				s.failed, s.news = true, true
 			}
 			w.skip()
-		case "text", "output_ids": // SGLang's /generate
-			s.native(&w)
+		case "text": // SGLang's /generate
+			s.native.textAt = s.textOrIDs(&w)
+		case "output_ids":
+			s.native.idsAt = s.textOrIDs(&w)
 		case "meta_info":
 			s.metaInfo(&w)
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
@@ -143,17 +152,28 @@ func (s *scanner) openAI(data []byte) {
 	if s.to > 0 && !s.news && !w.bad {
 		s.plain.learn(data, s.from, s.to)
 	}
+	if s.native.idsAt.Kind == jsonscan.Array && !s.native.other && !s.news && !w.bad {
+		s.native.learn(data)
+	}
 }
 
-// native reads the text or the ids of an event of SGLang's /generate.
-func (s *scanner) native(w *walker) {
-	if w.peek() == '[' {
-		s.token = w.hasElements() || s.token
-		return
+// textOrIDs reads the text or the ids of an event of SGLang's /generate, and gives where
+// they lie.
+func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
+	kind := jsonscan.Number
+	switch w.peek() {
+	case '[':
+		kind = jsonscan.Array
+	case '"':
+		kind = jsonscan.String
 	}
-	if len(w.text()) > 0 {
+	from := w.i
+	if kind == jsonscan.Array {
+		s.token = w.hasElements() || s.token
+	} else if len(w.text()) > 0 {
 		s.token = true
 	}
+	return jsonscan.Value{Start: from, End: w.i, Kind: kind}
 }
 
 // metaInfo reads what SGLang's /generate says of usage and finish.
@@ -164,15 +184,19 @@ func (s *scanner) metaInfo(w *walker) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "prompt_tokens":
+			s.native.at[0] = w.at()
 			w.count(&s.usage.Prompt)
 		case "completion_tokens":
+			s.native.at[1] = w.at()
 			w.count(&s.usage.Completion)
 		case "cached_tokens":
+			s.native.at[2] = w.at()
 			w.count(&s.usage.Cached)
 		case "finish_reason":
 			if !w.enter('{') {
 				continue
 			}
+			s.news = true
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				if string(key) != "type" {
 					w.skip()

@@ -3,6 +3,9 @@ package relay
 // Events cuts a server-sent event stream into events, fed in pieces cut anywhere.
 // The zero value is ready; Drop gives back what it holds at the end.
 type Events struct {
+	// Most bytes an event in several pieces may have; 0: 64 KiB.
+	Most int
+
 	f     framer
 	whole bool // the last event has been given out
 }
@@ -14,6 +17,7 @@ func (e *Events) Next(p []byte) (n int, event []byte, tooBig bool) {
 	if e.whole {
 		e.Drop()
 	}
+	e.f.most = e.Most
 	n, event, tooBig = e.f.next(p)
 	e.whole = event != nil
 	return n, event, tooBig

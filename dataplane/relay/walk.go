@@ -24,6 +24,12 @@ func (w *walker) peek() byte {
 	return 0
 }
 
+// at is where the value begins that it stands at.
+func (w *walker) at() int {
+	w.peek()
+	return w.i
+}
+
 // enter steps into an object or array; false, and the value skipped, when the
 // value is something else.
 func (w *walker) enter(open byte) bool {

@@ -36,6 +36,13 @@ type converter struct {
 	first   []string // comments of the first item
 }
 
+// reuse gives c the memory of a converter that has ended.
+func (c *converter) reuse(old *converter) {
+	c.scratch, c.it.tokens, c.last.tokens, c.seen = old.scratch[:0], old.it.tokens[:0], old.last.tokens[:0], old.seen[:0]
+	c.around = old.around
+	c.around.shape.Forget()
+}
+
 // event takes in one event of the engine's. The error is send's.
 func (c *converter) event(event []byte) error {
 	data := relay.DataOf(event)
@@ -81,7 +88,7 @@ func (c *converter) openAI(data []byte) error {
 		several++
 	}
 	for it := jsonscan.Walk(choices); it.Next(); {
-		if err := c.choice(data, it.Raw(), several == 1); err != nil {
+		if err := c.choice(data, it.Raw(), several == 1 && use == nil); err != nil {
 			return err
 		}
 	}
@@ -117,14 +124,16 @@ func atoi(raw []byte) int {
 	return n
 }
 
-func (c *converter) choice(data, raw []byte, alone bool) error {
+// choice reads one choice of an event; plain: the event has no other, and no usage.
+func (c *converter) choice(data, raw []byte, plain bool) error {
 	c.begin()
-	var finish, stop, logs, text, ids []byte
+	var index, finish, stop, logs, text, ids []byte
 	for it := jsonscan.Walk(raw); it.Next(); {
 		switch {
 		case it.Value.Kind == jsonscan.Null:
 		case it.IsKey("index"):
-			c.it.index = atoi(it.Raw())
+			index = it.Raw()
+			c.it.index = atoi(index)
 		case it.IsKey("token_ids"):
 			ids = it.Raw()
 			c.it.tokens, _ = jsonscan.TokenIDs(c.it.tokens, ids)
@@ -145,8 +154,8 @@ func (c *converter) choice(data, raw []byte, alone bool) error {
 		if len(c.it.tokens) == 0 {
 			return nil // the first event of some engines, with the prompt's ids
 		}
-		if alone && logs == nil && stop == nil && c.it.index == 0 && c.out > 0 {
-			c.around.learn(data, text, ids)
+		if plain && logs == nil && stop == nil && c.out > 0 && c.around.learn(data, text, ids) {
+			c.around.index = c.around.gap(data, index)
 		}
 		return c.put()
 	}
@@ -318,22 +327,28 @@ func (c *converter) cancel() error {
 
 // native reads an event of SGLang's /generate.
 func (c *converter) native(data []byte) error {
+	if done, err := c.plainNative(data); done {
+		return err
+	}
 	c.begin()
-	var meta, ids []byte
+	var meta, ids, text, index []byte
 	for it := jsonscan.Walk(data); it.Next(); {
 		switch {
 		case it.Value.Kind == jsonscan.Null:
+		case it.IsKey("text"):
+			text = it.Raw()
 		case it.IsKey("output_ids"):
 			ids = it.Raw()
 		case it.IsKey("meta_info"):
 			meta = it.Raw()
 		case it.IsKey("index"):
-			c.it.index = atoi(it.Raw())
+			index = it.Raw()
+			c.it.index = atoi(index)
 		case it.IsKey("error"):
 			return c.failed(it.Raw())
 		}
 	}
-	var finish, logs, tops []byte
+	var finish, prompt, completion, cached, logs, tops []byte
 	total := -1
 	for it := jsonscan.Walk(meta); it.Next(); {
 		switch {
@@ -341,11 +356,14 @@ func (c *converter) native(data []byte) error {
 		case it.IsKey("finish_reason"):
 			finish = it.Raw()
 		case it.IsKey("prompt_tokens"):
-			c.usage.prompt = atoi(it.Raw())
+			prompt = it.Raw()
+			c.usage.prompt = atoi(prompt)
 		case it.IsKey("completion_tokens"):
-			total = atoi(it.Raw())
+			completion = it.Raw()
+			total = atoi(completion)
 		case it.IsKey("cached_tokens"):
-			c.usage.cached = atoi(it.Raw())
+			cached = it.Raw()
+			c.usage.cached = atoi(cached)
 		case it.IsKey("output_token_logprobs"):
 			logs = it.Raw()
 		case it.IsKey("output_top_logprobs"):
@@ -360,28 +378,16 @@ func (c *converter) native(data []byte) error {
 		c.seen = append(c.seen, 0)
 	}
 	c.scratch, _ = jsonscan.TokenIDs(c.scratch[:0], ids)
-	fresh, had := c.scratch, c.seen[i]
-	if !c.known && had > 0 && total > 0 && len(fresh) > 0 {
-		// The second event with tokens tells: all so far, or what is new.
-		c.deltas, c.known = len(fresh) < total, true
-	}
-	skipped := 0
-	if !c.deltas && had > 0 {
-		skipped = min(had, len(fresh))
-		fresh = fresh[skipped:]
-	}
-	c.seen[i] = had + len(fresh)
-	c.it.tokens = append(c.it.tokens, fresh...)
+	fresh, skipped := c.news(i, total, 0)
 	if logs != nil {
-		c.nativeLogs(logs, tops, skipped, len(fresh))
-	}
-	c.usage.completion = 0
-	for _, n := range c.seen {
-		c.usage.completion += n
+		c.nativeLogs(logs, tops, skipped, fresh)
 	}
 	if finish == nil {
-		if len(fresh) == 0 {
+		if fresh == 0 {
 			return nil
+		}
+		if t := &c.around; logs == nil && tops == nil && t.learn(data, text, ids) {
+			t.index, t.prompt, t.total, t.cached = t.gap(data, index), t.gap(data, prompt), t.gap(data, completion), t.gap(data, cached)
 		}
 		return c.put()
 	}
@@ -403,6 +409,28 @@ func (c *converter) native(data []byte) error {
 		return c.fail(&failure{message: string(appendText(nil, message)), kind: "upstream_error", code: status})
 	}
 	return c.finish(kind, matched)
+}
+
+// news adds to the item the new ones among the ids of a native event of choice i, which
+// are in scratch but for the first passed; total is what the event counts, -1 nothing.
+// It gives how many are new, and how many of the event's were sent before.
+func (c *converter) news(i, total, passed int) (fresh, skipped int) {
+	n, had := passed+len(c.scratch), c.seen[i]
+	if !c.known && had > 0 && total > 0 && n > 0 {
+		// The second event with tokens tells: all so far, or what is new.
+		c.deltas, c.known = n < total, true
+	}
+	if !c.deltas && had > 0 {
+		skipped = min(had, n)
+	}
+	fresh = n - skipped
+	c.seen[i] = had + fresh
+	c.it.tokens = append(c.it.tokens, c.scratch[skipped-passed:]...)
+	c.usage.completion = 0
+	for _, n := range c.seen {
+		c.usage.completion += n
+	}
+	return fresh, skipped
 }
 
 // maxChoices bounds the number an engine may give a choice.

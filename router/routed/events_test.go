@@ -119,7 +119,7 @@ func steady(d dialect, sink *[]byte) *outlet {
 func chunk(event []byte) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event) }
 
 func TestItemsAllocateNothing(t *testing.T) {
-	for _, d := range []dialect{completions, native} {
+	for _, d := range []dialect{completions, generate, native} {
 		var out []byte
 		o, p := steady(d, &out), chunk(anEvent(d))
 		if n := testing.AllocsPerRun(1000, func() {

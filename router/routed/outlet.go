@@ -39,7 +39,11 @@ func (o *outlet) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// maxEvent bounds an event: one of a cumulative stream has all of its text and ids.
+const maxEvent = 8 << 20
+
 func (o *outlet) payload(p []byte) error {
+	o.events.Most = maxEvent
 	for len(p) > 0 {
 		n, event, tooBig := o.events.Next(p)
 		p = p[n:]

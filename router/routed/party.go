@@ -102,9 +102,9 @@ func (c *call) begun(told func(string) string) {
 	if told == nil {
 		told = func(string) string { return "" }
 	}
-	scratch, tokens, last := c.scratch, c.it.tokens, c.last.tokens
+	old := c.converter
 	c.converter = c.e.converter(c.p, told)
-	c.scratch, c.it.tokens, c.last.tokens = scratch, tokens, last
+	c.reuse(&old)
 	c.send, c.stopped = c.put, c.s.Stopped
 	if !c.left.begin() {
 		c.send = func(*item) error { return wire.ErrEnded }

@@ -51,8 +51,7 @@ func (e *Engine) ServeStream(s *wire.Stream) {
 		return
 	}
 	keep := call{payload: c.payload[:0]}
-	keep.scratch = c.scratch[:0]
-	keep.it.tokens, keep.last.tokens = c.it.tokens[:0], c.last.tokens[:0]
+	keep.reuse(&c.converter)
 	*c = keep
 	calls.Put(c)
 }

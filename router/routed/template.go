@@ -1,89 +1,89 @@
 package routed
 
-import (
-	"bytes"
+import "sluice/dataplane/jsonscan"
 
-	"sluice/dataplane/jsonscan"
-)
-
-// template is what stands around the text and the token ids of a stream's events
-// that say nothing else. Within a stream it does not change, so that most events
+// template is the shape of a stream's events that tell tokens and nothing else, which
+// are nearly all, and where in it the values are that are read besides. Such an event
 // need not be walked.
 type template struct {
-	head, mid, tail []byte // mid is empty, and head reaches to the ids, where there is no text
-	text            bool
+	shape jsonscan.Shape
+	// Gaps of shape; -1: the events have no such number.
+	index, prompt, total, cached int
 }
 
-// learn keeps data around the values of text (nil: none) and ids, which are parts of
-// it.
-func (t *template) learn(data, text, ids []byte) {
-	from := cap(data) - cap(ids)
-	to := from + len(ids)
-	t.head = t.head[:0]
-	if t.text = text != nil; !t.text {
-		t.head = append(t.head, data[:from]...)
-		t.mid, t.tail = t.mid[:0], append(t.tail[:0], data[to:]...)
-		return
+// learn keeps the shape of data; text and ids, nil for none, are parts of it.
+func (t *template) learn(data, text, ids []byte) bool {
+	if len(ids) == 0 || ids[0] != '[' {
+		return false
 	}
-	at := cap(data) - cap(text)
-	if at > from {
-		return // text behind the ids: no engine writes so
+	t.index, t.prompt, t.total, t.cached = -1, -1, -1, -1
+	var said jsonscan.Value
+	if len(text) > 0 && text[0] == '"' {
+		said = within(data, text, jsonscan.String)
 	}
-	t.head = append(t.head, data[:at+1]...) // with the opening quote
-	t.mid = append(t.mid[:0], data[at+len(text)-1:from]...)
-	t.tail = append(t.tail[:0], data[to:]...)
+	return t.shape.Learn(data, said, within(data, ids, jsonscan.Array))
 }
 
-// match gives the ids of data where it is the template around a text and ids.
-func (t *template) match(data []byte) (ids []byte, ok bool) {
-	if len(t.head) == 0 || !bytes.HasPrefix(data, t.head) || !bytes.HasSuffix(data, t.tail) {
-		return nil, false
+// gap finds the number part, nil for none, of the event just learned. A value that is
+// there and no number makes the shape one that nothing matches.
+func (t *template) gap(data, part []byte) int {
+	if part == nil {
+		return -1
 	}
-	to := len(data) - len(t.tail)
-	from := to - 1
-	if from < len(t.head) || data[from] != ']' {
-		return nil, false
+	n := t.shape.Gap(cap(data) - cap(part))
+	if n < 0 {
+		t.shape.Forget()
 	}
-	for from--; from >= len(t.head) && (data[from]-'0' <= 9 || data[from] == ',' || data[from] == ' '); from-- {
-	}
-	if from < len(t.head) || data[from] != '[' {
-		return nil, false
-	}
-	if !t.text {
-		if from != len(t.head) {
-			return nil, false
-		}
-		return data[from:to], true
-	}
-	end := from - len(t.mid)
-	if end < len(t.head) || !bytes.Equal(data[end:from], t.mid) {
-		return nil, false
-	}
-	for text := data[len(t.head):end]; len(text) > 0; {
-		switch c := text[0]; {
-		case c == '"' || c < ' ':
-			return nil, false
-		case c == '\\':
-			if len(text) < 2 {
-				return nil, false
-			}
-			text = text[2:]
-		default:
-			text = text[1:]
-		}
-	}
-	return data[from:to], true
+	return n
 }
 
-// plain takes an event that is the template around new ids.
+// number is the value of a gap in the event that matched, 0 for none.
+func (t *template) number(data []byte, gap int) int { return atoi(t.shape.Raw(data, gap)) }
+
+// within says where part, which was cut out of data, lies in it.
+func within(data, part []byte, kind jsonscan.Kind) jsonscan.Value {
+	from := cap(data) - cap(part)
+	return jsonscan.Value{Start: from, End: from + len(part), Kind: kind}
+}
+
+// plain takes an event of completions or generate that has the template's shape.
 func (c *converter) plain(data []byte) (done bool, err error) {
-	raw, ok := c.around.match(data)
-	if !ok {
+	tokens, _, ok := c.around.shape.Match(c.it.tokens[:0], data)
+	if !ok || len(tokens) == 0 {
 		return false, nil
 	}
 	c.begin()
-	if c.it.tokens, err = jsonscan.TokenIDs(c.it.tokens, raw); err != nil || len(c.it.tokens) == 0 {
+	c.it.tokens, c.it.index = tokens, c.around.number(data, c.around.index)
+	return true, c.put()
+}
+
+// plainNative takes an event of SGLang's /generate that has the template's shape.
+func (c *converter) plainNative(data []byte) (done bool, err error) {
+	t := &c.around
+	t.shape.Repeats = c.known && !c.deltas
+	fresh, passed, ok := t.shape.Match(c.scratch[:0], data)
+	if !ok {
 		return false, nil
+	}
+	c.scratch = fresh
+	i := t.number(data, t.index)
+	if i >= len(c.seen) || passed > c.seen[i] {
+		return false, nil // what was passed over is needed
+	}
+	c.begin()
+	c.it.index = i
+	if t.prompt >= 0 {
+		c.usage.prompt = t.number(data, t.prompt)
+	}
+	if t.cached >= 0 {
+		c.usage.cached = t.number(data, t.cached)
+	}
+	total := -1
+	if t.total >= 0 {
+		total = t.number(data, t.total)
+	}
+	if n, _ := c.news(i, total, passed); n == 0 {
+		return true, nil
 	}
 	return true, c.put()
 }

@@ -1,0 +1,71 @@
+package relay
+
+import "sluice/dataplane/jsonscan"
+
+// nativeShape is the shape of those events of SGLang's /generate that tell tokens and
+// nothing else. They differ in text, output_ids and counts; to walk the rest of them
+// again costs more than all else that is done for an event.
+type nativeShape struct {
+	jsonscan.Shape
+	text, ids, count int // gaps; -1: no such member
+}
+
+// learn keeps the shape of data; count is where completion_tokens stands, -1 nowhere.
+func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
+	if ids.Kind != jsonscan.Array || !n.Learn(data, text, ids) {
+		n.Forget()
+		return
+	}
+	n.text, n.ids, n.count = -1, n.Gap(ids.Start), n.Gap(count)
+	if text.Kind == jsonscan.String {
+		n.text = n.Gap(text.Start)
+	}
+}
+
+// number is the value in a gap as walker.number reads it, -1 for gap -1.
+func (n *nativeShape) number(data []byte, gap int) int {
+	if gap < 0 {
+		return -1
+	}
+	w := walker{b: data, i: n.Start(gap)}
+	return w.number()
+}
+
+// nativeScan is what scanner keeps of such events, and where in the one being walked
+// the values lie that it would keep.
+type nativeScan struct {
+	shape   nativeShape
+	scratch []uint32
+	gaps    [3]int // prompt_tokens, completion_tokens, cached_tokens
+
+	textAt, idsAt jsonscan.Value
+	at            [3]int // of what gaps has
+	other         bool   // it has choices too
+}
+
+func (n *nativeScan) begin() {
+	n.textAt, n.idsAt, n.other = jsonscan.Value{}, jsonscan.Value{}, false
+	n.at = [3]int{-1, -1, -1}
+}
+
+// learn keeps the shape of the event walked.
+func (n *nativeScan) learn(data []byte) {
+	n.shape.learn(data, n.textAt, n.idsAt, n.at[1])
+	n.shape.Repeats = true // what is known need not be read again; where it does not repeat, nothing is passed over
+	for i, at := range n.at {
+		n.gaps[i] = n.shape.Gap(at)
+	}
+}
+
+// counts takes the counts of an event in, where it has the shape.
+func (n *nativeScan) counts(data []byte, u *Usage) (ok bool) {
+	if n.scratch, _, ok = n.shape.Match(n.scratch[:0], data); !ok {
+		return false
+	}
+	for i, to := range [...]*int{&u.Prompt, &u.Completion, &u.Cached} {
+		if v := n.shape.number(data, n.gaps[i]); v >= 0 {
+			*to = v
+		}
+	}
+	return true
+}

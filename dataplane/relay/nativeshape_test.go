@@ -1,0 +1,112 @@
+package relay
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
+func nativeEvents(n int, cumulative bool) (events [][]byte) {
+	var text strings.Builder
+	var ids []string
+	for i := range n {
+		if !cumulative {
+			text.Reset()
+			ids = ids[:0]
+		}
+		fmt.Fprintf(&text, " w%d", i)
+		ids = append(ids, fmt.Sprint(900+i))
+		events = append(events, fmt.Appendf(nil, "data: {\"text\":%q,\"output_ids\":[%s],\"meta_info\":{\"id\":\"r\",\"finish_reason\":null,\"prompt_tokens\":4,\"completion_tokens\":%d,\"cached_tokens\":2,\"dp_rank\":null}}\n\n",
+			text.String(), strings.Join(ids, ","), i+1))
+	}
+	return events
+}
+
+// nativeSeen is what a Transcript and a scanner have made of a stream's events; walked:
+// of each by a walk. The engine is left behind as many events as leave says.
+func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
+	t := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: deltas, Prompt: []uint32{7, 8}, holds: true}
+	scan := &scanner{usage: noUsage}
+	var out []byte
+	for i, e := range events {
+		if i == leave {
+			t.Turn()
+		}
+		if own, ok := t.own.(*nativeStream); ok && walked {
+			own.around = nativeShape{}
+		}
+		if walked {
+			scan.native = nativeScan{}
+		}
+		from := len(out)
+		out = t.Event(out, slices.Clone(e))
+		scan.feed(out[from:])
+		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v; %v %v %q %v\n",
+			t.Out, t.Told, t.Half, t.Stuck, t.Failed, t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
+	}
+	return string(out)
+}
+
+// TestNativeShapeChangesNothing: in every mode, and over a seam, events that have the
+// shape of the one before are the same to Transcript and scanner as events walked.
+func TestNativeShapeChangesNothing(t *testing.T) {
+	yes, no := true, false
+	for _, first := range []bool{false, true} {
+		for _, second := range []bool{false, true} {
+			for _, deltas := range []*bool{nil, &yes, &no} {
+				events := append(nativeEvents(6, first), nativeEvents(6, second)...)
+				got := nativeSeen(events, deltas, 6, false)
+				if want := nativeSeen(events, deltas, 6, true); got != want {
+					t.Errorf("cumulative %v, then %v: got\n%swalked\n%s", first, second, got, want)
+				}
+			}
+		}
+	}
+	scan := &scanner{usage: noUsage}
+	own := newNativeStream(&Transcript{Form: NativeForm, Prompt: []uint32{7}})
+	for i, e := range nativeEvents(4, true) {
+		data := DataOf(e)
+		if i > 0 && (!own.plain(data) || !scan.native.counts(data, &scan.usage)) {
+			t.Errorf("event %d does not have the shape", i)
+		}
+		own.around.Repeats = false
+		own.read(data)
+		scan.feed(e)
+	}
+	if scan.usage != (Usage{Prompt: 4, Completion: 4, Cached: 2}) {
+		t.Errorf("usage %v", scan.usage)
+	}
+}
+
+// FuzzNativeShape: whatever the events.
+func FuzzNativeShape(f *testing.F) {
+	lines := func(events [][]byte) (all []byte) {
+		for _, e := range events {
+			all = append(append(all, DataOf(e)...), '\n')
+		}
+		return all
+	}
+	f.Add(lines(nativeEvents(4, true)), uint8(0))
+	f.Add(lines(append(nativeEvents(3, false), nativeEvents(3, true)...)), uint8(3<<2))
+	f.Add([]byte(`{"output_ids":[1],"meta_info":{"completion_tokens":1}}
+{"output_ids":[1,2],"meta_info":{"completion_tokens":2}}
+{"text":"a","output_ids":[3],"index":1,"meta_info":{"completion_tokens":2}}
+{"text":"\ufffd","output_ids":[3],"meta_info":{"completion_tokens":3.5}}
+{"text":"b","output_ids":[4],"meta_info":{"completion_tokens":3.5}}
+{"error":{"code":503}}`), uint8(1))
+	f.Fuzz(func(t *testing.T, all []byte, mode uint8) {
+		var events [][]byte
+		for line := range bytes.Lines(all) {
+			events = append(events, fmt.Appendf(nil, "data: %s\n\n", bytes.TrimRight(line, "\n")))
+		}
+		yes, no := true, false
+		deltas := [...]*bool{nil, &yes, &no, nil}[mode&3]
+		got := nativeSeen(events, deltas, int(mode>>2), false)
+		if want := nativeSeen(events, deltas, int(mode>>2), true); got != want {
+			t.Errorf("got\n%swalked\n%s", got, want)
+		}
+	})
+}
