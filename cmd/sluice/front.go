@@ -12,6 +12,7 @@ func frontOptions(cfg *config.Config) front.Options {
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
 		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
+		EarlyHead: cfg.Relay.HeadAfter >= 0, EarlyHeadAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,
 		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 		Proxies: front.Proxies{Trusted: cfg.TrustedProxies()},
 	}

@@ -135,7 +135,7 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	r.fleet = fleet.New(fleet.Options{
 		Log:            log,
-		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, TLS: toEngines, Key: cfg.EngineKey},
+		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, TLS: toEngines, Key: cfg.EngineKey},
 		ProbeInterval:  cfg.Health.Interval,
 		ProbeTimeout:   cfg.Health.Timeout,
 		FailAfter:      cfg.Health.FailAfter,

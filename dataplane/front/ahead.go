@@ -31,6 +31,9 @@ func (c *conn) firstByte(p []byte) (int, error) {
 	for {
 		a.n, a.err = 0, nil // try is not called when the deadline is over or the connection closed
 		if err := c.raw.Read(a.try); err != nil {
+			if c.tooEarly(err) {
+				continue
+			}
 			a.err = err
 		}
 		if a.w += a.n; a.n == 0 {
@@ -50,7 +53,7 @@ func (c *conn) firstByte(p []byte) (int, error) {
 			break
 		}
 		if a.w == a.n { // the first piece
-			if err := c.Conn.SetReadDeadline(time.Now().Add(c.srv.opt.HeadTimeout)); err != nil {
+			if err := c.SetReadDeadline(time.Now().Add(c.srv.opt.HeadTimeout)); err != nil {
 				a.failed = err
 				break
 			}

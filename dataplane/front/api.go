@@ -98,6 +98,15 @@ type Options struct {
 	// are shown one of its own: clients' do not reach engines. True with a Gate.
 	OwnKeys bool
 
+	// EarlyHead: a stream's head goes out EarlyHeadAfter after its request was given to
+	// an engine (Exchange.Dispatched) where that has not answered by then; else with
+	// the engine's. What fails from then on is told by an event: the status was 200.
+	EarlyHead      bool
+	EarlyHeadAfter time.Duration // [0: at once]
+	// KeepAlive is how often a comment goes to a client whose stream has begun and who
+	// waits for the engine's first byte; 0: never.
+	KeepAlive time.Duration
+
 	Relay        Relay // what drives streams [RelayLoop]
 	RelayThreads int   // event loops [one for each CPU]
 

@@ -139,7 +139,7 @@ func (x *Exchange) readBody() bool {
 		}
 		if b.length == framingChunked && b.read-extended >= bodyRate {
 			extended = b.read
-			_ = x.c.Conn.SetReadDeadline(x.Received.Add(x.srv.bodyTime(b.read)))
+			_ = x.c.SetReadDeadline(x.Received.Add(x.srv.bodyTime(b.read)))
 		}
 		_, done, err := b.next(buf[b.read:])
 		switch {

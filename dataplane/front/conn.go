@@ -59,6 +59,8 @@ type conn struct {
 
 	ended    ending
 	writeBy  time.Time // the deadline now set for writes
+	readBy   time.Time // until when reads may wait, zero for ever
+	readSet  time.Time // what the socket was told of it: no later than readBy, zero for never
 	resumed  bool      // back from a stream: the next wait is an idle one
 	readErr  error     // of the last failed read
 	probing  bool      // Read must not touch the socket
@@ -112,6 +114,9 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := c.Conn.Read(p)
+	for err != nil && c.tooEarly(err) {
+		n, err = c.Conn.Read(p)
+	}
 	if err != nil {
 		c.readErr = err
 	}
@@ -157,13 +162,18 @@ func (c *conn) Write(p []byte) (int, error) {
 
 // SetDeadline is called by fasthttp before a hijack, to clear both deadlines.
 func (c *conn) SetDeadline(t time.Time) error {
-	c.writeBy = t
+	c.writeBy, c.readBy, c.readSet = t, t, t
 	return c.Conn.SetDeadline(t)
 }
 
 // SetReadDeadline gives a connection that comes back from a stream the idle
 // time: for fasthttp it is a new one, whose first byte is due within the time
 // of a head.
+//
+// fasthttp moves the deadline three times a request, mostly to later ones. A socket
+// that was told an earlier time is left alone: when that comes, tooEarly tells it the
+// real one, once in a head's time instead of at each request. Not so under TLS, where
+// a handshake that ran into a deadline can not go on.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	if c.resumed {
 		c.resumed = false
@@ -174,7 +184,22 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 			t = soon
 		}
 	}
+	c.readBy = t
+	if c.secure == nil && !c.readSet.IsZero() && (t.IsZero() || !t.Before(c.readSet)) {
+		return nil
+	}
+	c.readSet = t
 	return c.Conn.SetReadDeadline(t)
+}
+
+// tooEarly says whether a read failed only because the socket was told an earlier
+// deadline than the real one. It has been told that then, and is to be read again.
+func (c *conn) tooEarly(err error) bool {
+	if !errors.Is(err, os.ErrDeadlineExceeded) || c.readSet.Equal(c.readBy) || !c.readBy.IsZero() && !time.Now().Before(c.readBy) {
+		return false
+	}
+	c.readSet = c.readBy
+	return c.Conn.SetReadDeadline(c.readBy) == nil
 }
 
 // Close ends the connection, or, during a hand-over, tells that fasthttp's

@@ -18,6 +18,10 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 		}
 		return
 	}
+	if x.begun() {
+		x.refuseLate(reason, param, message)
+		return
+	}
 	if !x.begin(reason.Status()) {
 		return
 	}

@@ -28,6 +28,7 @@ type Exchange struct {
 	// Attached is what one Handler tells the next one of the request.
 	Attached any
 
+	early     *pulse // of a head that may go out before an engine's; see Dispatched
 	srv       *Server
 	ctx       *fasthttp.RequestCtx
 	c         *conn
@@ -140,12 +141,14 @@ func (x *Exchange) OnGone(f func()) {
 	x.c.gone.set(f)
 }
 
-// Gone says whether the client has left.
+// Gone says whether the client has left. Where the connection is watched (see OnGone),
+// that is a look at memory, and some milliseconds late; else the kernel is asked.
 func (x *Exchange) Gone() bool {
 	if x.party != nil {
 		return x.party.Gone()
 	}
-	return x.c.gone.left.Load() || x.c.raw != nil && hasLeft(x.c.raw)
+	c := x.c
+	return c.gone.left.Load() || c.gone.id == 0 && c.raw != nil && hasLeft(c.raw)
 }
 
 // SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
@@ -207,6 +210,10 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 		x.tell(resp.Status, body)
 		return
 	}
+	if x.begun() {
+		x.endEvents(x.eventsOf(resp.Status, body))
+		return
+	}
 	if !x.begin(resp.Status) {
 		return
 	}
@@ -224,6 +231,10 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 		x.tell(status, body)
 		return
 	}
+	if x.begun() {
+		x.endEvents(x.eventsOf(status, body))
+		return
+	}
 	if !x.begin(status) {
 		return
 	}
@@ -235,6 +246,10 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 func (x *Exchange) ReplyEvents(body []byte) {
 	if x.party != nil {
 		x.tell(200, body)
+		return
+	}
+	if x.begun() {
+		x.endEvents(body)
 		return
 	}
 	if !x.begin(200) {
@@ -325,7 +340,10 @@ func (x *Exchange) recycle() {
 	x.body.release()
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
 	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
-	x.Through, x.Attached = nil, nil
+	if x.answer != relayed {
+		x.early.stop()
+	}
+	x.Through, x.Attached, x.early = nil, nil, nil
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed = unanswered, false, false

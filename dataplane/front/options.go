@@ -22,6 +22,7 @@ func (o Options) into(at *Options) {
 	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout
 	at.MaxConns, at.MaxConnsPerIP = o.MaxConns, o.MaxConnsPerIP
 	at.CompressMin, at.CompressStreams = o.CompressMin, o.CompressStreams
+	at.EarlyHead, at.EarlyHeadAfter, at.KeepAlive = o.EarlyHead, o.EarlyHeadAfter, o.KeepAlive
 	at.CORS, at.Proxies = o.CORS, o.Proxies
 }
 
@@ -99,6 +100,8 @@ func (o Options) withDefaults() (Options, error) {
 		{"IdleTimeout", &o.IdleTimeout, 75 * time.Second},
 		{"WriteTimeout", &o.WriteTimeout, 30 * time.Second},
 		{"StreamIdleTimeout", &o.StreamIdleTimeout, 0},
+		{"EarlyHeadAfter", &o.EarlyHeadAfter, 0},
+		{"KeepAlive", &o.KeepAlive, 0},
 	}
 	for _, f := range times {
 		if *f.at == 0 {

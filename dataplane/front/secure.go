@@ -20,7 +20,8 @@ func (c *conn) handshake() error {
 	err := c.secure.Handshake()
 	if err == nil {
 		c.shaken = true
-		return c.secure.SetDeadline(time.Time{})
+		_ = c.secure.SetWriteDeadline(time.Time{})
+		return c.secure.SetReadDeadline(c.readBy)
 	}
 	var header tls.RecordHeaderError
 	if errors.As(err, &header) && header.Conn != nil && tokenByte[header.RecordHeader[0]] {

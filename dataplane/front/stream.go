@@ -28,10 +28,14 @@ type stream struct {
 	since    time.Time
 	status   int
 	through  func(dst relay.ClientConn, chunked bool) relay.ClientConn
-	keep     bool       // the connection may serve another request
-	behind   bool       // bytes of a pipelined request are buffered: it may not
-	plain    bool       // take the chunk framing out, for HTTP/1.0
-	counted  netip.Addr // for connSet.leave
+	keep     bool // the connection may serve another request
+	behind   bool // bytes of a pipelined request are buffered: it may not
+	plain    bool // take the chunk framing out, for HTTP/1.0
+	chunked  bool // put chunk framing around what the engine sends without
+	// commented: comments may go out before the engine's first byte.
+	commented bool
+	early     *pulse     // the head went out before the engine's
+	counted   netip.Addr // for connSet.leave
 
 	c      *conn
 	head   []byte // not yet written
@@ -50,7 +54,11 @@ func newStream() *stream {
 	return st
 }
 
-func (st *stream) clientGone() { st.call.Cut() }
+func (st *stream) clientGone() {
+	if st.call != nil {
+		st.call.Cut()
+	}
+}
 
 // later goes on with a stream that a loop has let go of.
 func (st *stream) later(f func() (relay.Result, bool)) { go st.c.srv.relayOn(st.c, st, f) }
@@ -68,19 +76,33 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		}
 		return
 	}
-	x.answer = relayed
 	if x.party != nil {
+		x.answer = relayed
 		x.party.Relay(resp, call, hooks)
 		return
 	}
+	if x.early.goesOn() {
+		x.relayBegun(resp, call, hooks)
+		return
+	}
+	st := x.newStream()
+	st.resp, st.call, st.hooks, st.status, st.through = resp, call, hooks, resp.Status, x.Through
+	x.composeHead(st)
+	x.handOver(st)
+}
+
+// newStream makes the stream of the exchange's answer.
+func (x *Exchange) newStream() *stream {
 	st, _ := x.srv.streams.Get().(*stream)
-	st.id, st.resp, st.call, st.hooks, st.c = x.RequestID, resp, call, hooks, x.c
-	st.endpoint, st.since, st.status = x.Endpoint, x.Received, resp.Status
-	st.through = x.Through
+	st.id, st.c, st.endpoint, st.since, st.status = x.RequestID, x.c, x.Endpoint, x.Received, fasthttp.StatusOK
 	st.counted, x.counted = x.counted, netip.Addr{}
 	st.keep = x.reusable()
-	x.composeHead(st)
+	return st
+}
 
+// handOver has st answer once fasthttp has let go of the connection.
+func (x *Exchange) handOver(st *stream) {
+	x.answer = relayed
 	c := x.c
 	c.stream = st
 	c.hand.Store(handPending)
@@ -130,6 +152,8 @@ func (x *Exchange) composeHead(st *stream) {
 	}
 	st.head = append(st.head, "\r\n"...)
 	st.buf = st.head
+	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.on && st.through == nil &&
+		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
 // keptAlive says whether an HTTP/1.0 client asked to keep the connection.
@@ -157,12 +181,17 @@ func hijacked(nc net.Conn) {
 // runStream writes the head and passes the body on.
 func (s *Server) runStream(c *conn, st *stream) {
 	s.relayOn(c, st, func() (relay.Result, bool) {
+		if st.resp == nil {
+			return relay.Result{Reusable: true}, true // it has its end in its head
+		}
 		if st.resp.Buffered() == 0 {
 			if err := st.flushHead(s.live().WriteTimeout); err != nil {
 				st.call.Cut()
 				return relay.Result{Cause: relay.ClientGone, Err: err}, true
 			}
+			st.awaitFirst()
 		}
+		st.early.stop()
 		var carry *relay.Carry
 		if t := st.hooks.Transcript; t != nil {
 			carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
@@ -190,6 +219,9 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 	res, ended := s.guarded(st, f)
 	if !ended {
 		return // not ours any more
+	}
+	if res.Err == nil && st.chunked {
+		st.head, res.Reusable = append(st.head, lastChunk...), true
 	}
 	if res.Err == nil && len(st.head) > 0 {
 		// No body came to carry the head.
@@ -227,7 +259,7 @@ func (s *Server) guarded(st *stream, f func() (relay.Result, bool)) (res relay.R
 			if o := s.opt.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}
-			st.call.Cut()
+			st.clientGone()
 			res, ended = relay.Result{Cause: relay.Cut, Err: fmt.Errorf("front: panic while relaying: %v", v)}, true
 		}
 	}()
@@ -236,7 +268,7 @@ func (s *Server) guarded(st *stream, f func() (relay.Result, bool)) (res relay.R
 
 // abortStream ends a stream whose connection failed before the hijack.
 func (s *Server) abortStream(c *conn, st *stream) {
-	st.call.Cut()
+	st.clientGone()
 	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
 	c.shut()
 }
@@ -280,7 +312,10 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	c.gone.set(nil)
 	c.stream = nil
 	s.conns.leave(st.counted)
-	st.resp.Release()
+	st.early.stop()
+	if st.resp != nil {
+		st.resp.Release()
+	}
 	if o := s.opt.Observer; o != nil {
 		o.Ended(st.endpoint.Path, st.status, time.Since(st.since))
 	}
@@ -293,6 +328,9 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 }
 
 func (st *stream) flushHead(limit time.Duration) error {
+	if len(st.head) == 0 {
+		return nil // it is out
+	}
 	if err := st.c.Conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
@@ -309,6 +347,8 @@ func (st *stream) Write(p []byte) (int, error) {
 		return st.writePayload(p)
 	case st.coder.on:
 		return st.writeCoded(p)
+	case st.chunked:
+		return st.writeChunk(p)
 	}
 	return st.send(p)
 }
@@ -358,7 +398,7 @@ func (st *stream) writePayload(p []byte) (int, error) {
 // framing must be taken out or the body encoded, where TLS is spoken, and where there
 // is none.
 func (st *stream) Descriptor() (fd int, ok bool) {
-	if st.plain || st.coder.on || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
+	if st.plain || st.chunked || st.coder.on || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
 	}
 	err := st.c.raw.Control(st.c.lend)

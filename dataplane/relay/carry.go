@@ -92,5 +92,5 @@ func (s *stream) mayLeave() bool {
 func (s *stream) closeWell(events []byte) {
 	s.res.Cause, s.res.Err = Completed, nil
 	s.scan.feed(events)
-	s.res.Reusable = s.write(append(appendChunk(nil, events), lastChunk...)) == nil
+	s.res.Reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
 }

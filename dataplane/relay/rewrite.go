@@ -82,7 +82,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	}
 	e.framed = e.framed[:0]
 	if len(e.out) > 0 {
-		e.framed = appendChunk(e.framed, e.out)
+		e.framed = AppendChunk(e.framed, e.out)
 	}
 	if done {
 		e.framed = append(e.framed, lastChunk...)
@@ -90,7 +90,9 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	return e.framed, broken
 }
 
-func appendChunk(dst, payload []byte) []byte {
+// AppendChunk appends payload as one chunk of transfer coding chunked; it must not be
+// empty.
+func AppendChunk(dst, payload []byte) []byte {
 	dst = strconv.AppendInt(dst, int64(len(payload)), 16)
 	dst = append(dst, "\r\n"...)
 	dst = append(dst, payload...)

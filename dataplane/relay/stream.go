@@ -117,7 +117,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	s := &stream{
 		dst: dst, resp: resp, opt: opt,
 		chunked:  resp.ContentLength == upstream.LengthChunked,
-		scanning: opt.Protocol != Opaque && isEventStream(resp.Header("Content-Type")),
+		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 		slack:    min(maxSlack, opt.WriteTimeout/4),
 	}
 	s.scan.protocol = opt.Protocol
@@ -164,7 +164,8 @@ func (s *stream) finish() Result {
 
 var eventStreamType = []byte("text/event-stream")
 
-func isEventStream(contentType []byte) bool {
+// IsEventStream says whether a Content-Type is that of server-sent events.
+func IsEventStream(contentType []byte) bool {
 	n := len(eventStreamType)
 	return len(contentType) >= n && bytes.EqualFold(contentType[:n], eventStreamType) &&
 		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')

@@ -45,6 +45,7 @@ type conn struct {
 	peekFunc     func(fd uintptr)
 	newer, older *conn // idle list
 	idleSince    time.Duration
+	retire       time.Duration // not used again from then on, 0: no bound
 
 	dead bool // peek's answer
 	one  [1]byte
@@ -74,7 +75,7 @@ type conn struct {
 }
 
 func newConn(e *Endpoint, nc net.Conn) *conn {
-	c := &conn{ep: e, fd: -1}
+	c := &conn{ep: e, fd: -1, retire: e.retireAt()}
 	c.nc = nc
 	if t, ok := nc.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {

@@ -16,7 +16,8 @@ type Options struct {
 	TLS            *tls.Config   // for https; ServerName is always set
 	MaxConns       int           // open at once [4096]; beyond it Do fails with ErrTooManyConns
 	MaxIdle        int           // kept alive [256]
-	IdleTimeout    time.Duration // an idle connection older than this is not reused [4s, below uvicorn's 5s]
+	IdleTimeout    time.Duration // a connection that was idle for so long is not reused [4s, below uvicorn's 5s]
+	MaxAge         time.Duration // nor one that was made so long ago, give or take an eighth; one in use ends its request first [0: no bound]
 	ConnectTimeout time.Duration // TLS handshake included [2s]
 	WriteTimeout   time.Duration // sending a request, plus its size / 256 KiB/s [30s]
 	MaxHeadBytes   int           // response head, 1xx before it included [64 KiB]
@@ -67,8 +68,8 @@ type Endpoint struct {
 	reaper    *time.Timer
 	reaperSet bool
 
-	open                                          atomic.Int64
-	dialed, reused, retried, stale, cut, timedOut atomic.Uint64
+	open                                                atomic.Int64
+	dialed, reused, retried, stale, aged, cut, timedOut atomic.Uint64
 }
 
 // NewEndpoint makes an Endpoint for rawURL; nothing is dialled yet.
@@ -131,6 +132,7 @@ type Stats struct {
 	Reused   uint64 // requests sent on a kept-alive connection
 	Retried  uint64 // requests sent once more because the idle connection was stale
 	Stale    uint64 // idle connections found closed before anything was sent
+	Aged     uint64 // connections closed for their age
 	Cut      uint64 // calls ended by Call.Cut
 	TimedOut uint64 // calls ended by a deadline
 	Open     int    // connections open, idle ones included
@@ -143,7 +145,7 @@ func (e *Endpoint) Stats() Stats {
 	idle := e.idle
 	e.mu.Unlock()
 	return Stats{
-		Dialed: e.dialed.Load(), Reused: e.reused.Load(), Retried: e.retried.Load(), Stale: e.stale.Load(),
+		Dialed: e.dialed.Load(), Reused: e.reused.Load(), Retried: e.retried.Load(), Stale: e.stale.Load(), Aged: e.aged.Load(),
 		Cut: e.cut.Load(), TimedOut: e.timedOut.Load(), Open: int(e.open.Load()), Idle: idle,
 	}
 }

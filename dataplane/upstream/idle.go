@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"math/rand/v2"
 	"syscall"
 	"time"
 )
@@ -16,6 +17,19 @@ func now() time.Duration { return time.Since(epoch) }
 // without asking the kernel whether the engine has closed it. Under load
 // connections come back sooner, and the extra system call is saved.
 const trustIdle = time.Millisecond
+
+// retireAt is when a connection made now is too old for another request, 0 for never.
+// Those that were made together do not all come back at once.
+func (e *Endpoint) retireAt() time.Duration {
+	age := e.opt.MaxAge
+	if age <= 0 {
+		return 0
+	}
+	return now() + age + time.Duration((rand.Float64()-0.5)*float64(age)/4)
+}
+
+// tooOld says whether c is, at t.
+func (c *conn) tooOld(t time.Duration) bool { return c.retire != 0 && t >= c.retire }
 
 // take gives the newest idle connection, or nil. Connections past their time
 // or closed by the engine are closed on the way.
@@ -37,6 +51,11 @@ func (e *Endpoint) take() *conn {
 			c.close()
 			continue
 		}
+		if c.tooOld(t) {
+			e.aged.Add(1)
+			c.close()
+			continue
+		}
 		if age >= trustIdle && c.raw != nil && c.peerClosed() {
 			e.stale.Add(1)
 			c.close()
@@ -46,9 +65,14 @@ func (e *Endpoint) take() *conn {
 	}
 }
 
-// park keeps c for the next request, or closes it when there is no room.
+// park keeps c for the next request, or closes it when there is no room, or c is old.
 func (e *Endpoint) park(c *conn) {
 	c.idleSince = now()
+	if c.tooOld(c.idleSince) {
+		e.aged.Add(1)
+		c.close()
+		return
+	}
 	e.mu.Lock()
 	if e.closed || e.idle >= e.opt.MaxIdle {
 		e.mu.Unlock()

@@ -17,11 +17,12 @@ import (
 // Cut then.
 //
 // It is not ok, and nothing has changed, where the descriptor is not to be had (TLS),
-// where bytes that came with the head are not read yet, and after a Cut.
+// where bytes that came with the head are not read yet, and after a Cut or a read that
+// failed.
 func (r *Response) Lend(stop func()) (fd int, until time.Time, ok bool) {
 	c, lent := r.c, &leg{stop: stop}
 	if c.fd < 0 {
-		if c.raw == nil || c.r < c.w || r.finished || r.ContentLength != LengthChunked {
+		if c.raw == nil || c.r < c.w || r.finished || r.failed != nil || r.ContentLength != LengthChunked {
 			return 0, until, false
 		}
 		own, err := c.takeOut()

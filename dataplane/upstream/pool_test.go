@@ -150,6 +150,39 @@ func TestIdleTimeout(t *testing.T) {
 	c.Release()
 }
 
+// A connection is not used again at its age, whether it lies idle then or comes back
+// later; a request that it is busy with is not disturbed.
+func TestMaxAge(t *testing.T) {
+	noLeaks(t)
+	const age = time.Hour
+	e := newEngine(t, echo).endpoint(t, Options{MaxAge: age, IdleTimeout: long})
+	mustAsk(t, e, "a")
+	first := e.newest
+	if spread := first.retire - now(); first.retire == 0 || spread > age+age/8 {
+		t.Errorf("retires in %v, want %v give or take an eighth", spread, age)
+	}
+	first.retire = now() - 1 // while it is idle
+	mustAsk(t, e, "b")
+	if s := e.Stats(); s.Aged != 1 || s.Dialed != 2 || s.Open != 1 {
+		t.Errorf("idle: %+v", s)
+	}
+	resp, err := e.Do(post("under way"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.c.retire = now() - 1
+	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
+		t.Errorf("%q, %v", b, err)
+	}
+	resp.Release()
+	if s := e.Stats(); s.Aged != 2 || s.Open != 0 || s.Idle != 0 {
+		t.Errorf("busy: %+v", s)
+	}
+	if never := newEngine(t, echo).endpoint(t, Options{}); never.retireAt() != 0 {
+		t.Error("a connection without a bound retires")
+	}
+}
+
 func TestClose(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, echo).endpoint(t, Options{})

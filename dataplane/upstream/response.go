@@ -115,6 +115,9 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 	if r.finished {
 		return 0, io.EOF
 	}
+	if r.failed != nil {
+		return 0, r.failed
+	}
 	if r.ContentLength >= 0 && int64(len(p)) > r.left {
 		p = p[:r.left]
 	}

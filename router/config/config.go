@@ -268,6 +268,8 @@ type Timeouts struct {
 	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // an idle client connection is kept [75s]
 	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
 	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
+	EngineIdle time.Duration `yaml:"engine_idle" min:"1ms"`         // a connection to an engine that is not used is kept; less than the engine's own time, which is 5s for uvicorn [4s]
+	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // a connection to an engine is not used again when it is so old, give or take an eighth, so that a name or a balancer in front is asked anew; 0: never too old [1h]
 	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // a prefill leg in all [300s]
 	Decode     time.Duration `yaml:"decode" min:"1ms"`              // a decode or aggregated leg in all [600s]
 	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
@@ -278,8 +280,19 @@ type Timeouts struct {
 	Drain      time.Duration `yaml:"drain" min:"0s"`                // streams under way are let go on at SIGTERM [30s]
 }
 
-// Relay is what drives streams once their head is out; see docs/relay.md.
+// Relay is when a stream's head goes out, and what drives streams from then on; see
+// docs/relay.md.
 type Relay struct {
+	// HeadAfter: a stream's head goes to its client so long after the request was given
+	// to an engine, at the latest, 0 at once. What fails from then on is told by an
+	// event, with status 200, and headers that name the workers are missing; -1 or
+	// "off": the head goes out with the engine's own [off].
+	HeadAfter time.Duration `yaml:"head_after" min:"0s" off:"true"`
+	// KeepAlive is how often a comment goes to a client whose stream has begun and who
+	// waits for the engine's first byte, so that load balancers in front do not cut
+	// it; 0: never [0s].
+	KeepAlive time.Duration `yaml:"keep_alive" min:"0s"`
+
 	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
 	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
 }

@@ -27,10 +27,10 @@ func Default() *Config {
 		Compression: Compression{MinBytes: 2 * kib},
 		Timeouts: Timeouts{
 			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
-			Connect: 2 * time.Second, Prefill: 300 * time.Second, Decode: 600 * time.Second,
+			Connect: 2 * time.Second, EngineIdle: 4 * time.Second, EngineAge: time.Hour, Prefill: 300 * time.Second, Decode: 600 * time.Second,
 			FirstByte: 300 * time.Second, StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second, Restart: 60 * time.Second,
 		},
-		Relay:     Relay{Driver: "loop"},
+		Relay:     Relay{HeadAfter: -1, Driver: "loop"},
 		Migration: Migration{Max: 1, Tokens: "auto", HandoverTokens: 4096, DrainAfter: 10 * time.Second, TokenizeWait: 2 * time.Second},
 		Health:    Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second},
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},

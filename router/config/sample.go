@@ -64,6 +64,9 @@ func anyUnder(set map[string]string, group string) bool {
 // scalarYAML is a field's value as setScalar reads it.
 func scalarYAML(v reflect.Value, tag reflect.StructTag) string {
 	if d, ok := v.Interface().(time.Duration); ok {
+		if d < 0 && tag.Get("off") != "" {
+			return "off"
+		}
 		text := d.String()
 		if strings.HasSuffix(text, "m0s") {
 			text = text[:len(text)-2]

@@ -301,6 +301,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.admitted() {
 		return
 	}
+	x.Dispatched()
 	if q.plan.Family == nil {
 		q.runWhole()
 	} else {

@@ -1,0 +1,269 @@
+package front
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+const (
+	// keepAliveChunk is a comment of an event stream, which clients' parsers skip, in a
+	// chunk of its own.
+	keepAliveChunk = "e\r\n: keep-alive\n\n\r\n"
+	lastChunk      = "0\r\n\r\n"
+)
+
+// pulse writes to a client that waits for the first byte of an engine's body: the head
+// of a stream, where it is to go out before the engine's, and comments, so that no
+// load balancer in front takes the connection for dead. It is the connection's only
+// writer until stopped: fasthttp writes nothing while a handler runs, the relay
+// nothing before the first byte.
+type pulse struct {
+	c     *conn
+	every time.Duration // between two comments; 0: none
+
+	mu    sync.Mutex
+	timer *time.Timer
+	head  []byte // not out yet
+	out   bool   // a head that is not the engine's is
+	over  bool
+}
+
+// beat writes what is due. It runs on the timer's goroutine.
+func (p *pulse) beat() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return
+	}
+	text, early := p.head, len(p.head) > 0
+	if !early {
+		text = []byte(keepAliveChunk)
+	}
+	err := p.c.Conn.SetWriteDeadline(time.Now().Add(p.c.srv.live().WriteTimeout))
+	if err == nil {
+		_, err = p.c.Conn.Write(text)
+	}
+	p.out, p.head = p.out || early, nil
+	switch {
+	case err != nil:
+		p.over = true
+		p.c.gone.leave()
+	case p.every > 0:
+		p.timer.Reset(p.every)
+	}
+}
+
+// stop ends it; nothing is being written any more when it returns. It says whether a
+// head went out. Nil and stopped ones may be stopped.
+func (p *pulse) stop() (out bool) {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	p.timer.Stop()
+	return p.out
+}
+
+// goesOn says whether the head went out; when not, it is stopped, and the head goes out
+// with the engine's.
+func (p *pulse) goesOn() bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.out {
+		p.over = true
+		p.timer.Stop()
+	}
+	return p.out
+}
+
+// start makes the first beat come after so long.
+func (p *pulse) start(after time.Duration) {
+	p.mu.Lock()
+	p.timer = time.AfterFunc(after, p.beat)
+	p.mu.Unlock()
+}
+
+// Dispatched tells that a streamed request is given to an engine now. Where
+// Options.EarlyHead says so, its head goes out when EarlyHeadAfter has passed, whether
+// an engine has answered or not. The handler need not know: what it answers from then
+// on becomes the rest of an event stream, a refusal an error event in the client's own
+// protocol. It does nothing for other requests, and when called again.
+func (x *Exchange) Dispatched() {
+	if x.party != nil || x.early != nil || !x.srv.live().EarlyHead || x.answer != unanswered || !x.head.http11 ||
+		x.Through != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
+		return
+	}
+	head := append([]byte(nil), "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"...)
+	head = appendLine(head, "X-Request-Id", x.RequestID)
+	for i := range x.set {
+		head = appendLine(head, x.set[i].name, x.set[i].value)
+	}
+	if !x.reusable() {
+		head = append(head, "Connection: close\r\n"...)
+	}
+	x.early = &pulse{c: x.c, every: x.srv.live().KeepAlive, head: append(head, "\r\n"...)}
+	x.early.start(x.srv.live().EarlyHeadAfter)
+}
+
+// begun says whether the head of an event stream is out, so that an answer can only be
+// the rest of one; then nothing else writes any more.
+func (x *Exchange) begun() bool { return x.answer == unanswered && x.early.stop() }
+
+// endEvents answers with the last events of a stream whose head is out.
+func (x *Exchange) endEvents(events []byte) {
+	st := x.newStream()
+	st.head = st.buf[:0]
+	if len(events) > 0 {
+		st.head = relay.AppendChunk(st.head, events)
+	}
+	st.head = append(st.head, lastChunk...)
+	st.buf = st.head
+	x.handOver(st)
+}
+
+// relayBegun is Relay behind a head that is out.
+func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+	if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
+		st := x.newStream()
+		st.resp, st.call, st.hooks, st.early = resp, call, hooks, x.early
+		st.chunked = resp.ContentLength != upstream.LengthChunked
+		x.handOver(st)
+		return
+	}
+	x.begun()
+	message := fmt.Sprintf("the engine answered with status %d and no event stream", resp.Status)
+	call.Cut()
+	resp.Release()
+	x.refuseLate(UpstreamGarbage, "", message)
+	if hooks.OnEnd != nil {
+		hooks.OnEnd(relay.Result{Cause: relay.EngineClosed, Err: errors.New("front: " + message)})
+	}
+}
+
+// refuseLate is Error behind a head that is out.
+func (x *Exchange) refuseLate(reason Reason, param, message string) {
+	x.endEvents(appendErrorEvent(nil, x.Endpoint.Protocol, reason, param, message, x.RequestID))
+	if o := x.srv.opt.Observer; o != nil {
+		o.Refused(x.Endpoint.Path, reason)
+	}
+}
+
+// eventsOf makes of a whole answer what follows the head of an event stream: of an
+// engine's refusal an error event, with its own words where they are of the protocol.
+func (x *Exchange) eventsOf(status int, body []byte) []byte {
+	protocol := x.Endpoint.Protocol
+	line := bytes.TrimSpace(body)
+	if bytes.ContainsAny(line, "\r\n") { // in JSON they stand between tokens only
+		line = bytes.Map(func(r rune) rune {
+			if r == '\r' || r == '\n' {
+				return ' '
+			}
+			return r
+		}, line)
+	}
+	failure, failed, _ := jsonscan.Find(line, "error")
+	switch whole := len(line) > 0 && line[0] == '{'; {
+	case status < 400 && whole:
+		return append(append([]byte("data: "), line...), "\n\n"+eventsEnd(protocol)...)
+	case protocol == relay.Responses:
+	case whole && failed && failure.Kind > jsonscan.Null:
+		return append(append([]byte(errorName(protocol)+"data: "), line...), "\n\n"+eventsEnd(protocol)...)
+	}
+	reason := UpstreamFailed
+	if status == 504 {
+		reason = UpstreamTimeout
+	}
+	return appendErrorEvent(nil, protocol, reason, "", messageOf(line, status), x.RequestID)
+}
+
+// messageOf is what an engine said in an error's body, or what its status says.
+func messageOf(body []byte, status int) string {
+	var said struct {
+		Error   json.RawMessage `json:"error"`
+		Message string          `json:"message"`
+	}
+	if json.Unmarshal(body, &said) == nil {
+		if len(said.Error) > 0 && said.Error[0] == '{' {
+			_ = json.Unmarshal(said.Error, &said)
+		}
+		if said.Message != "" {
+			return said.Message
+		}
+	}
+	return "the engine answered with status " + strconv.Itoa(status)
+}
+
+// appendErrorEvent appends a refusal as the last event of a stream.
+func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
+	dst = append(append(dst, errorName(protocol)...), "data: "...)
+	if protocol == relay.Responses {
+		dst = append(dst, `{"type":"error","code":`...)
+		dst = appendJSONString(dst, reason.Type())
+		dst = append(dst, `,"message":`...)
+		dst = appendJSONString(dst, message)
+		dst = append(dst, `,"param":`...)
+		dst = append(appendJSONOrNull(dst, param), '}')
+	} else {
+		dst = appendError(dst, protocol, reason, param, message, requestID)
+	}
+	return append(append(dst, "\n\n"...), eventsEnd(protocol)...)
+}
+
+// errorName is the line that names an error's event, eventsEnd the last event of all.
+func errorName(p relay.Protocol) string {
+	if p == relay.OpenAI {
+		return ""
+	}
+	return "event: error\n"
+}
+
+func eventsEnd(p relay.Protocol) string {
+	if p == relay.OpenAI {
+		return "data: [DONE]\n\n"
+	}
+	return ""
+}
+
+// awaitFirst waits on the stream's goroutine for the first bytes of the engine's body
+// while comments go out. What it fails with, the relay's first read gives again.
+func (st *stream) awaitFirst() {
+	opt := st.c.srv.live()
+	p := st.early
+	if p == nil && opt.KeepAlive > 0 && st.commented {
+		p = &pulse{c: st.c, every: opt.KeepAlive}
+		p.start(opt.KeepAlive)
+	}
+	if p == nil {
+		return
+	}
+	defer p.stop()
+	if opt.StreamIdleTimeout > 0 {
+		_ = st.resp.SetReadDeadline(time.Now().Add(opt.StreamIdleTimeout))
+	}
+	_, _ = st.resp.Peek()
+}
+
+// writeChunk sends p, of a body without chunk framing, as one chunk.
+func (st *stream) writeChunk(p []byte) (int, error) {
+	if _, err := st.send(relay.AppendChunk(nil, p)); err != nil {
+		// A part of the chunk may be out: nothing can be sent again.
+		return 0, fmt.Errorf("front: cannot write a chunk: %v", err)
+	}
+	return len(p), nil
+}
