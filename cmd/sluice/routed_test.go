@@ -221,24 +221,7 @@ func undisturbed(t testing.TB, e *sim.Engine, prompt []uint32, n int) []uint32 {
 func TestRoutedFamilies(t *testing.T) {
 	for _, fam := range matrixFamilies {
 		t.Run(fam.name, func(t *testing.T) {
-			own := fam
-			prepare, configure := fam.prepare, fam.config
-			path := socketIn(t)
-			on := func(c *config.Config) { asEngine(path)(c) }
-			own.config = func(c *config.Config) {
-				on(c)
-				if configure != nil {
-					configure(c)
-				}
-			}
-			if prepare != nil {
-				own.prepare = func(t *testing.T, f *matrixFamily) {
-					prepare(t, f)
-					inner := f.config
-					f.config = func(c *config.Config) { on(c); inner(c) }
-				}
-			}
-			f := startMatrixFleet(t, &own)
+			f := routedFleet(t, &fam)
 			for i, network := range []string{"unix", "tcp"} {
 				c := dialEngine(t, f.router, network)
 				prompt := tokenIDs(50, 10+i)

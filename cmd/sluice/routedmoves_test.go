@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+)
+
+// routedMove is how a worker leaves its streams, and under which outcome the router
+// counts those that go on.
+type routedMove struct {
+	name, outcome string
+	run           func(t *testing.T, r *testRouter, id string, e *sim.Engine)
+}
+
+var routedMoves = []routedMove{
+	{"drained", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
+		if err := r.fleet.Drain(id, true); err != nil {
+			t.Error(err)
+		}
+	}},
+	{"taken away", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
+		if err := r.fleet.Remove(id); err != nil {
+			t.Error(err)
+		}
+	}},
+	{"dies", "done", func(_ *testing.T, _ *testRouter, _ string, e *sim.Engine) { e.Crash() }},
+}
+
+func movable(c *config.Config) {
+	c.Migration.DrainAfter = 0
+	c.Timeouts.StreamIdle = 20 * time.Second
+}
+
+// underMove begins a stream, has the worker that it is on leave when tokens have come,
+// and gives the whole answer and that worker's id.
+func underMove(t *testing.T, r *testRouter, engines map[string]*sim.Engine, prompt []uint32, n int, move routedMove) (a *routedAnswer, on string) {
+	t.Helper()
+	for _, e := range engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
+	}
+	req := routedRequest(prompt, n)
+	req.Annotations = []string{"decision"}
+	s := generateRouted(t, dialEngine(t, r, "unix"), req)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var head []uint32
+	for len(head) < 5 {
+		it, err := s.Next(ctx)
+		if it == nil || it.Data == nil {
+			t.Fatalf("after %d tokens: %+v, %v", len(head), it, err)
+		}
+		head = append(head, it.Data.TokenIDs...)
+		for _, c := range it.Comment {
+			if id, ok := strings.CutPrefix(c, "worker_id: "); ok {
+				on = id
+			}
+		}
+	}
+	if engines[on] == nil {
+		t.Fatalf("the stream is on %q", on)
+	}
+	move.run(t, r, on, engines[on])
+	a = readRouted(ctx, s)
+	a.tokens[0] = append(head, a.tokens[0]...)
+	return a, on
+}
+
+func wantUndisturbed(t *testing.T, a *routedAnswer, want []uint32, prompt int) {
+	t.Helper()
+	if a.failure != nil || a.err != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" {
+		t.Errorf("%v %v %q\ngot  %v\nwant %v", a.failure, a.err, a.finish[0], a.tokens[0], want)
+	}
+	if u := a.usage; u == nil || u.Prompt != prompt || u.Completion != len(want) || u.Total != prompt+len(want) {
+		t.Errorf("usage %+v; want %d and %d", u, prompt, len(want))
+	}
+}
+
+// TestRoutedStreamsLeaveTheirWorker: whatever engine it is on, and in whatever API of
+// it, a stream whose worker drains, is taken away or dies goes on as if nothing were.
+func TestRoutedStreamsLeaveTheirWorker(t *testing.T) {
+	for _, k := range []struct {
+		name string
+		mod  func(*sim.Options)
+		conf func(*config.Config)
+	}{
+		{"vLLM completions", nil, func(c *config.Config) { c.Routed.VLLM = "completions" }},
+		{"vLLM generate", nil, func(*config.Config) {}},
+		{"SGLang, whole", func(o *sim.Options) { o.Engine = "sglang" }, func(*config.Config) {}},
+		{"SGLang, deltas", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, func(*config.Config) {}},
+	} {
+		for i, move := range routedMoves {
+			t.Run(k.name+"/"+move.name, func(t *testing.T) {
+				r, all := startEngineRouter(t, 3, k.mod, func(c *config.Config) { movable(c); k.conf(c) })
+				engines := map[string]*sim.Engine{"e0": all[0], "e1": all[1], "e2": all[2]}
+				prompt := tokenIDs(40, 60+i)
+				a, on := underMove(t, r, engines, prompt, 120, move)
+				wantUndisturbed(t, a, undisturbed(t, startSim(t, nil), prompt, 120), 40)
+				if r.metric(`sluice_migrations_total{outcome="`+move.outcome+`"}`) != 1 {
+					t.Errorf("no stream is counted as %s", move.outcome)
+				}
+				delete(engines, on)
+				for _, e := range engines {
+					quiet(t, r, patience, e)
+				}
+			})
+		}
+	}
+}
+
+// TestRoutedStreamsLeaveDecode: the same of a decode worker, in every family, that of
+// TensorRT-LLM too: as an engine's caller the router asks it for ids, not text.
+func TestRoutedStreamsLeaveDecode(t *testing.T) {
+	for i := range matrixFamilies {
+		fam := &matrixFamilies[i]
+		for k, move := range routedMoves {
+			if move.name == "taken away" {
+				continue // as drained, for a family
+			}
+			t.Run(fam.name+"/"+move.name, func(t *testing.T) {
+				own := *fam
+				configure := fam.config
+				own.config = func(c *config.Config) {
+					movable(c)
+					if configure != nil {
+						configure(c)
+					}
+				}
+				if prepare := fam.prepare; prepare != nil {
+					own.prepare = func(t *testing.T, f *matrixFamily) {
+						prepare(t, f)
+						inner := f.config
+						f.config = func(c *config.Config) { movable(c); inner(c) }
+					}
+				}
+				f := routedFleet(t, &own)
+				engines := map[string]*sim.Engine{"decode-0": f.decodes[0], "decode-1": f.decodes[1]}
+				prompt := tokenIDs(50, 80+k)
+				a, _ := underMove(t, f.router, engines, prompt, 120, move)
+				wantUndisturbed(t, a, undisturbed(t, f.plain, prompt, 120), 50)
+				if n := f.router.metric(`sluice_migrations_total{outcome="` + move.outcome + `"}`); n != 1 {
+					t.Errorf("%v streams are counted as %s; want 1", n, move.outcome)
+				}
+				if !f.rests(patience) {
+					t.Errorf("something is kept: %s", f.router.booked())
+				}
+			})
+		}
+	}
+}
