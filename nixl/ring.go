@@ -243,6 +243,9 @@ func (r *ring) pop(f func(*event)) bool {
 	return true
 }
 
+// empty says that no event waits.
+func (r *ring) empty() bool { return r.head.evtTail.Load() == r.head.evtHead.Load() }
+
 // mapShared maps size bytes of anonymous shared memory.
 func mapShared(name string, size int) ([]byte, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)

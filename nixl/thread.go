@@ -39,12 +39,12 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 // stop waits for the C thread's end. One that hangs in the library keeps its block
 // and its descriptors: they are left to it.
 func (t *thread) stop(by time.Time) bool {
-	ended := t.gone(by)
-	t.end()
-	if ended {
-		t.giveBack()
+	gone := t.gone(by)
+	if !t.end(by) || !gone {
+		return false
 	}
-	return ended
+	t.giveBack()
+	return true
 }
 
 // reader hands out the events that another thread, or process, puts in a ring.
@@ -73,9 +73,28 @@ func pollable(fd int, name string) (*os.File, error) {
 }
 
 // read drains the events and waits for more in Go's poller, until end.
+//
+// Nothing is read from the descriptor: Go's poller tells of each write to it anew. So
+// neither an arrival nor a wait makes a system call here, which would wake the
+// runtime's watch as well; that took as much as all the rest.
 func (t *reader) read(sink func(*event)) {
 	defer close(t.done)
-	var buf [8]byte
+	c, err := t.wait.SyscallConn()
+	if err != nil {
+		return
+	}
+	// What was told of the descriptor before is forgotten when Read begins, so the ring
+	// is looked at after that; when the descriptor has been told of, it is left.
+	asked := false
+	look := func(uintptr) bool {
+		t.r.head.waiting.Store(1)
+		if !asked && t.r.empty() {
+			asked = true
+			return false
+		}
+		t.r.head.waiting.Store(0)
+		return true
+	}
 	for {
 		for t.r.pop(sink) {
 		}
@@ -83,19 +102,24 @@ func (t *reader) read(sink func(*event)) {
 			t.lost()
 			return
 		}
-		t.r.head.waiting.Store(1)
-		if t.r.pop(sink) {
-			t.r.head.waiting.Store(0)
-			continue
-		}
-		if _, err := t.wait.Read(buf[:]); err != nil {
+		asked = false
+		if err := c.Read(look); err != nil {
 			return
 		}
 	}
 }
 
-// end has the reading stop, and waits for that.
-func (t *reader) end() {
+// handlerGrace is how long a handler of events may still take when its agent is closed.
+const handlerGrace = 100 * time.Millisecond
+
+// end has the reading stop; false when a handler of events has not come back by then:
+// it still has a slot of the ring.
+func (t *reader) end(by time.Time) bool {
 	t.wait.Close()
-	<-t.done
+	select {
+	case <-t.done:
+		return true
+	case <-time.After(max(handlerGrace, time.Until(by))):
+		return false
+	}
 }
