@@ -146,6 +146,26 @@ void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capac
   }
 }
 
+/* All signals blocked from before its first instruction: the threads that the
+ * library starts out of this one inherit the mask. */
+int agent_thread(void *(*run)(void *), void *argument) {
+  sigset_t all, old;
+  pthread_attr_t attr;
+  pthread_t t;
+  sigfillset(&all);
+  int e = pthread_attr_init(&attr);
+  if (e != 0) {
+    return e;
+  }
+  pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attr, 8u << 20);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  e = pthread_create(&t, &attr, run, argument);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  pthread_attr_destroy(&attr);
+  return e;
+}
+
 int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd, int event_fd,
                        const struct sluice_pace *pace) {
   if (shared == NULL || pace == NULL || !agent_capacities(cmd_capacity, evt_capacity) || wake_fd < 0 || event_fd < 0) {
@@ -163,19 +183,7 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
   a->api = api;
   agent_lay(a, shared, cmd_capacity, evt_capacity, spill, wake_fd, event_fd);
 
-  /* All signals blocked from before its first instruction: the threads that the
-   * library starts out of this one inherit the mask. */
-  sigset_t all, old;
-  pthread_attr_t attr;
-  pthread_t t;
-  sigfillset(&all);
-  pthread_attr_init(&attr);
-  pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attr, 8u << 20);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  int e = pthread_create(&t, &attr, agent_main, a);
-  pthread_sigmask(SIG_SETMASK, &old, NULL);
-  pthread_attr_destroy(&attr);
+  int e = agent_thread(agent_main, a);
   if (e != 0) {
     free(a);
   }

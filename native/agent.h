@@ -104,6 +104,7 @@ int boards_sweep(struct agent *a);
 int agent_capacities(uint32_t commands, uint32_t events); /* 0 when a ring cannot have them */
 void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd,
                int event_fd);
+int agent_thread(void *(*run)(void *), void *argument); /* starts it, detached; an errno */
 uint64_t agent_clock(void); /* CLOCK_MONOTONIC, ns */
 void agent_enter(struct agent *a, uint64_t op);
 void agent_leave(struct agent *a);

@@ -163,6 +163,7 @@ func Layout() map[string]uintptr {
 		"record":             unsafe.Sizeof(r),
 		"record.sequence":    unsafe.Offsetof(r.sequence),
 		"ticket":             unsafe.Sizeof(C.struct_sluice_ticket{}),
+		"ticket.request":     unsafe.Offsetof(C.struct_sluice_ticket{}.request),
 		"board":              unsafe.Sizeof(C.struct_sluice_board{}),
 		"transfer":           unsafe.Sizeof(C.struct_sluice_transfer{}),
 		"desc":               unsafe.Sizeof(C.struct_sluice_desc{}),

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* ABI of this surface; grows by one at each incompatible change. */
-#define SLUICE_NATIVE_ABI 3
+#define SLUICE_NATIVE_ABI 4
 
 /* The ABI the library was compiled with. */
 int sluice_native_abi(void);
@@ -97,7 +97,7 @@ enum sluice_event {
   SLUICE_EV_DONE = 1, /* the answer to token: status, handle, args, payload */
   SLUICE_EV_NOTIF,    /* a notification: payload is sender (aux bytes), then message */
   SLUICE_EV_PEER_DOWN,/* handle: a peer that refused a send or a transfer */
-  SLUICE_EV_BOARD     /* handle: slot, token: sequence, arg0: board; a valid record landed */
+  SLUICE_EV_BOARD     /* handle: slot, arg0: board; payload: the record that fits the slot's ticket, as it was compared */
 };
 
 /* Statuses: NIXL's own from 0 downwards, ours from -100. */
@@ -204,10 +204,10 @@ struct sluice_board {
   uint64_t pad[7];
 };
 struct sluice_ticket {
-  uint64_t sequence;
+  uint64_t sequence; /* stored last, and loaded first */
   uint64_t nonce;
+  uint64_t request;
   uint64_t last_bad; /* the thread's: a foreign sequence counted already */
-  uint64_t pad;
 };
 
 /* The record that is written into a slot. Little endian. check is the exclusive

@@ -86,20 +86,21 @@ int notifs_poll(struct agent *a) {
 }
 
 /* A record is whole and for this ticket, or it is not reported: a torn write is
- * looked at again in the next pass, a foreign one is counted once per sequence. */
-static int record_matches(const struct sluice_record *r, const struct sluice_ticket *t, uint64_t *sequence) {
+ * looked at again in the next pass, a foreign one is counted once per sequence. What
+ * was compared is what is told: whoever may write to the slot may do so again. */
+static int record_matches(const struct sluice_record *r, const struct sluice_ticket *t, uint64_t words[8]) {
   const uint64_t *w = (const uint64_t *)(const void *)r;
-  uint64_t words[8], check = 0;
-  uint64_t want = __atomic_load_n(&t->sequence, __ATOMIC_RELAXED), nonce = __atomic_load_n(&t->nonce, __ATOMIC_RELAXED);
-  *sequence = __atomic_load_n(&w[7], __ATOMIC_ACQUIRE);
-  if (*sequence != want) {
+  uint64_t want = __atomic_load_n(&t->sequence, __ATOMIC_ACQUIRE), check = 0;
+  words[7] = __atomic_load_n(&w[7], __ATOMIC_ACQUIRE);
+  if (words[7] != want) {
     return 0;
   }
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < 7; i++) {
     words[i] = __atomic_load_n(&w[i], __ATOMIC_RELAXED);
     check ^= i == 6 ? 0 : words[i];
   }
-  return (uint32_t)words[0] == SLUICE_RECORD_VERSION && words[1] == nonce && words[6] == check && words[7] == want;
+  return (uint32_t)words[0] == SLUICE_RECORD_VERSION && words[1] == __atomic_load_n(&t->nonce, __ATOMIC_RELAXED) &&
+         words[2] == __atomic_load_n(&t->request, __ATOMIC_RELAXED) && words[6] == (check ^ words[7]);
 }
 
 int boards_sweep(struct agent *a) {
@@ -117,16 +118,16 @@ int boards_sweep(struct agent *a) {
       bd->cursor = i + 1;
       uint64_t set = __atomic_load_n(&bits[i], __ATOMIC_ACQUIRE);
       while (set != 0) {
-        uint64_t slot = i * 64 + (uint64_t)__builtin_ctzll(set), sequence = 0;
+        uint64_t slot = i * 64 + (uint64_t)__builtin_ctzll(set), record[8];
         uint64_t bit = set & -set;
         set &= set - 1;
         if (slot >= bd->count) {
           break;
         }
         struct sluice_ticket *t = &tickets[slot];
-        if (!record_matches(&bd->slots[slot], t, &sequence)) {
-          if (sequence != 0 && sequence != t->last_bad) {
-            t->last_bad = sequence;
+        if (!record_matches(&bd->slots[slot], t, record)) {
+          if (record[7] != 0 && record[7] != t->last_bad) {
+            t->last_bad = record[7];
             __atomic_fetch_add(&a->shared->foreign, 1, __ATOMIC_RELAXED);
           }
           continue;
@@ -137,8 +138,9 @@ int boards_sweep(struct agent *a) {
         }
         e->op = SLUICE_EV_BOARD;
         e->handle = slot;
-        e->token = sequence;
         e->arg[0] = b;
+        memcpy(e->data, record, sizeof record);
+        e->len = sizeof record;
         /* Cleared before it is told: the reader may hand the slot out again. */
         __atomic_fetch_and(&bits[i], ~bit, __ATOMIC_SEQ_CST);
         agent_publish(a);

@@ -280,13 +280,16 @@ func (a *Agent) Close() error {
 	select {
 	case <-a.died:
 	default:
-		_, err = a.ask(ctx, &command{op: opStop}, "close")
+		// No answer is asked for: it might find the ring of events full.
+		if e := a.submit(ctx, &command{op: opStop}); e != nil {
+			err = &Error{Doing: "close", Status: statusOf(e), Hint: a.stuckHint()}
+		}
 	}
 	stopped := a.driver.stop(deadline)
-	if _, own := a.driver.(*isolated); own {
+	if _, own := a.driver.(*isolated); own && stopped {
 		err = nil // with its process, nothing is left behind
 	} else if !stopped && err == nil {
-		err = &Error{Doing: "close", Status: Hung, Hint: "its thread is left behind"}
+		err = &Error{Doing: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread is left behind", "; ")}
 	}
 	close(a.closed)
 	a.mu.Lock()

@@ -21,6 +21,7 @@ type AgentTier struct {
 	state  TierState
 	reason string
 	agent  *Agent
+	past   Counters // of agents that were closed
 }
 
 // AgentTierConfig describes the tier.
@@ -90,6 +91,16 @@ func (t *AgentTier) Agent() *Agent {
 	return t.agent
 }
 
+// Counters are those of all the agents that the tier has had.
+func (t *AgentTier) Counters() Counters {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.agent == nil {
+		return t.past
+	}
+	return t.past.plus(t.agent.Counters())
+}
+
 // Close ends the tier and its agent.
 func (t *AgentTier) Close() error {
 	t.stop()
@@ -138,7 +149,7 @@ func (t *AgentTier) run(ctx context.Context) {
 		}
 		if a != nil {
 			t.mu.Lock()
-			t.agent = nil
+			t.agent, t.past = nil, t.past.plus(a.Counters())
 			t.mu.Unlock()
 			if a.Close() != nil {
 				abandoned++

@@ -45,8 +45,8 @@ type Board struct {
 
 // ticketCell mirrors struct sluice_ticket.
 type ticketCell struct {
-	sequence, nonce atomic.Uint64
-	_               [2]uint64 // the thread's
+	sequence, nonce, request atomic.Uint64
+	_                        uint64 // the thread's
 }
 
 // entry is our side of a slot. state is the sequence and, in its two lowest bits,
@@ -182,8 +182,8 @@ func (b *Board) ID() uint32 { return b.id }
 // Slots is how many requests can be waited for at once.
 func (b *Board) Slots() int { return len(b.entries) }
 
-// Refused counts notifications, and whole records with a foreign request, that were
-// refused; the agent's Counters.Unmatched has the other records.
+// Refused counts notifications that were refused; the agent's Counters.Unmatched has
+// the records.
 func (b *Board) Refused() uint64 { return b.refused.Load() }
 
 // Remote is where the ticket's record is to be written.
@@ -203,6 +203,7 @@ func (b *Board) HandOut(request uint64, until time.Time) (Ticket, bool) {
 	t := Ticket{Slot: i, Sequence: e.state.Load()>>2 + 1, Nonce: rand.Uint64(), Request: request}
 	b.slots[i][7].Store(0)
 	b.tickets[i].nonce.Store(t.Nonce)
+	b.tickets[i].request.Store(request)
 	b.tickets[i].sequence.Store(t.Sequence)
 	e.request.Store(request)
 	e.expires.Store(until.UnixNano())
@@ -272,19 +273,18 @@ func (b *Board) current(slot uint32) (Ticket, bool) {
 	return Ticket{Slot: slot, Sequence: s >> 2, Nonce: b.tickets[slot].nonce.Load(), Request: b.entries[slot].request.Load()}, s&3 == slotOut
 }
 
-// landed is told by the agent's thread that a record fits sequence and nonce.
-func (b *Board) landed(slot int, sequence uint64) {
+// landed is told by the agent's thread of a record that fits its slot's ticket. The
+// slot is not looked at again: its writer, or another, may have written to it since.
+func (b *Board) landed(slot int, w words) {
 	if slot < 0 || slot >= len(b.entries) {
 		return
 	}
 	t, out := b.current(uint32(slot))
-	if !out || t.Sequence != sequence {
+	if !out || t.Sequence != w[7] {
 		return
 	}
-	var w words
-	w.load(&b.slots[slot])
 	if w.verify(t) != nil {
-		b.refused.Add(1) // the nonce is right and the request is not: the writer's fault
+		b.refused.Add(1) // an agent in a process of its own that has gone wrong
 		return
 	}
 	if c := w.completion(); b.claim(t, c) {
@@ -372,7 +372,10 @@ func (b *Board) Expire(now time.Time, limit int) int {
 func (b *Board) sweep() {
 	for i := range b.entries {
 		if t, out := b.current(uint32(i)); out {
-			b.landed(i, t.Sequence)
+			var w words
+			if w.load(&b.slots[i]); w.verify(t) == nil {
+				b.landed(i, w)
+			}
 		}
 	}
 }

@@ -16,10 +16,7 @@ func (b *Board) Message(m []byte) error {
 	err := error(ErrRecord)
 	if len(m) == messageBytes && string(m[:len(MessagePrefix)]) == MessagePrefix {
 		slot := binary.LittleEndian.Uint32(m[len(MessagePrefix):])
-		var w words
-		for i := range w {
-			w[i] = binary.LittleEndian.Uint64(m[len(MessagePrefix)+4+8*i:])
-		}
+		w := wordsOf(m[len(MessagePrefix)+4:])
 		if err = ErrForged; int(slot) < len(b.entries) {
 			t, out := b.current(slot)
 			if err = w.verify(t); err == nil {

@@ -128,8 +128,8 @@ func (a *Agent) receive(e *event) {
 			b = a.boards[e.arg[0]]
 		}
 		a.mu.Unlock()
-		if b != nil {
-			b.landed(int(e.handle), e.token)
+		if b != nil && len(e.data) == recordBytes {
+			b.landed(int(e.handle), wordsOf(e.data))
 		}
 	case evPeerDown:
 		a.mu.Lock()

@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 	case "":
 		os.Exit(m.Run())
 	case "host":
+		dieSoon()
 		if err := ServeHost(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)

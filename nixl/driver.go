@@ -85,5 +85,9 @@ type Counters struct {
 	Stuck     uint64 // transfers that the library would not release
 }
 
+func (c Counters) plus(d Counters) Counters {
+	return Counters{Unmatched: c.Unmatched + d.Unmatched, Unread: c.Unread + d.Unread, Signals: c.Signals | d.Signals, Stuck: c.Stuck + d.Stuck}
+}
+
 // Pace is how an agent's thread waits.
 type Pace = native.Pace

@@ -222,7 +222,9 @@ func (t *isolated) stop(by time.Time) bool {
 		}
 		break
 	}
-	t.end()
+	if !t.end(by) {
+		return false
+	}
 	t.giveBack()
 	return true
 }

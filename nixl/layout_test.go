@@ -28,6 +28,7 @@ func TestLayout(t *testing.T) {
 		"record":             recordBytes,
 		"record.sequence":    56,
 		"ticket":             unsafe.Sizeof(ticketCell{}),
+		"ticket.request":     unsafe.Offsetof(ticketCell{}.request),
 		"board":              boardHead,
 		"transfer":           16,
 		"desc":               24,
@@ -36,7 +37,7 @@ func TestLayout(t *testing.T) {
 			t.Errorf("%s: %d in C, %d in Go", name, c[name], want)
 		}
 	}
-	if n := native.ABI(); n != 3 {
-		t.Errorf("C surface %d, want 3: compare the constants of driver.go with sluice_native.h", n)
+	if n := native.ABI(); n != 4 {
+		t.Errorf("C surface %d, want 4: compare the constants of driver.go with sluice_native.h", n)
 	}
 }

@@ -55,6 +55,14 @@ func (t Ticket) encode(c Completion) words {
 	return w
 }
 
+// wordsOf reads a record's bytes.
+func wordsOf(b []byte) (w words) {
+	for i := range w {
+		w[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	return w
+}
+
 func (w *words) check() uint64 { return w[0] ^ w[1] ^ w[2] ^ w[3] ^ w[4] ^ w[5] ^ w[7] }
 
 func (w *words) completion() Completion {

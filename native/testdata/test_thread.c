@@ -97,7 +97,8 @@ static void put(struct sluice_record *slot, struct sluice_record rec) {
 
 static void lend(struct boards *on, uint32_t slot, uint64_t sequence, uint64_t nonce) {
   __atomic_store_n(&on->tickets[slot].nonce, nonce, __ATOMIC_RELAXED);
-  __atomic_store_n(&on->tickets[slot].sequence, sequence, __ATOMIC_RELAXED);
+  __atomic_store_n(&on->tickets[slot].request, 42, __ATOMIC_RELAXED);
+  __atomic_store_n(&on->tickets[slot].sequence, sequence, __ATOMIC_RELEASE);
   __atomic_store_n(&on->control.words, 2, __ATOMIC_RELEASE);
   __atomic_fetch_or(&on->bits[slot / 64], (uint64_t)1 << (slot % 64), __ATOMIC_SEQ_CST);
 }
@@ -117,7 +118,9 @@ static void a_board(struct rig *r) {
   struct sluice_record good = {SLUICE_RECORD_VERSION, 0, 0xabc, 42, 4096, 17, 1, 2, 0, 9};
   lend(b, 100, 9, 0xabc);
   put(&slots[100], good);
-  CHECK(pull(r, &e, buf, sizeof buf, 5) && e.op == SLUICE_EV_BOARD && e.handle == 100 && e.token == 9, "a record lands");
+  CHECK(pull(r, &e, buf, sizeof buf, 5) && e.op == SLUICE_EV_BOARD && e.handle == 100 && e.len == sizeof good && ((struct sluice_record *)(void *)buf)->sequence == 9 &&
+            ((struct sluice_record *)(void *)buf)->bytes == 4096,
+        "a record lands");
   CHECK(!pull(r, &e, buf, sizeof buf, 0.03), "and is told once");
 
   uint64_t before = __atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED);
@@ -132,6 +135,11 @@ static void a_board(struct rig *r) {
   CHECK(!pull(r, &e, buf, sizeof buf, 0.03), "nor one with another's nonce");
   CHECK(__atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED) == before + 2, "both are counted, once: %llu",
         (unsigned long long)(__atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED) - before));
+  struct sluice_record other = forged;
+  other.nonce = 0xdef;
+  other.request = 43;
+  put(&slots[3], other);
+  CHECK(!pull(r, &e, buf, sizeof buf, 0.03), "nor one of another request, which may still write the right one");
   version.version = 2;
   version.sequence = 10;
   version.nonce = 0xdef;
@@ -144,7 +152,7 @@ static void a_board(struct rig *r) {
   /* The whole record may have been seen before it was torn again. */
   int early = pull(r, &e, buf, sizeof buf, 0.03);
   __atomic_store_n(&slots[3].bytes, 4096, __ATOMIC_RELEASE);
-  CHECK(early || (pull(r, &e, buf, sizeof buf, 5) && e.handle == 3 && e.token == 10), "the right one is told, after it is whole");
+  CHECK(early || (pull(r, &e, buf, sizeof buf, 5) && e.handle == 3 && ((struct sluice_record *)(void *)buf)->sequence == 10), "the right one is told, after it is whole");
   CHECK(__atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED) - before <= 3, "counted: %llu", (unsigned long long)(__atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED) - before));
 }
 

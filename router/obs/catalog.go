@@ -91,7 +91,7 @@ var Catalog = []Family{
 	{"sluice_kv_tier_up", "gauge", "tier", "1 while the router can be told of KV transfers by this tier: nixl, ucx, zmq; http, the engines' answers, always."},
 	{"sluice_kv_transfers_watched", "gauge", "", "Hand-overs that the router waits to be told of."},
 	{"sluice_kv_transfers_total", "counter", "outcome", "Watched hand-overs that ended: done, failed, expired (prefill let go of the blocks unread), stalled (transfers.stall_timeout), untold."},
-	{"sluice_kv_reports_total", "counter", "report", "Reports of connectors by event (recv, sent, expired) and status (ok, failed); unknown: nobody waited for it, malformed, refused: a record or a nonce that fitted no ticket, forged: a message over UCX without the secret that connectors are given, crowded: a hand-over that heard nothing, for too many were watched."},
+	{"sluice_kv_reports_total", "counter", "report", "Reports of connectors by event (recv, sent, expired) and status (ok, failed); unknown: nobody waited for it, malformed, refused: a record or a nonce that fitted no ticket, unread: a message that is none, forged: a message over UCX without the secret that connectors are given, crowded: a hand-over that heard nothing, for too many were watched."},
 	{"sluice_kv_side_channel_total", "counter", "what", "Requests whose lease was renewed or whose blocks were released on a prefill engine (transfers.side_channel); failed: messages that could not be sent."},
 	{"sluice_kv_pair_transfers_total", "counter", "from, to", "KV transfers told of between two ranks; of the pair's series the first 1,024 pairs are shown."},
 	{"sluice_kv_pair_bytes_per_second", "gauge", "from, to", "Bandwidth of those of 64 KiB and more, moving average."},

@@ -1,6 +1,7 @@
 package transfers
 
 import (
+	"sluice/nixl"
 	"sluice/nixl/completion"
 	"sluice/router/worker"
 )
@@ -53,9 +54,19 @@ func (w *Watch) Outcomes() map[string]int64 {
 
 // Reports counts what came: by event and status ("recv ok"), and beside them
 // "unknown" (nobody waited), "malformed", "refused" (a record or a nonce that fitted no
-// ticket), "forged" (a message over UCX without the document's secret) and "crowded" (a hand-over that heard nothing for lack of a place).
+// ticket), "unread" (a message that NIXL or UCX had and that is none: too long, of a nameless sender), "forged" (a message over UCX without the document's secret)
+// and "crowded" (a hand-over that heard nothing for lack of a place).
 func (w *Watch) Reports() map[string]int64 {
-	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load() + w.book.Refused(), "forged": w.forged.Load(), "crowded": w.book.Crowded()}
+	var seen nixl.Counters
+	if w.agent != nil {
+		seen = w.agent.Counters()
+	}
+	unread := seen.Unread
+	if w.ucx != nil {
+		unread += w.ucx.Counters().Unread
+	}
+	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load() + w.book.Refused() + int64(seen.Unmatched),
+		"unread": int64(unread), "forged": w.forged.Load(), "crowded": w.book.Crowded()}
 	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
 		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.book.Count(e, false), w.book.Count(e, true)
 	}

@@ -1,0 +1,226 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// held is what a process has of what restarts could leave behind.
+type held struct{ descriptors, threads, mappings, children, goroutines, kilobytes int }
+
+func holds(t testing.TB) (h held) {
+	t.Helper()
+	count := func(dir string) int { return len(must[[]os.DirEntry](t)(os.ReadDir(dir))) }
+	h.descriptors, h.threads, h.goroutines = count("/proc/self/fd"), count("/proc/self/task"), runtime.NumGoroutine()
+	h.mappings = strings.Count(string(must[[]byte](t)(os.ReadFile("/proc/self/maps"))), "memfd:sluice")
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, s := range stats {
+		b, _ := os.ReadFile(s)
+		if _, rest, ok := strings.Cut(string(b), ") "); ok && strings.HasPrefix(rest[1:], fmt.Sprintf(" %d ", os.Getpid())) {
+			h.children++
+		}
+	}
+	status := string(must[[]byte](t)(os.ReadFile("/proc/self/status")))
+	if _, rest, ok := strings.Cut(status, "VmRSS:"); ok {
+		fmt.Sscan(rest, &h.kilobytes)
+	}
+	return h
+}
+
+// within says whether h is no more than before and a little, which does not grow with
+// the number of restarts: threads and memory are kept by the runtime.
+func (h held) within(before held) bool {
+	return h.descriptors <= before.descriptors && h.mappings <= before.mappings && h.children <= before.children &&
+		h.goroutines <= before.goroutines+2 && h.threads <= before.threads+4 && h.kilobytes <= before.kilobytes+16<<10
+}
+
+// soaked is a number of rounds: many where a soak is asked for.
+func soaked(few, many int) int {
+	if os.Getenv("SLUICE_SOAK") == "1" {
+		return many
+	}
+	return few
+}
+
+// restarts kills a tier's process n times, by turns in two ways, and looks for what
+// that leaves behind. After each the tier must come back with another process; use is
+// called with each agent.
+func restarts(t *testing.T, tier *AgentTier, n int, use func(*Agent)) {
+	t.Helper()
+	var before held
+	warm := min(5, n/4)
+	for i := range n {
+		a := tier.Agent()
+		use(a)
+		if i == warm {
+			before = settled(t, func(h held) bool { return true })
+		}
+		if err := hostOf(t, a).Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV}[i%2]); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("restart %d", i+1), func() bool { b := tier.Agent(); return b != nil && b != a })
+	}
+	use(tier.Agent())
+	after := settled(t, func(h held) bool { return h.within(before) })
+	t.Logf("%d restarts; after %d: %+v, after all: %+v", n, warm, before, after)
+	if !after.within(before) {
+		t.Errorf("%d restarts left something behind: %+v, before %+v", n-warm, after, before)
+	}
+}
+
+// settled is what this process holds once ok says so, or after a while.
+func settled(t *testing.T, ok func(held) bool) held {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		runtime.GC()
+		if h := holds(t); ok(h) || time.Now().After(end) {
+			return h
+		}
+	}
+}
+
+// boardTier keeps a NIXL agent in a process of its own, with a board as the router has.
+func boardTier(t *testing.T, search Search, command []string) (*AgentTier, *atomic.Pointer[Board]) {
+	var board atomic.Pointer[Board]
+	tier := StartAgentTier(AgentTierConfig{
+		Agent: Config{Name: "router", Search: search}, Isolate: command, Watch: 20 * time.Millisecond, Retry: 20 * time.Millisecond,
+		Ready: func(ctx context.Context, a *Agent) error {
+			b, err := NewBoard(ctx, a, 1024, nil)
+			board.Store(b)
+			return err
+		},
+	})
+	t.Cleanup(func() { tier.Close() })
+	return tier, &board
+}
+
+// With our own libnixl_capi: the agent, its board, and a ticket that outlives them.
+func TestIsolatedRestarts(t *testing.T) {
+	lib := fakeLibrary(t)
+	tier, board := boardTier(t, Search{Path: lib}, isolate(t))
+	tierIs(t, tier, TierUp)
+	var older *Board
+	var ticket Ticket
+	restarts(t, tier, soaked(20, 1000), func(*Agent) {
+		if older != nil { // of the process that is gone
+			if err := older.Complete(ticket.Slot, ticket.Nonce, Completion{}); err != nil {
+				t.Errorf("a dead process's ticket cannot be ended: %v", err)
+			}
+			older.Release(ticket)
+		}
+		older = board.Load()
+		ticket, _ = older.HandOut(1, time.Now().Add(time.Minute))
+	})
+}
+
+func TestRealIsolatedRestarts(t *testing.T) {
+	search := realNIXL(t)
+	if os.Getenv("SLUICE_SOAK") != "1" {
+		t.Skip("SLUICE_SOAK=1 restarts NIXL 200 times and UCX 1,000 times; TestRealIsolated does so once")
+	}
+	command := isolate(t)
+	t.Run("nixl", func(t *testing.T) {
+		tier, _ := boardTier(t, search, command)
+		tierIs(t, tier, TierUp)
+		restarts(t, tier, 200, func(*Agent) {})
+	})
+	t.Run("ucx", func(t *testing.T) {
+		tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router", Search: search}}, Isolate: command, Watch: 20 * time.Millisecond, Retry: 20 * time.Millisecond})
+		defer tier.Close()
+		tierIs(t, tier, TierUp)
+		restarts(t, tier, 1000, func(*Agent) {})
+	})
+}
+
+// dieVariable has a process that holds agents die by itself, at a random moment of its
+// first so many milliseconds.
+const dieVariable = "SLUICE_NIXL_TEST_DIE"
+
+func dieSoon() {
+	var most int
+	if _, err := fmt.Sscan(os.Getenv(dieVariable), &most); err == nil && most > 0 {
+		time.AfterFunc(time.Duration(rand.IntN(most))*time.Millisecond, func() { syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+	}
+}
+
+// counted makes a command that counts how often it was started.
+func counted(t *testing.T, command []string) (counting []string, started func() int) {
+	file := filepath.Join(t.TempDir(), "started")
+	return append([]string{"/bin/sh", "-c", `echo >> "$0"; exec "$@"`, file}, command...), func() int {
+		b, _ := os.ReadFile(file)
+		return len(b)
+	}
+}
+
+// The process dies while it loads, opens, tests itself and registers: wherever it is,
+// it is started again, and comes up once it is left alone.
+func TestRealIsolatedDiesAtAnyMoment(t *testing.T) {
+	search := realNIXL(t)
+	command, started := counted(t, isolate(t))
+	t.Setenv(dieVariable, "600")
+	tier, board := boardTier(t, search, command)
+	times := 6
+	if testing.Short() {
+		times = 3
+	}
+	eventually(t, "some deaths", func() bool { return started() > times })
+	os.Unsetenv(dieVariable)
+	eventually(t, "the tier is up and stays so", func() bool {
+		a := tier.Agent()
+		return a != nil && a.CheckPeer(t.Context(), &Peer{handle: noPeer}) != nil && a.Health() == nil && tier.Agent() == a
+	})
+	eventually(t, "its board", func() bool {
+		a := tier.Agent()
+		return a != nil && board.Load().agent == a
+	})
+	t.Logf("up at start %d", started())
+}
+
+// The library does not come back from a registration, and then the process dies: who
+// waits for it is told, and the next process has a board.
+func TestIsolatedDiesWhileRegistering(t *testing.T) {
+	lib := fakeLibrary(t)
+	t.Setenv("FAKE_NIXL_HANG", "register_mem")
+	var first atomic.Pointer[Agent]
+	var told atomic.Value
+	tier := StartAgentTier(AgentTierConfig{
+		Agent: Config{Name: "router", Search: Search{Path: lib}}, Isolate: isolate(t), Watch: time.Millisecond, Retry: time.Millisecond,
+		Ready: func(ctx context.Context, a *Agent) error {
+			first.CompareAndSwap(nil, a)
+			_, err := NewBoard(ctx, a, 1024, nil)
+			if err != nil {
+				told.CompareAndSwap(nil, err)
+			}
+			return err
+		},
+	})
+	defer tier.Close()
+	eventually(t, "the registration hangs", func() bool {
+		a := first.Load()
+		if a == nil {
+			return false
+		}
+		op, since := a.driver.busy()
+		return op == opRegister && since > 0
+	})
+	os.Unsetenv("FAKE_NIXL_HANG")
+	began := time.Now()
+	if err := hostOf(t, first.Load()).Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "who waits for the registration is told", func() bool { return told.Load() != nil })
+	if err := told.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
+		t.Errorf("told %v; want ErrDied of the registration", err)
+	}
+	tierIs(t, tier, TierUp)
+	t.Logf("up again %s after the death", time.Since(began).Round(time.Millisecond))
+}
