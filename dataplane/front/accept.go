@@ -134,6 +134,9 @@ func (s *Server) admit(nc net.Conn) *conn {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
 			c.ahead.fresh, c.ahead.try = s.opt.TLS == nil, c.tryRead
+			if s.opt.TLS == nil {
+				c.transfer.init()
+			}
 		}
 	}
 	if s.opt.TLS != nil {

@@ -45,7 +45,8 @@ type conn struct {
 	ip     netip.Addr      // the client's, as far as the connection tells
 	gone   watch
 
-	ahead ahead
+	ahead    ahead
+	transfer transfer
 
 	proxy   bool       // the other end is a trusted proxy
 	headed  bool       // a PROXY header may come first, and has not been looked for
@@ -113,9 +114,9 @@ func (c *conn) Read(p []byte) (int, error) {
 			return 0, io.EOF // which ends the connection without an answer
 		}
 	}
-	n, err := c.Conn.Read(p)
+	n, err := c.receive(p)
 	for err != nil && c.tooEarly(err) {
-		n, err = c.Conn.Read(p)
+		n, err = c.receive(p)
 	}
 	if err != nil {
 		c.readErr = err
@@ -152,7 +153,7 @@ func (c *conn) Write(p []byte) (int, error) {
 		if len(piece) > writePiece {
 			piece = piece[:writePiece]
 		}
-		n, err := c.Conn.Write(piece)
+		n, err := c.transmit(piece)
 		done += n
 		if err != nil || done >= len(p) {
 			return done, err

@@ -5,9 +5,8 @@ package front
 import (
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
 )
 
 // tryRead reads what is there into the read-ahead; false when nothing is, and
@@ -18,19 +17,19 @@ func (c *conn) tryRead(fd uintptr) bool {
 		a.buf = membudget.Default.Get(membudget.MinBuffer)
 	}
 	for {
-		a.n, a.err = unix.Read(int(fd), a.buf.B[a.w:])
-		switch {
-		case a.err == nil:
+		n, errno := sock.Recv(int(fd), a.buf.B[a.w:])
+		switch errno {
+		case 0:
+			a.n = n
 			return true
-		case a.err == syscall.EINTR:
-		case a.err == syscall.EAGAIN:
-			a.n, a.err = 0, nil
+		case syscall.EINTR:
+		case syscall.EAGAIN:
 			if a.w == 0 {
 				a.drop()
 			}
 			return false
 		default:
-			a.n = 0
+			a.err = errno
 			return true
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/dataplane/sock"
 )
 
 const (
@@ -146,7 +148,7 @@ func (p *epoll) read(t *Task, all bool) {
 			p.l.flush()
 		}
 		buf := p.buf[p.used : p.used+readSize]
-		n, errno := recv(t.In, buf)
+		n, errno := sock.Recv(t.In, buf)
 		switch {
 		case errno == syscall.EINTR:
 			continue

@@ -2,10 +2,7 @@
 
 package loop
 
-import (
-	"errors"
-	"syscall"
-)
+import "errors"
 
 // epoll is Linux's.
 type epoll struct{}
@@ -22,6 +19,3 @@ func (*epoll) next() bool           { return false }
 func (*epoll) flushed()             {}
 func (*epoll) wake()                {}
 func (*epoll) close()               {}
-
-func send(int, []byte) (int, syscall.Errno) { return 0, syscall.ENOSYS }
-func unsentOf(int) int                      { return 0 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
 )
 
 // haste says how a loop waits.
@@ -412,7 +413,7 @@ func (l *Loop) check() {
 // writable again before a third of what may be megabytes has been taken, so that alone
 // would call a client stalled that reads slowly: what is in the socket is looked at too.
 func (l *Loop) stalled(t *Task) bool {
-	unsent := unsentOf(t.Out)
+	unsent := sock.Unsent(t.Out)
 	if t.unsent < 0 || unsent <= t.unsent-MinProgress {
 		t.unsent, t.blocked = unsent, l.now
 	}

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/dataplane/sock"
 )
 
 func TestStreams(t *testing.T) {
@@ -63,7 +65,7 @@ func TestAfterTheEnd(t *testing.T) {
 	st.send("late")
 	buf := make([]byte, 8)
 	until(t, "the descriptor is ours again", func() bool {
-		n, errno := recv(st.task.In, buf)
+		n, errno := sock.Recv(st.task.In, buf)
 		return errno == 0 && n == 4
 	})
 }

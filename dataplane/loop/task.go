@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
 )
 
 const (
@@ -148,7 +149,7 @@ func (t *Task) drop() {
 // because Out is full.
 func (t *Task) sendSome(p []byte) (n int, errno syscall.Errno) {
 	for n < len(p) {
-		m, errno := send(t.Out, p[n:])
+		m, errno := sock.Send(t.Out, p[n:])
 		switch errno {
 		case 0:
 			n += m

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"sluice/dataplane/sock"
 )
 
 // blockSize holds a request head with a small body, then the response head
@@ -223,28 +225,29 @@ func (c *conn) step(fd uintptr) bool {
 	if !c.sent {
 		c.sent = true
 		for c.wrote < len(c.out) {
-			n, err := syscall.Write(int(fd), c.out[c.wrote:])
-			if n > 0 {
+			n, errno := sock.Send(int(fd), c.out[c.wrote:])
+			switch errno {
+			case 0:
 				c.wrote += n
-			}
-			if err != nil && err != syscall.EINTR {
-				if err != syscall.EAGAIN {
-					c.writeErr = os.NewSyscallError("write", err)
-				}
+			case syscall.EINTR:
+			case syscall.EAGAIN:
+				return true
+			default:
+				c.writeErr = os.NewSyscallError("sendto", errno)
 				return true
 			}
 		}
 		return false
 	}
 	for {
-		n, err := syscall.Read(int(fd), c.buf[c.w:])
+		n, errno := sock.Recv(int(fd), c.buf[c.w:])
 		switch {
-		case err == syscall.EINTR:
+		case errno == syscall.EINTR:
 			continue
-		case err == syscall.EAGAIN:
+		case errno == syscall.EAGAIN:
 			return false
-		case err != nil:
-			c.readErr = os.NewSyscallError("read", err)
+		case errno != 0:
+			c.readErr = os.NewSyscallError("recvfrom", errno)
 		case n == 0:
 			c.readErr = io.EOF
 		default:
