@@ -37,20 +37,23 @@ func asEngine(path string) func(*config.Config) {
 	}
 }
 
+// wireAddr is where a router's framed socket is served, "" while it is not.
+func wireAddr(r *testRouter, network string) string {
+	r.wireSockets.mu.Lock()
+	defer r.wireSockets.mu.Unlock()
+	for _, a := range r.wireSockets.addrs {
+		if a.Network() == network {
+			return network + "://" + a.String()
+		}
+	}
+	return ""
+}
+
 // dialEngine connects to a router's framed socket, when it is open.
 func dialEngine(t testing.TB, r *testRouter, network string) *client.Client {
 	t.Helper()
 	addr := ""
-	eventually(t, 10*time.Second, "the engine socket is open", func() bool {
-		r.wireSockets.mu.Lock()
-		defer r.wireSockets.mu.Unlock()
-		for _, a := range r.wireSockets.addrs {
-			if a.Network() == network {
-				addr = network + "://" + a.String()
-			}
-		}
-		return addr != ""
-	})
+	eventually(t, patience, "the engine socket is open", func() bool { addr = wireAddr(r, network); return addr != "" })
 	c, err := client.Dial(context.Background(), addr, client.Options{})
 	if err != nil {
 		t.Fatal(err)

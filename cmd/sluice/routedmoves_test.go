@@ -37,12 +37,16 @@ func movable(c *config.Config) {
 	c.Timeouts.StreamIdle = 20 * time.Second
 }
 
+// movedTokens is the length of the streams: seconds of the engine that they begin on,
+// which is slow, so that it can be left in their middle on any machine.
+const movedTokens = 1500
+
 // underMove begins a stream, has the worker that it is on leave when tokens have come,
 // and gives the whole answer and that worker's id.
 func underMove(t *testing.T, r *testRouter, engines map[string]*sim.Engine, prompt []uint32, n int, move routedMove) (a *routedAnswer, on string) {
 	t.Helper()
 	for _, e := range engines {
-		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 1})
 	}
 	req := routedRequest(prompt, n)
 	req.Annotations = []string{"decision"}
@@ -64,6 +68,11 @@ func underMove(t *testing.T, r *testRouter, engines map[string]*sim.Engine, prom
 	}
 	if engines[on] == nil {
 		t.Fatalf("the stream is on %q", on)
+	}
+	for id, e := range engines {
+		if id != on {
+			e.ClearFaults()
+		}
 	}
 	move.run(t, r, on, engines[on])
 	a = readRouted(ctx, s)
@@ -96,11 +105,12 @@ func TestRoutedStreamsLeaveTheirWorker(t *testing.T) {
 	} {
 		for i, move := range routedMoves {
 			t.Run(k.name+"/"+move.name, func(t *testing.T) {
+				t.Parallel()
 				r, all := startEngineRouter(t, 3, k.mod, func(c *config.Config) { movable(c); k.conf(c) })
 				engines := map[string]*sim.Engine{"e0": all[0], "e1": all[1], "e2": all[2]}
 				prompt := tokenIDs(40, 60+i)
-				a, on := underMove(t, r, engines, prompt, 120, move)
-				wantUndisturbed(t, a, undisturbed(t, startSim(t, nil), prompt, 120), 40)
+				a, on := underMove(t, r, engines, prompt, movedTokens, move)
+				wantUndisturbed(t, a, undisturbed(t, startSim(t, nil), prompt, movedTokens), 40)
 				if r.metric(`sluice_migrations_total{outcome="`+move.outcome+`"}`) != 1 {
 					t.Errorf("no stream is counted as %s", move.outcome)
 				}
@@ -123,6 +133,7 @@ func TestRoutedStreamsLeaveDecode(t *testing.T) {
 				continue // as drained, for a family
 			}
 			t.Run(fam.name+"/"+move.name, func(t *testing.T) {
+				t.Parallel()
 				own := *fam
 				configure := fam.config
 				own.config = func(c *config.Config) {
@@ -141,8 +152,8 @@ func TestRoutedStreamsLeaveDecode(t *testing.T) {
 				f := routedFleet(t, &own)
 				engines := map[string]*sim.Engine{"decode-0": f.decodes[0], "decode-1": f.decodes[1]}
 				prompt := tokenIDs(50, 80+k)
-				a, _ := underMove(t, f.router, engines, prompt, 120, move)
-				wantUndisturbed(t, a, undisturbed(t, f.plain, prompt, 120), 50)
+				a, _ := underMove(t, f.router, engines, prompt, movedTokens, move)
+				wantUndisturbed(t, a, undisturbed(t, f.plain, prompt, movedTokens), 50)
 				if n := f.router.metric(`sluice_migrations_total{outcome="` + move.outcome + `"}`); n != 1 {
 					t.Errorf("%v streams are counted as %s; want 1", n, move.outcome)
 				}

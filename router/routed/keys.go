@@ -49,15 +49,17 @@ func (d *modelDenied) Error() string {
 }
 
 // mayUse says whether a key is good for all that a request names: an adapter is asked
-// for by a field of its own, and engines take it for a model.
+// for by a field of its own, and engines take it for a
+// model.
 func mayUse(pass front.Pass, r *request) error {
 	if pass == nil {
 		return nil
 	}
-	for _, model := range [...]string{r.model, r.text(fLoRA)} {
-		if (model != "" || !r.has(fLoRA)) && !pass.Allows(model) {
-			return &modelDenied{pass.Name(), model}
-		}
+	if !pass.Allows(r.model) {
+		return &modelDenied{pass.Name(), r.model}
+	}
+	if lora := r.text(fLoRA); lora != "" && !pass.Allows(lora) {
+		return &modelDenied{pass.Name(), lora}
 	}
 	return nil
 }

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	be "encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/dataplane/wire"
+	"sluice/router/routed/client"
+)
+
+// dialSoon connects to a framed socket that is there, or will be.
+func dialSoon(t *testing.T, addr string) *client.Client {
+	t.Helper()
+	var c *client.Client
+	eventually(t, patience, "connected to "+addr, func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var err error
+		c, err = client.Dial(ctx, addr, client.Options{})
+		return err == nil
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestRoutedHotRestart: the framed socket is passed on like the others. Whoever connects
+// is served by the new process at once, while streams of the old one go on; and again
+// from that one to a third.
+func TestRoutedHotRestart(t *testing.T) {
+	e := startSim(t, nil)
+	dir, path := t.TempDir(), socketIn(t)
+	env := []string{"XDG_RUNTIME_DIR=" + dir}
+	port := freePort(t)
+	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "120s", "--engine", e.URL(),
+		"--set", "routed.unix="+path, "--set", fmt.Sprintf("routed.listen=127.0.0.1:%d", port))
+	r.ready(t)
+	addrs := []string{"unix://" + path, fmt.Sprintf("tcp://127.0.0.1:%d", port)}
+	var pids []int
+	t.Cleanup(func() {
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, Body: "routed-long"})
+	type held struct {
+		c *client.Client
+		s *client.Stream
+	}
+	var old []held // of all processes that were replaced
+	for range 2 {
+		before := runtimeOf(t, dir)
+		for _, addr := range addrs {
+			c := dialSoon(t, addr)
+			long := routedRequest(tokenIDs(40, 1), 50_000)
+			long.Extra = map[string]any{"mark": "routed-long"}
+			s := generateRouted(t, c, long)
+			firstTokens(t, s)
+			old = append(old, held{c, s})
+		}
+		dropIdle()
+		cmd := exec.Command(builtBinary(t), "restart")
+		cmd.Env = append(os.Environ(), env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("restart: %v\n%s", err, out)
+		}
+		now := runtimeOf(t, dir)
+		if pids = append(pids, now.PID); now.PID == before.PID {
+			t.Fatal("the runtime file is the old process's")
+		}
+		for _, addr := range addrs {
+			// One attempt: there is no moment in which nobody listens.
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			c, err := client.Dial(ctx, addr, client.Options{})
+			cancel()
+			if err != nil {
+				t.Fatalf("%s after the restart: %v", addr, err)
+			}
+			if a := askRouted(t, c, routedRequest(tokenIDs(40, 2), 5)); a.failure != nil || a.err != nil || len(a.tokens[0]) != 5 {
+				t.Errorf("%s after the restart: %v %v", addr, a.failure, a.err)
+			}
+			c.Close()
+		}
+		for i, h := range old { // those of before go on
+			firstTokens(t, h.s)
+			eventually(t, patience, "the old process takes no new requests", func() bool {
+				s, err := h.c.Generate(routedRequest(tokenIDs(40, 3), 2))
+				if err == nil {
+					err = readRouted(context.Background(), s).err
+				}
+				var e *wire.Error
+				return errors.As(err, &e) && e.Code == wire.CodeDraining
+			})
+			if !running(before.PID) {
+				t.Errorf("stream %d: process %d has ended over it", i, before.PID)
+			}
+		}
+	}
+	e.ClearFaults()
+	for _, h := range old {
+		h.s.Kill()
+	}
+	for _, pid := range []int{r.cmd.Process.Pid, pids[0]} {
+		eventually(t, patience, "a process that was replaced ends with its streams", func() bool { return !running(pid) })
+	}
+	// Neither took the file with it.
+	for _, addr := range addrs {
+		if a := askRouted(t, dialSoon(t, addr), routedRequest(tokenIDs(40, 4), 5)); a.failure != nil || a.err != nil {
+			t.Errorf("%s when the old ones are gone: %v %v", addr, a.failure, a.err)
+		}
+	}
+	syscall.Kill(pids[1], syscall.SIGTERM)
+	eventually(t, patience, "the last process has ended", func() bool { return !running(pids[1]) })
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("the last process left the socket's file: %v", err)
+	}
+}
+
+// TestRoutedStoppedProcess: a router that stands still for several heartbeats, stopped
+// by the system, closes no caller over it, who could not be heard.
+func TestRoutedStoppedProcess(t *testing.T) {
+	const beat = 200 * time.Millisecond
+	e := startSim(t, nil)
+	path := socketIn(t)
+	env, _ := serveEnv(t)
+	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--engine", e.URL(),
+		"--set", "routed.unix="+path, "--set", "routed.heartbeat="+beat.String(), "--set", "health.timeout=20s")
+	r.ready(t)
+	dialSoon(t, "unix://"+path).Close()
+	// A caller by hand, which answers pings and asks for nothing: the client of ours
+	// would find the router silent itself.
+	nc, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	send := func(kind byte, stream uint32, payload string) {
+		t.Helper()
+		frame := append(be.BigEndian.AppendUint32(nil, uint32(len(payload))), kind)
+		frame = append(be.BigEndian.AppendUint32(frame, stream), payload...)
+		if _, err := nc.Write(frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(1, 0, "\x84\xa8protocol\xadsluice-routed\xa7version\x01\xa6oldest\x01\xa6window\xce\x00\x01\x00\x00") // as in docs/wire.md
+	read := func() (kind byte, payload string) {
+		t.Helper()
+		_ = nc.SetReadDeadline(time.Now().Add(patience))
+		var head [9]byte
+		if _, err := io.ReadFull(nc, head[:]); err != nil {
+			t.Fatalf("the connection ended: %v", err)
+		}
+		body := make([]byte, be.BigEndian.Uint32(head[:]))
+		if _, err := io.ReadFull(nc, body); err != nil {
+			t.Fatal(err)
+		}
+		return head[4], string(body)
+	}
+	beats := func(n int) {
+		t.Helper()
+		for n > 0 {
+			switch kind, payload := read(); kind {
+			case 9:
+				send(10, 0, payload)
+				n--
+			case 12:
+				t.Fatalf("the router closes: %q", payload)
+			}
+		}
+	}
+	beats(2)
+	for range 2 {
+		if err := syscall.Kill(r.cmd.Process.Pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(8 * beat)
+		if err := syscall.Kill(r.cmd.Process.Pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		beats(3)
+	}
+	send(3, 1, "\x82\xa9token_ids\x93\x01\x02\x03\xafstop_conditions\x81\xaamax_tokens\x02")
+	for got := ""; !strings.Contains(got, "completion_usage"); {
+		kind, payload := read()
+		switch kind {
+		case 4:
+			got += payload
+		case 9:
+			send(10, 0, payload)
+		case 5, 12:
+			t.Fatalf("the stream ended with %q behind %q", payload, got)
+		}
+	}
+}
