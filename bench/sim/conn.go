@@ -323,6 +323,9 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 		c.drain()
 		c.nc.Close()
 	}()
+	if c.side && c.passZMQ() {
+		return
+	}
 	for {
 		r, err := c.readRequest()
 		if err != nil {

@@ -63,6 +63,9 @@ type Options struct {
 	// SidePort is the port of the side channel, where simulated engines reach each
 	// other (LMCache's init and alloc port); 0 takes a free one.
 	SidePort int
+	// SideZMQ is host:port of a ZeroMQ socket, a NIXL side channel of vLLM's form:
+	// connections to the side port that speak ZMTP are passed on to it; "" closes them.
+	SideZMQ string
 	// Bootstrap is the address of a prefill's bootstrap server (SGLang, Mooncake);
 	// "" takes a free port on the loopback.
 	Bootstrap         string

@@ -174,7 +174,13 @@ func (r *rank) pullNow(s *seq, h *handle) bool {
 	r.l.wg.Go(func() {
 		out := pullFailed
 		if r.l.pull.faulty(h, f) {
-			r.l.pull.release(h)
+			// Of a transfer that failed vLLM tells prefill nothing (0.32,
+			// _handle_failed_transfer); of one whose request was aborted it does.
+			select {
+			case <-h.cancelled:
+				r.l.pull.release(h)
+			default:
+			}
 		} else {
 			out = r.l.pull.run(h, remote-s.local)
 		}

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/bench/sim"
+	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -258,4 +261,108 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 			}
 		})
 	}
+}
+
+// A decode engine that dies while it waits for blocks that prefill has ready: where
+// blocks are asked for by an id, another decode asks, so that they are freed; the
+// request itself is run again.
+func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
+	for _, name := range []string{"nixl-push", "mooncake"} {
+		t.Run(name, func(t *testing.T) {
+			fam := matrixFamilies[slices.IndexFunc(matrixFamilies, func(f matrixFamily) bool { return f.name == name })]
+			engine := func(role string) *sim.Engine {
+				return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) }) // blocks wait for 480 s, as they do there
+			}
+			p, d0, d1 := engine("prefill"), engine("decode"), engine("decode")
+			w := at(p, worker.Prefill, "p0")
+			if fam.worker != nil {
+				fam.worker(&w, p)
+			}
+			r := startRouter(t, func(c *config.Config) { c.PD.Family = name }, w, at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+			wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200) // what must be known of prefill is, from here on
+			quiet(t, r, 20*time.Second, p, d0, d1)
+			for i, shape := range shapes {
+				d0.ForgetRequests()
+				d1.ForgetRequests()
+				var failing *sim.Engine
+				for _, d := range []*sim.Engine{d0, d1} {
+					d.Fault(sim.Fault{Kind: sim.Stall, Leg: "handover", N: 1})
+				}
+				done := make(chan *answer, 1)
+				go func() {
+					a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
+					if err != nil {
+						t.Error(err)
+					}
+					done <- a
+				}()
+				eventually(t, 20*time.Second, "prefill is done and decode waits", func() bool {
+					for _, d := range []*sim.Engine{d0, d1} {
+						if s := d.Stats().Sum(); s.BlocksFree < s.BlocksTotal {
+							failing = d
+						}
+					}
+					return failing != nil && p.Stats().Sum().Leases == 1
+				})
+				for _, d := range []*sim.Engine{d0, d1} {
+					d.ClearFaults()
+				}
+				failing.Crash()
+				if a := <-done; a == nil || a.Status != 200 {
+					t.Errorf("%s: the request was not run again: %+v", shape.name, a)
+				}
+				eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
+				if n := r.fellBack("abandoned_handle"); n != float64(i+1) {
+					t.Errorf("%v handles were given back, want %d", n, i+1)
+				}
+				failing.Restart()
+				eventually(t, 20*time.Second, "all are ready", func() bool { return allReady(r) })
+			}
+			if s := p.Stats().Sum(); s.LeasesExpired != 0 {
+				t.Errorf("%d leases ran out", s.LeasesExpired)
+			}
+			quiet(t, r, 20*time.Second, p, d0, d1)
+		})
+	}
+}
+
+// A decode that fails by itself, before it has read prefill's blocks: plain vLLM's
+// prefill is told to free them, by NIXL, long before the lease ends.
+func TestFailedDecodeIsReleased(t *testing.T) {
+	fam := matrixFamilies[0]
+	withRealNIXL(t, &fam)
+	engine := func(role string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) })
+	}
+	p, d := engine("prefill"), engine("decode")
+	w := at(p, worker.Prefill, "p0")
+	fam.worker(&w, p)
+	r := startRouter(t, func(c *config.Config) {
+		fam.config(c)
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
+		c.PD.MaxAttempts = 1
+	}, w, at(d, worker.Decode, "d0"))
+	eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.transfers.Up(nixl.TierNIXL) })
+	for _, k := range []struct {
+		name  string
+		fault sim.Fault
+	}{
+		{"dropped before its head", sim.Fault{Kind: sim.Reset, Leg: "decode", N: 1}},
+		{"the hand-over fails", sim.Fault{Kind: sim.Reset, Leg: "handover", N: 1}},
+	} {
+		for i, shape := range shapes {
+			t.Run(k.name+", "+shape.name, func(t *testing.T) {
+				_, was, _ := r.sideChannel.Counts()
+				d.Fault(k.fault)
+				defer d.ClearFaults()
+				post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
+				eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
+				eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.sideChannel.Counts(); return now == was+1 })
+			})
+		}
+	}
+	if s := p.Stats().Sum(); s.LeasesExpired != 0 {
+		t.Errorf("%d leases ran out", s.LeasesExpired)
+	}
+	quiet(t, r, 20*time.Second, p, d)
 }

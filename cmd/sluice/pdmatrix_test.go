@@ -44,7 +44,7 @@ func (fam *matrixFamily) prepared(t *testing.T) *matrixFamily {
 }
 
 var (
-	decodeIsLate = sim.Fault{Kind: sim.Stall, Delay: 150 * time.Millisecond}
+	decodeIsLate = sim.Fault{Kind: sim.Stall, Delay: 100 * time.Millisecond}
 	kvIsLate     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
 )
 
@@ -147,6 +147,10 @@ func allMatrixCases() (cases []matrixCase) {
 	return cases
 }
 
+// rest is how long a fleet has to let go of everything: it takes a second at most, and
+// longer where the machine has other work; leases are 30 s and longer.
+const rest = 20 * time.Second
+
 // matrixFleet is two prefill and two decode engines of a family, a router over
 // them, and an engine of no family that says what the text must be.
 type matrixFleet struct {
@@ -184,8 +188,8 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
-		c.Schedule.Policy = "round_robin"      // every engine gets its turn
-		c.PD.CutAfter = 300 * time.Millisecond // longer than the hand-over is held back
+		c.Schedule.Policy = "round_robin" // every engine gets its turn
+		c.PD.CutAfter = time.Second       // longer than the hand-over is held back, on a machine that has other work
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -287,7 +291,7 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 	before := f.computed()
 	a, right := f.exchange(t, kind, extra)
 	p, d := legCount(f.prefills), legCount(f.decodes)
-	if !f.rests(3 * time.Second) {
+	if !f.rests(rest) {
 		t.Error("something is kept after the answer")
 	}
 	switch {
@@ -340,7 +344,7 @@ func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 	}
 	l.leave()
 	left := time.Now()
-	freed := f.rests(3 * time.Second)
+	freed := f.rests(rest)
 	for _, e := range d.at {
 		e.ClearFaults()
 	}
@@ -374,7 +378,7 @@ func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra 
 	e.Fault(fault)
 	cell := f.untilHit(t, e, fault, extra)
 	e.ClearFaults()
-	if !f.rests(2 * time.Second) {
+	if !f.rests(rest) {
 		cell += ", blocks kept until the lease ends"
 		f.restart()
 	}
@@ -500,11 +504,11 @@ time. Every answer called right was compared with that of an undisturbed engine.
 	}
 	b.WriteString(`
 - **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
-- **freed at once**: within 3 s of the client's leaving every block, room, lease and reservation was gone; the leases of these engines are 30 s and longer.
+- **freed at once**: every block, room, lease and reservation was gone, by nobody's time-out; the leases of these engines are 30 s and longer.
 - **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
-- A decode that is not streamed shows no sign of life before its end, so it is cut ` + "`" + `pd.cut_after` + "`" + ` after it was sent (0.3 s here); one that its engine admits later than
-  that leaves its blocks to the lease.
+- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered a
+  question that was put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
 `)
 	return b.String()
 }

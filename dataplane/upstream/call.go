@@ -19,7 +19,8 @@ import (
 // nothing for a later Cut to find. So a late Cut cannot reach a connection
 // that already serves another request.
 type Call struct {
-	at atomic.Pointer[leg]
+	at   atomic.Pointer[leg]
+	sent atomic.Bool
 }
 
 // leg is what a Cut closes. Its fields are set before it is attached and never
@@ -81,6 +82,16 @@ func (c *Call) HangUp() {
 
 // WasCut says whether Cut or HangUp was called.
 func (c *Call) WasCut() bool { return c != nil && c.at.Load() == cutMark }
+
+// Sent says whether the whole request has been given to the kernel.
+func (c *Call) Sent() bool { return c.sent.Load() }
+
+// markSent notes that; c may be nil.
+func (c *Call) markSent() {
+	if c != nil {
+		c.sent.Store(true)
+	}
+}
 
 // attach makes l the thing to close; false when the call was cut before.
 func (c *Call) attach(l *leg) bool { return c == nil || c.at.CompareAndSwap(nil, l) }

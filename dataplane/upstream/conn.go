@@ -61,6 +61,7 @@ type conn struct {
 
 	// step's state: what to send, how it went.
 	out      []byte
+	call     *Call
 	sent     bool
 	wrote    int
 	writeErr error
@@ -237,6 +238,7 @@ func (c *conn) step(fd uintptr) bool {
 				return true
 			}
 		}
+		c.call.markSent()
 		return false
 	}
 	for {

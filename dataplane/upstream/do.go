@@ -173,6 +173,7 @@ func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
 	}
 	c.takeBlock()
 	c.head.reset(0)
+	c.call = call
 	out := req.appendHead(c.buf[:0], c.ep, size)
 	body := req.Body
 	if len(out)+size <= blockSize {
@@ -195,8 +196,10 @@ func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
 		c.writeErr = c.write(out, body, len(out)+size, deadline)
 		by = headBy(req, deadline)
 	}
-	c.out = nil
-	if c.writeErr != nil {
+	c.out, c.call = nil, nil
+	if c.writeErr == nil {
+		call.markSent()
+	} else {
 		// An engine may refuse early and close: its answer is then already here.
 		if !isClosed(c.writeErr) || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
 			return PhaseWrite, c.writeErr

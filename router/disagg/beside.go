@@ -32,13 +32,11 @@ type beside struct {
 	reservation *schedule.Reservation
 	call        upstream.Call
 	decode      *upstream.Call
-	req         upstream.Request
-	body        membudget.Lease // counted in limits.body_budget
-	segment     [1][]byte
-	began       time.Time
-	tokens      int // of the prompt
-	predicted   int
-	keys        []blockhash.Seq // of the approximate index; nil where events tell
+	parted
+	began     time.Time
+	tokens    int // of the prompt
+	predicted int
+	keys      []blockhash.Seq // of the approximate index; nil where events tell
 
 	cached atomic.Int64 // as the engine reported, -1 not (yet)
 	say    atomic.Int32 // whose word came first, see besideOpen
@@ -70,32 +68,51 @@ func (b *beside) arrived() bool {
 // startBeside sends the leg that the Family wrote; nil when there is no memory for a
 // copy of its body, which the leg may need longer than the client's request lives.
 func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *beside {
-	rank, size := choice.Rank, 0
-	for _, s := range q.body() {
-		size += len(s)
-	}
-	body, ok := q.x.Lend(size)
-	if !ok {
-		return nil
-	}
+	rank := choice.Rank
 	b := &beside{
 		r: q.r, family: q.plan.Family, fact: q.pair.Fact, requestID: q.x.RequestID, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
-		tokens: q.prompt.Count, predicted: choice.CachedTokens, keys: slices.Clone(q.guessKeys(rank)),
-		body: body, done: make(chan struct{}),
+		tokens: q.prompt.Count, predicted: choice.CachedTokens, done: make(chan struct{}),
 	}
+	if !q.part(&b.parted, rank) {
+		return nil
+	}
+	b.req.Deadline, b.keys = q.until(b.began, q.r.opt.Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
 	b.cached.Store(-1)
-	at := 0
-	for _, s := range q.segments {
-		at += copy(b.body.Bytes()[at:], s)
-	}
-	b.segment[0] = b.body.Bytes()
-	b.req = upstream.Request{
-		Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: b.segment[:],
-		Deadline: q.until(b.began, q.r.opt.Timeouts.Prefill),
-	}
 	q.r.opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	go b.run()
 	return b
+}
+
+// parted is a leg that may outlive its client's request.
+type parted struct {
+	req     upstream.Request
+	body    membudget.Lease // counted in limits.body_budget
+	segment [1][]byte
+}
+
+// part copies the leg that the Family wrote; false when there is no memory for it.
+func (q *request) part(p *parted, rank *worker.Rank) bool {
+	size := 0
+	for _, s := range q.body() {
+		size += len(s)
+	}
+	var ok bool
+	if p.body, ok = q.x.Lend(size); !ok {
+		return false
+	}
+	at := 0
+	for _, s := range q.segments {
+		at += copy(p.body.Bytes()[at:], s)
+	}
+	p.segment[0] = p.body.Bytes()
+	p.req = upstream.Request{Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: p.segment[:]}
+	return true
+}
+
+// forget gives the memory back.
+func (p *parted) forget() {
+	p.body.Release()
+	p.segment[0], p.req = nil, upstream.Request{}
 }
 
 // cloneFields copies header lines that borrow from an exchange into one string.
@@ -125,8 +142,7 @@ func (b *beside) run() {
 		b.answer, err = resp.ReadAll(nil, maxPrefillAnswer)
 		resp.Release()
 	}
-	b.body.Release()
-	b.segment[0], b.req = nil, upstream.Request{}
+	b.forget()
 	outcome := "ok"
 	switch {
 	case err == nil:
@@ -203,27 +219,28 @@ func (b *beside) broke() bool {
 	}
 }
 
-// leave takes both legs down for a client that has left: prefill at once, decode when
-// prefill has ended, and not before at, by when its engine has admitted it. Prefill
-// may have its blocks ready by then, answered or not, and keeps them for minutes if
-// no decode asks for them; an engine that has admitted decode tells it, on a cut, to
-// let them go. It waits for nothing itself; what it starts ends with prefill's leg,
-// within a second for an engine that does not mind the hang-up.
-func (b *beside) leave(at time.Time) {
+// leave takes both legs down for a client that has left, when decode has been
+// admitted: prefill at once, decode when prefill has ended. Prefill may have its
+// blocks ready by then, answered or not, and keeps them for minutes if no decode asks
+// for them; an engine that has admitted decode tells it, on a cut, to let them go. It
+// waits for nothing itself; what it starts ends with prefill's leg, within a second
+// for an engine that does not mind the hang-up.
+func (b *beside) leave() {
 	b.call.HangUp()
 	go func() {
 		<-b.done
-		if left := time.Until(at); left > 0 {
-			time.AfterFunc(left, b.decode.Cut)
-			return
-		}
 		b.decode.Cut()
 	}()
 }
 
-// endBeside cuts the leg beside and waits for its end.
+// endBeside cuts the leg beside and waits for its end. An answer that is on its way
+// is read where the blocks it speaks of can be freed (handBack).
 func (q *request) endBeside() {
-	q.beside.call.Cut()
+	if q.plan.Traits.Keyed {
+		q.beside.call.HangUp()
+	} else {
+		q.beside.call.Cut()
+	}
 	<-q.beside.done
 }
 
@@ -283,6 +300,7 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	q.r.facts.forget(b.rank)
 	f := q.failed(rank, "decode", err)
 	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), took)
+	q.handBack(rank)
 	if f.reason == front.UpstreamTimeout && !f.unsent && q.overdue(b.began) || !q.mayRunAgain(q.plan.Decode) {
 		q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", rank.ID, err), 0)
 		return legAnswered

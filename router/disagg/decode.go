@@ -69,9 +69,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		call := new(upstream.Call)
 		began := time.Now()
 		resp, err := q.callDecode(rank, call, began)
-		if q.kept != nil && (err == nil || !sort(err).unsent) {
-			q.passOn()
-		}
+		q.settleHandle(resp, call, err)
 		if err == nil {
 			return q.answered(leg, &choice, call, resp, began, candidates)
 		}
@@ -96,6 +94,30 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		default:
 			return legAgain
 		}
+	}
+}
+
+// settleHandle says what becomes of the handle's blocks after the call. It stays
+// q.kept when no engine has seen it, and is q.given while a stream has shown nothing.
+func (q *request) settleHandle(resp *upstream.Response, call *upstream.Call, err error) {
+	if q.kept == nil {
+		return
+	}
+	f := sort(err)
+	if err != nil && f.unsent {
+		return
+	}
+	q.given, q.kept = q.kept, nil
+	switch {
+	case err == nil && resp.Status == 200 && q.relays(resp): // firstToken and what ends the stream
+	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !call.WasCut():
+		// It is done, or refused, which engines tell prefill; or it may be at work still,
+		// and is told by the connection's end.
+		q.passOn()
+	case call.WasCut() && !q.leaves.inDoubt() && q.wait.Lost() != "failed":
+		q.passOn()
+	default:
+		q.reclaim()
 	}
 }
 
@@ -159,7 +181,7 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	if q.stream {
 		head = q.r.opt.Timeouts.FirstByte
 	}
-	q.x.OnGone(q.cutWhenGone(call, began))
+	q.x.OnGone(q.cutWhenGone(rank, call, began))
 	defer q.x.OnGone(nil)
 	q.guard(call)
 	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
@@ -180,36 +202,23 @@ func (q *request) decodeBy(began time.Time) time.Time {
 	return q.until(began, q.r.opt.Timeouts.Decode)
 }
 
-// cutWhenGone is what to do, before the response head, when the client leaves.
-// A decode that holds a handle must be seen to be admitted before it is cut, or
-// the prefill engine keeps the blocks until the lease ends: a streamed one has
-// then sent its head (front cuts it from there on), any other is taken to be
-// admitted after PD.CutAfter. Once the lease has ended there is nothing left to
-// wait for: an engine that never sends its head must not hold the leg for long.
-// Of a Concurrent pair the same holds (see beside.leave); its lease is counted from
-// where the legs began, for nobody knows yet when prefill answers.
-func (q *request) cutWhenGone(call *upstream.Call, began time.Time) func() {
+// cutWhenGone is what to do, before the response head, when the client leaves: see
+// leaving. A pair's lease is counted from where its legs began, for nobody knows yet
+// when prefill answers.
+func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time.Time) func() {
+	q.leaves = nil
 	if q.plan.Traits.Unleased || q.beside == nil && q.pair.Handle == nil {
 		return q.cutBoth(call) // nothing is pinned that this does not free
 	}
-	after := q.pd.Lease
+	by := began.Add(q.pd.Lease)
 	if q.beside == nil {
-		after = q.leaseEnd().Sub(began)
+		by = q.leaseEnd()
 	}
-	if !q.stream {
-		after = min(after, q.pd.CutAfter)
+	q.leaves = &leaving{
+		r: q.r, rank: rank, call: call, beside: q.beside, streamed: q.stream, releases: q.kept.Releases(),
+		by: by, known: began.Add(q.pd.CutAfter),
 	}
-	if b := q.beside; b != nil {
-		at := began.Add(after)
-		return func() { b.leave(at) }
-	}
-	return func() {
-		if left := after - time.Since(began); left > 0 {
-			time.AfterFunc(left, call.Cut)
-			return
-		}
-		call.Cut()
-	}
+	return q.leaves.gone
 }
 
 // answered takes a response head: passes it on, or runs the attempt again.
@@ -293,6 +302,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	if retry {
 		q.excluded = append(q.excluded, rank)
 		q.unsent = false
+		if q.beside != nil {
+			q.handBack(rank)
+		}
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
 		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
 		if diedOf(resp.Status, q.reply) {
@@ -347,7 +359,7 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 	case q.plan.Traits.Unleased:
 		return func() { b.call.Cut(); call.Cut() }
 	default:
-		return func() { b.leave(time.Time{}) }
+		return b.leave
 	}
 }
 
@@ -400,6 +412,7 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	case !q.settle():
 		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
+		q.passOn()
 		opt.Observer.LegEnded(leg, choice.Rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false

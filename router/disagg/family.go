@@ -84,6 +84,9 @@ type Traits struct {
 	// handle is given to one engine only, and a decode of a client that left is
 	// cut only when it was admitted.
 	Unleased bool
+	// Keyed: in a Concurrent pair decode asks prefill for blocks by an id, and for one
+	// that is gone it gets none, so a second decode may ask to have them freed.
+	Keyed bool
 	// Told: engines of this family may run Sluice's connector, so that each
 	// hand-over can be watched (Options.Transfers).
 	Told bool

@@ -5,6 +5,7 @@ import (
 
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
+	"sluice/router/worker"
 )
 
 // giveBack has the blocks of a handle freed whose client left between the legs.
@@ -77,4 +78,62 @@ func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice)
 	}
 	fleet.Answered(choice.Rank, status)
 	return statusClass(status), false
+}
+
+// handBackFor bounds how long a decode engine may wait for blocks that may be gone.
+const handBackFor = 10 * time.Second
+
+// handBack has the blocks of a Concurrent pair freed whose decode has failed by itself
+// on that rank when prefill had ended: another decode asks for them, for one token,
+// while the request goes on. Where all others are out, the same engine is asked: one
+// that only refused will do it.
+func (q *request) handBack(failed *worker.Rank) {
+	b := q.beside
+	if !q.plan.Traits.Keyed || b.failed || b.status != 200 {
+		return
+	}
+	choice, ok := q.choose(schedule.DecodeLeg, q.plan.Decode)
+	if !ok {
+		choice.Rank = failed
+	}
+	pair := q.pair
+	pair.Decode = choice.Rank
+	q.leg.reset()
+	q.plan.Family.Decode(&q.leg, &pair)
+	q.leg.notStreamed()
+	q.leg.oneToken(&pair)
+	h := &handingBack{r: q.r, choice: choice, began: time.Now()}
+	if !q.part(&h.parted, choice.Rank) {
+		choice.Reservation.Release()
+		return
+	}
+	h.req.Deadline = h.began.Add(min(handBackFor, q.pd.Lease, q.r.opt.Timeouts.Decode))
+	q.fellBack("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
+	go h.run()
+}
+
+// handingBack is that leg. Its answer is for nobody, and its failure is nobody's.
+type handingBack struct {
+	r      *Runner
+	choice schedule.Choice
+	began  time.Time
+	parted
+}
+
+func (h *handingBack) run() {
+	opt, rank := &h.r.opt, h.choice.Rank
+	opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
+	outcome := ""
+	resp, err := opt.Fleet.Endpoint(rank).Do(&h.req, nil)
+	if err == nil {
+		outcome = statusClass(resp.Status)
+		_, err = resp.ReadAll(nil, maxPrefillAnswer)
+		resp.Release()
+	}
+	if err != nil {
+		outcome = string(sort(err).reason)
+	}
+	h.forget()
+	h.choice.Reservation.Release()
+	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(h.began))
 }

@@ -135,18 +135,24 @@ func (q *request) handOverLost(why string) legEnd {
 
 // passOn says that the handle's blocks are decode's now, or may be.
 func (q *request) passOn() {
-	if q.kept != nil {
-		q.kept.Passed()
-		q.kept = nil
-	}
+	q.kept.Passed()
+	q.given.Passed()
+	q.kept, q.given = nil, nil
 }
 
-// abandon lets go of a handle that no decode engine has seen, nor will.
+// reclaim says that a decode engine had the handle and has dropped its request, and
+// may not have told prefill.
+func (q *request) reclaim() {
+	q.given.Reclaimed()
+	q.given = nil
+}
+
+// abandon lets go of a handle that no decode engine has seen, nor will, and of one
+// whose decode came to nothing.
 func (q *request) abandon() {
-	if q.kept != nil {
-		q.kept.Abandoned()
-		q.kept = nil
-	}
+	q.kept.Abandoned()
+	q.kept = nil
+	q.reclaim()
 }
 
 // others says whether a candidate but one is left that has not failed this request.

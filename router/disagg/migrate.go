@@ -256,6 +256,7 @@ func (s *streamEnd) leaveLeg() {
 
 func (s *streamEnd) closeLeg(outcome string) {
 	s.reservation.Release()
+	s.given.Reclaimed()
 	if s.beside != nil {
 		s.beside.call.Cut()
 		s.beside = nil

@@ -29,7 +29,7 @@ func (mooncake) Name() string { return "mooncake" }
 // Traits implements Family. Other endpoints have no ignore_eos, without which
 // prefill may end with "stop" and drop the transfer.
 func (mooncake) Traits() Traits {
-	return Traits{Kinds: kindsOf(front.Chat, front.Completions)}
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), Keyed: true}
 }
 
 // Order implements Family.

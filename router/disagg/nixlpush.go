@@ -16,6 +16,13 @@ type nixlPush struct{ nixlPull }
 // Name implements Family.
 func (nixlPush) Name() string { return "nixl-push" }
 
+// Traits implements Family.
+func (f nixlPush) Traits() Traits {
+	t := f.nixlPull.Traits()
+	t.Keyed = true
+	return t
+}
+
 // Order implements Family. The ids of other endpoints are not known beforehand.
 func (nixlPush) Order(p *Pair) Order {
 	if p.Fact == "" || p.Kind != front.Chat && p.Kind != front.Completions && p.Kind != front.Generate {

@@ -111,18 +111,19 @@ type Expectation interface {
 
 // Runner runs requests. It is the front's Handler, safe for concurrent use.
 type Runner struct {
-	opt      Options
-	defaults modelPD
-	models   map[string]*modelPD
-	requests sync.Pool
-	facts    facts
-	censuses censuses
-	next     atomic.Uint32 // rotates whom we ask to tokenize
-	pinned   atomic.Int64  // see Pinned
-	pins     pins
-	waiting  atomic.Int64 // see Waiting
-	vigils   *patrol.Patrol[vigil]
-	movers   movers
+	opt       Options
+	defaults  modelPD
+	models    map[string]*modelPD
+	requests  sync.Pool
+	facts     facts
+	censuses  censuses
+	next      atomic.Uint32 // rotates whom we ask to tokenize
+	pinned    atomic.Int64  // see Pinned
+	pins      pins
+	waiting   atomic.Int64 // see Waiting
+	vigils    *patrol.Patrol[vigil]
+	movers    movers
+	inquiries inquiries
 }
 
 // Waiting is how many requests wait for a pool to have a healthy worker.
@@ -248,11 +249,13 @@ type request struct {
 	answer   []byte // prefill's whole response; pair.Handle borrows from it
 	reply    []byte // decode's, where it is held whole
 	handleAt time.Time
-	holding  bool    // the handle is counted in Runner.pinned
-	beside   *beside // the prefill leg that runs beside decode; nil: none
+	leaves   *leaving // takes the decode leg down when its client leaves; nil: it is cut at once
+	holding  bool     // the handle is counted in Runner.pinned
+	beside   *beside  // the prefill leg that runs beside decode; nil: none
 
 	wait   *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
 	kept   *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
+	given  *sidechannel.Hold // the handle, from the head of decode's stream to its first token; nil: not kept
 	vigil  *vigil            // over prefill's engine while decode waits for its KV; nil until one was needed
 	told   bool              // the decode engine chosen runs the connector
 	ticket []byte            // scratch of pair.Ticket

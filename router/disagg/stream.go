@@ -11,6 +11,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/schedule"
+	"sluice/router/sidechannel"
 	"sluice/router/transfers"
 	"sluice/router/worker"
 )
@@ -37,7 +38,8 @@ type streamEnd struct {
 	beside    *beside         // may still run
 	keys      []blockhash.Seq // of the approximate index; nil where events tell
 
-	wait    *transfers.Wait // of the hand-over
+	given   *sidechannel.Hold // prefill's blocks, until the first token
+	wait    *transfers.Wait   // of the hand-over
 	prefill *worker.Rank
 
 	transfer  schedule.Transfer // what became of the hand-over, once its wait is closed
@@ -54,8 +56,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
 		reservation: choice.Reservation, pass: q.x.Pass(), status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
-		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside,
+		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside, given: q.given,
 	}
+	q.given = nil
 	if q.wait != nil {
 		s.wait, s.prefill, q.wait = q.wait, q.pair.Prefill, nil
 	}
@@ -83,6 +86,7 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 // firstToken takes the prefill work off the rank.
 func (s *streamEnd) firstToken() {
 	s.beside.arrived()
+	s.given.Passed()
 	s.reservation.PrefillDone()
 	s.r.opt.Observer.FirstToken(s.endpoint, time.Since(s.received))
 }
@@ -94,6 +98,11 @@ func (s *streamEnd) end(res relay.Result) {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
+	if res.EngineErr || res.Cause == relay.EngineClosed {
+		s.given.Reclaimed() // nothing, if a token came
+	} else {
+		s.given.Passed()
+	}
 	s.spend(&res)
 	s.judge(&res)
 	if s.immovable != "" && (res.EngineErr || res.Cause == relay.EngineClosed || res.Cause == relay.EngineStalled) {

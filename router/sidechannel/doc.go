@@ -5,7 +5,7 @@
 // Its main type is Keeper; router/disagg gives it each handle (Hold) and says what
 // became of it, cmd makes it where transfers.side_channel asks for it. An engine's
 // agent metadata comes from its side channel, the ZMQ socket that decode engines ask
-// too, and is loaded into the router's own agent. It never releases a handle that a
-// decode engine has been sent, it speaks to no release of vLLM whose messages are
+// too, and is loaded into the router's own agent. It never releases a handle whose
+// decode may still be at work, it speaks to no release of vLLM whose messages are
 // not known (0.22 to 0.33), and it never logs metadata.
 package sidechannel

@@ -33,18 +33,26 @@ const (
 	callLimit  = 5 * time.Second
 )
 
+// job is for the keeper's goroutine: to release a lease's blocks, or only to get to know
+// its engine, which takes a moment that the first release should not have to wait for.
+type job struct {
+	lease
+	meet bool
+}
+
 // Keeper renews and releases. All methods may be called from any goroutine and
 // return at once: what may take long is done by a goroutine of its own. A nil
 // Keeper does nothing.
 type Keeper struct {
 	opt  Options
 	zctx *zmq.Context
-	jobs chan lease
+	jobs chan job
 	stop context.CancelFunc
 	done chan struct{}
 
 	mu   sync.Mutex
 	held map[*Hold]struct{}
+	met  map[string]struct{} // engine ids that the keeper's goroutine was made to know
 
 	agent *nixl.Agent             // run's own: the one that peers are loaded into
 	peers map[string][]*nixl.Peer // by engine id, one a rank
@@ -91,8 +99,8 @@ func New(opt Options) (*Keeper, error) {
 		return nil, fmt.Errorf("sidechannel: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &Keeper{opt: opt, zctx: zctx, jobs: make(chan lease, queue), stop: cancel, done: make(chan struct{}),
-		held: map[*Hold]struct{}{}, peers: map[string][]*nixl.Peer{}, rest: map[string]time.Time{}}
+	k := &Keeper{opt: opt, zctx: zctx, jobs: make(chan job, queue), stop: cancel, done: make(chan struct{}),
+		held: map[*Hold]struct{}{}, met: map[string]struct{}{}, peers: map[string][]*nixl.Peer{}, rest: map[string]time.Time{}}
 	go k.run(ctx)
 	return k, nil
 }
@@ -113,7 +121,8 @@ func (k *Keeper) Close() {
 }
 
 // Hold begins to keep the blocks of a handle that a prefill rank answered. It is
-// nil for engines and handles that are not spoken to. End it by Passed or Abandoned.
+// nil for engines and handles that are not spoken to. End it by Passed, Reclaimed or
+// Abandoned.
 func (k *Keeper) Hold(rank *worker.Rank, handle []byte) *Hold {
 	if k == nil {
 		return nil
@@ -129,6 +138,16 @@ func (k *Keeper) Hold(rank *worker.Rank, handle []byte) *Hold {
 		return nil
 	}
 	k.held[h] = struct{}{}
+	if _, ok := k.met[l.engine]; !ok {
+		select {
+		case k.jobs <- job{lease: l, meet: true}:
+			if len(k.met) >= 4096 {
+				clear(k.met)
+			}
+			k.met[l.engine] = struct{}{}
+		default:
+		}
+	}
 	return h
 }
 
@@ -144,11 +163,29 @@ func (h *Hold) Abandoned() {
 	if !h.end() || !h.keeper.opt.Release {
 		return
 	}
+	h.release()
+}
+
+func (h *Hold) release() {
 	select {
-	case h.keeper.jobs <- h.lease:
+	case h.keeper.jobs <- job{lease: h.lease}:
 	default:
 		h.keeper.dropped.Add(1) // the lease ends by itself
 	}
+}
+
+// reclaimAfter is the head start of an engine that does tell prefill.
+const reclaimAfter = 100 * time.Millisecond
+
+// Reclaimed: a decode engine was sent the handle and has dropped its request: it died,
+// failed it, or never knew it. Most engines that live tell prefill so themselves; what
+// is released then was released before, and prefill counts a notification it does not
+// know. Without Options.Release the renewals end.
+func (h *Hold) Reclaimed() {
+	if !h.end() || !h.keeper.opt.Release {
+		return
+	}
+	time.AfterFunc(reclaimAfter, h.release)
 }
 
 // end says whether this was the first call.
@@ -181,7 +218,12 @@ func (k *Keeper) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case l := <-k.jobs:
+		case j := <-k.jobs:
+			l := j.lease
+			if j.meet {
+				k.meet(ctx, &l)
+				continue
+			}
 			// One consumer that is done: what vLLM counts up to is in the message.
 			if k.tell(ctx, &l, l.request+":1") {
 				k.released.Add(1)
@@ -230,6 +272,19 @@ func (k *Keeper) renew(ctx context.Context, now time.Time) {
 			k.renewed.Add(int64(n))
 			b.ids, b.holds = b.ids[n:], b.holds[n:]
 		}
+	}
+}
+
+// meet loads an engine's metadata; a failure is not told: it is met again when there
+// is something to say.
+func (k *Keeper) meet(ctx context.Context, l *lease) {
+	if time.Now().Before(k.rest[l.engine]) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	if _, err := k.peersOf(ctx, l); err != nil {
+		k.opt.Log.Debug("side channel: a prefill engine could not be met", "engine_id", l.engine, "at", l.endpoint, "err", err)
 	}
 }
 

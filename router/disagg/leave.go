@@ -1,0 +1,186 @@
+package disagg
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/worker"
+)
+
+// leaving takes a decode leg down for a client that left before the leg's head came.
+// A decode that holds a handle must be in its engine's hands before it is cut: an
+// engine that meets the end of the connection first drops the request and tells
+// prefill nothing, and the blocks stay until the lease ends (seen on vLLM 0.32).
+//
+// The head of a stream shows it (front cuts from there on). Of any other leg it is
+// taken to be so when PD.CutAfter has passed since it was sent and its engine has
+// answered something that was asked after (see inquiries): the first alone is a guess
+// that an engine which stands still for a moment makes wrong, the second alone speaks
+// of one of an engine's API servers. Neither is waited for beyond by, when nothing is
+// pinned any more. Where the router can have the blocks released it waits no longer
+// than releaseAfter and has every handle reclaimed of a leg whose head has not come:
+// one request may be held up in an engine that answers all others.
+type leaving struct {
+	r         *Runner
+	rank      *worker.Rank
+	call      *upstream.Call
+	beside    *beside // of a Concurrent pair: prefill, which is cut first
+	streamed  bool
+	releases  bool
+	by, known time.Time // known: by PD.CutAfter
+
+	doubt atomic.Bool // the engine may not have known the leg; set before the cut
+}
+
+const (
+	// releaseAfter is how long blocks that the router can have released wait for a
+	// decode engine to show that it will do it.
+	releaseAfter = 500 * time.Millisecond
+	// askAgain is between two questions of which the first was not answered.
+	askAgain = 100 * time.Millisecond
+	// leastGrace and mostGrace bound how long after the answer a leg is left alone:
+	// twice what the answer took, for the leg may be one step behind it.
+	leastGrace, mostGrace = 20 * time.Millisecond, time.Second
+)
+
+// gone is run when the client has left; it returns at once.
+func (l *leaving) gone() {
+	if l.beside != nil {
+		l.beside.call.HangUp()
+	}
+	if at := time.Now().Add(releaseAfter); l.releases && at.Before(l.by) {
+		l.by = at
+	}
+	go l.run()
+}
+
+// inDoubt says that the leg was cut and that its engine may not have known it.
+func (l *leaving) inDoubt() bool { return l != nil && l.doubt.Load() }
+
+// run ends by l.by, and of a Concurrent pair when prefill has ended, if that is later:
+// its blocks may be ready by then, answered or not, and are kept for minutes if no
+// decode asks for them. Of a call that has ended by itself it changes nothing.
+func (l *leaving) run() {
+	if l.beside != nil {
+		<-l.beside.done
+	}
+	if !l.admitted() || l.releases {
+		l.doubt.Store(true)
+	}
+	l.call.Cut()
+}
+
+// admitted waits until the engine has taken the leg in; false: l.by came first.
+func (l *leaving) admitted() bool {
+	if l.streamed {
+		sleepUntil(l.by)
+		return false
+	}
+	for !l.call.Sent() {
+		if !l.sleep(5 * time.Millisecond) {
+			return false
+		}
+	}
+	for {
+		took, ok := l.r.inquiries.ask(l.r, l.rank, l.by)
+		if ok {
+			grace := min(max(2*took, leastGrace), mostGrace)
+			return l.sleep(max(grace, time.Until(l.known)))
+		}
+		if !l.sleep(askAgain) {
+			return false
+		}
+	}
+}
+
+// sleep is false when l.by came before the time was over.
+func (l *leaving) sleep(d time.Duration) bool {
+	at := time.Now().Add(d)
+	if at.After(l.by) {
+		sleepUntil(l.by)
+		return false
+	}
+	sleepUntil(at)
+	return true
+}
+
+func sleepUntil(at time.Time) { time.Sleep(time.Until(at)) }
+
+// inquiries ask engines a small thing, to learn that what they were sent before has
+// been read: API servers take requests as they come. Each engine is asked one thing
+// at a time, however many want to know.
+type inquiries struct {
+	mu    sync.Mutex
+	under map[*worker.Rank]*inquiry
+}
+
+// inquiry is the question under way to one rank, and the one after it.
+type inquiry struct{ next *question }
+
+// question is closed over done; what follows is set before.
+type question struct {
+	done chan struct{}
+	took time.Duration
+	ok   bool
+}
+
+const (
+	questionPath  = "/health" // any answer will do, and any status
+	questionLimit = 2 * time.Second
+)
+
+// ask waits until the rank's engine has answered a question put after this call, and
+// for what time that took; false when by came first or it was not answered.
+func (i *inquiries) ask(r *Runner, rank *worker.Rank, by time.Time) (time.Duration, bool) {
+	mine := i.join(r, rank)
+	t := time.NewTimer(time.Until(by))
+	defer t.Stop()
+	select {
+	case <-mine.done:
+		return mine.took, mine.ok
+	case <-t.C:
+		return 0, false
+	}
+}
+
+// join gives the next question to be put to rank.
+func (i *inquiries) join(r *Runner, rank *worker.Rank) *question {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at := i.under[rank]
+	if at == nil {
+		at = &inquiry{next: &question{done: make(chan struct{})}}
+		if i.under == nil {
+			i.under = make(map[*worker.Rank]*inquiry)
+		}
+		i.under[rank] = at
+		go i.put(r, rank, at)
+		return at.next
+	}
+	if at.next == nil {
+		at.next = &question{done: make(chan struct{})}
+	}
+	return at.next
+}
+
+// put puts questions until nobody waits for another.
+func (i *inquiries) put(r *Runner, rank *worker.Rank, at *inquiry) {
+	for {
+		i.mu.Lock()
+		q := at.next
+		at.next = nil
+		if q == nil {
+			delete(i.under, rank)
+		}
+		i.mu.Unlock()
+		if q == nil {
+			return
+		}
+		began := time.Now()
+		_, _, err := r.opt.Fleet.Endpoint(rank).Get(questionPath, questionLimit, maxAnswer)
+		q.took, q.ok = time.Since(began), err == nil
+		close(q.done)
+	}
+}
