@@ -21,10 +21,6 @@ import (
 // for, in the families that have such a time; SGLang's time-outs stay at 300 s.
 const soakLease = 6 * time.Second
 
-// soakCut is what the soak sets pd.cut_after to: short, so that it is the engines'
-// answers that keep decodes from being cut before their time.
-const soakCut = 50 * time.Millisecond
-
 // TestAbortSoak: clients of every family leave at any moment, and each request's
 // blocks are followed on every engine until the last is let go. None is kept for a
 // second after its client left, and none is let run out.
@@ -121,7 +117,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
-		c.PD.Lease, c.PD.LeaseMargin, c.PD.CutAfter = soakLease, time.Second, soakCut
+		c.PD.Lease, c.PD.LeaseMargin = soakLease, time.Second
 		if fam.config != nil {
 			fam.config(c)
 		}

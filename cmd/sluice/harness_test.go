@@ -50,26 +50,37 @@ type testRouter struct {
 func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
 	t.Helper()
 	r := launchRouter(t, mod, workers...)
-	eventually(t, 10*time.Second, "the router is ready", func() bool {
+	eventually(t, 30*time.Second, "the router is ready", func() bool {
 		status, _ := r.pages.Ready()
-		for _, w := range r.fleet.View().Workers {
-			if s, _ := w.State(); s != worker.Ready {
-				return false
-			}
-		}
-		return status == 200
+		return status == 200 && allReady(r) && allTaken(r)
 	})
-	// Ready means one worker of each role; most tests mean all of them. Those
-	// that start with a dead one must not wait for it.
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && !allReady(r); {
-		time.Sleep(2 * time.Millisecond)
-	}
 	return r
 }
 
 func allReady(r *testRouter) bool {
 	for _, w := range r.fleet.View().Workers {
 		if s, _ := w.State(); s != worker.Ready {
+			return false
+		}
+	}
+	return true
+}
+
+// allTaken says whether requests may go to all workers: a worker is ready a moment
+// before it is in the pools.
+func allTaken(r *testRouter) bool {
+	v := r.fleet.View()
+	taken := make(map[*worker.Worker]bool)
+	for _, model := range v.Models {
+		p, _ := v.Pool(model)
+		for _, role := range []worker.Role{worker.Prefill, worker.Decode, worker.Aggregated} {
+			for _, rank := range p.Ranks(role) {
+				taken[rank.Worker] = true
+			}
+		}
+	}
+	for _, w := range v.Workers {
+		if !taken[w] && len(w.Info().Models) > 0 {
 			return false
 		}
 	}

@@ -57,7 +57,7 @@ func withRealNIXL(t *testing.T, fam *matrixFamily) {
 		}
 	}
 	fam.config = func(c *config.Config) {
-		c.Transfers.NIXL, c.Transfers.Library, c.Transfers.SideChannel = "on", wheel, "release"
+		c.Transfers.NIXL, c.Transfers.NIXLLibrary, c.Transfers.SideChannel = "on", wheel, "release"
 	}
 }
 

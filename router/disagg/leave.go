@@ -38,10 +38,13 @@ const (
 	// releaseAfter is how long blocks that the router can have released wait for a
 	// decode engine to show that it will do it.
 	releaseAfter = 500 * time.Millisecond
+	// questions must be answered one after the other: a long body is read in several
+	// turns of an engine's event loop.
+	questions = 2
 	// askAgain is between two questions of which the first was not answered.
 	askAgain = 100 * time.Millisecond
-	// leastGrace and mostGrace bound how long after the answer a leg is left alone:
-	// twice what the answer took, for the leg may be one step behind it.
+	// leastGrace and mostGrace bound how long after the last answer a leg is left alone:
+	// twice what that took, for the leg may be a step behind it.
 	leastGrace, mostGrace = 20 * time.Millisecond, time.Second
 )
 
@@ -83,14 +86,15 @@ func (l *leaving) admitted() bool {
 			return false
 		}
 	}
-	for {
+	for answered := 0; ; {
 		took, ok := l.r.inquiries.ask(l.r, l.rank, l.by)
-		if ok {
+		if answered++; !ok {
+			if answered = 0; !l.sleep(askAgain) {
+				return false
+			}
+		} else if answered == questions {
 			grace := min(max(2*took, leastGrace), mostGrace)
 			return l.sleep(max(grace, time.Until(l.known)))
-		}
-		if !l.sleep(askAgain) {
-			return false
 		}
 	}
 }
