@@ -232,6 +232,7 @@ func TestRoutedFamilies(t *testing.T) {
 				r := routedRequest(prompt, 12)
 				r.Annotations = []string{"decision"}
 				r.Context.ID = fmt.Sprint("routed-", network)
+				r.Context.Traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 				a := askRouted(t, c, r)
 				want := undisturbed(t, f.plain, prompt, 12)
 				if a.failure != nil || a.err != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" {
@@ -251,6 +252,9 @@ func TestRoutedFamilies(t *testing.T) {
 					for _, seen := range generating(e) {
 						if !strings.HasPrefix(seen.Header("X-Request-Id"), r.Context.ID) {
 							t.Errorf("%s: an engine saw the request id %q", network, seen.Header("X-Request-Id"))
+						}
+						if got := seen.Header("traceparent"); got != r.Context.Traceparent {
+							t.Errorf("%s: an engine saw the trace parent %q", network, got)
 						}
 					}
 				}

@@ -70,9 +70,9 @@ class Process:
 
 
 class Fleet:
-    """engines: arguments of `sluice sim`, by their flag at `sluice serve`."""
+    """engines: their flag at `sluice serve`, arguments of `sluice sim`, and what is said of them behind their URL."""
 
-    def __init__(self, *engines: tuple[str, list[str]], serve: list[str] = ()) -> None:
+    def __init__(self, *engines: tuple[str, list[str]] | tuple[str, list[str], str], serve: list[str] = ()) -> None:
         self.dir = tempfile.TemporaryDirectory(prefix="sl")
         self.socket = f"{self.dir.name}/r.sock"
         self.address = f"unix://{self.socket}"
@@ -80,9 +80,9 @@ class Fleet:
         self.engines: list[Process] = []
         self.args = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", f"routed.unix={self.socket}", *serve]
         try:
-            for flag, args in engines:
+            for flag, args, *said in engines:
                 self.engines.append(Process("sim", *args))
-                self.args += [flag, self.engines[-1].url]
+                self.args += [flag, self.engines[-1].url + "".join(said)]
             self.start()
         except BaseException:
             self.end()

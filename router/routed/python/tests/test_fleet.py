@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
+import os
 import signal
 import ssl
 import subprocess
 import unittest
+from pathlib import Path
 
 from fleet import AsyncCase, Fleet, TIMEOUT, free_port
-from sluice_routed import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, Request, RoutedEngine, StreamFailed
+from sluice_routed import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, Refused, Request, RoutedEngine, StreamFailed
 
 LONG = 100_000  # tokens: a request that does not end by itself
 
@@ -62,9 +65,42 @@ class Families(AsyncCase):
         sides = [(f"--{role}", ["--role", role, "--speed", "inf"]) for role in ("prefill", "decode")]
         await self.family(Fleet(*sides), 2)
 
+    async def pair(self, family: str, *sim: str, options: str = "", decode: str = "", bootstrap: bool = False, serve: tuple[str, ...] = ()) -> None:
+        """One prefill and one decode engine; options are the workers' at the router."""
+        more = {"prefill": [], "decode": []}
+        suffix = {"prefill": options, "decode": options + decode}
+        if bootstrap:
+            port = free_port()
+            more["prefill"] = ["--bootstrap", f"127.0.0.1:{port}"]
+            suffix["prefill"] += f",bootstrap_port={port}"
+        sides = [(f"--{role}", ["--role", role, "--speed", "inf", *sim, *more[role]], suffix[role]) for role in ("prefill", "decode")]
+        await self.family(Fleet(*sides, serve=["--pd", family, *serve]), 2, same=family != "sglang" and family != "trtllm")
+
+    # The ninth, storage, has its store in one process: cmd/sluice tests it.
+
     async def test_sglang(self) -> None:
-        sides = [(f"--{role}", ["--engine", "sglang", "--role", role, "--speed", "inf"]) for role in ("prefill", "decode")]
-        await self.family(Fleet(*sides, serve=["--pd", "sglang"]), 2, same=False)
+        await self.pair("sglang", "--engine", "sglang")
+
+    async def test_nixl_push(self) -> None:
+        await self.pair("nixl-push", "--pd", "nixl-push")
+
+    async def test_mooncake(self) -> None:
+        await self.pair("mooncake", "--pd", "mooncake", bootstrap=True)
+
+    async def test_orchestrated(self) -> None:
+        await self.pair("orchestrated", "--pd", "orchestrated")
+
+    async def test_trtllm(self) -> None:
+        await self.pair("trtllm", "--engine", "trtllm", options=",engine=trtllm,kv_events=off")
+
+    async def test_lmcache(self) -> None:
+        told, side = free_port(), free_port()
+        serve = ("--set", "lmcache.proxy_host=127.0.0.1", "--set", f"lmcache.proxy_port={told}")
+        sides = [
+            ("--prefill", ["--role", "prefill", "--speed", "inf", "--pd", "lmcache", "--lmcache-proxy", f"tcp://127.0.0.1:{told}"]),
+            ("--decode", ["--role", "decode", "--speed", "inf", "--pd", "lmcache", "--side-port", str(side)], f",init_port={side},alloc_port={side}"),
+        ]
+        await self.family(Fleet(*sides, serve=["--pd", "lmcache", *serve]), 2)
 
 
 class OneFleet(AsyncCase):
@@ -237,6 +273,65 @@ class Restart(AsyncCase):
         await asyncio.to_thread(fleet.start)
         self.assertEqual(len((await read(engine.generate(request(5))))[0]), 5)
         await engine.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for listed in Path(f"/proc/{pid}/task").glob("*/children") for child in listed.read_text().split()]
+
+
+class HotRestart(AsyncCase):
+    async def test_hot_restart(self) -> None:
+        """The socket is passed on: no request fails, an old stream goes on while new ones are the new process's."""
+        fleet = Fleet(("--engine", ["--speed", "20"]), serve=["--drain", "120s"])
+        self.addCleanup(fleet.end)
+        async with RoutedEngine(fleet.address, connect_timeout=TIMEOUT) as engine:
+            context = Context()
+            old = engine.generate(request(20_000), context)
+            self.assertIsNotNone((await old.__anext__()).data())
+            first, refused, process = engine._conn, 0, fleet.router.run
+            process.send_signal(signal.SIGUSR2)
+            async with RoutedEngine(fleet.address) as other:
+                while engine._conn is first and refused == 0:  # up to the old process's farewell
+                    for e in (engine, other):
+                        try:
+                            self.assertEqual(len((await read(e.generate(request(3))))[0]), 3)
+                        except Refused as why:  # it met the farewell on the way: nothing was done, it may be sent again
+                            self.assertEqual(why.code, "draining")
+                            refused += 1
+                    await asyncio.sleep(0.05)
+            for child in children(process.pid):  # the new process
+                self.addCleanup(os.kill, child, signal.SIGKILL)
+            self.assertIsNotNone((await old.__anext__()).data())
+            tokens, _ = await read(engine.generate(request(5)))
+            self.assertEqual(len(tokens), 5)
+            context.stop()
+            _, items = await read(old)
+            self.assertEqual(items[-1].data().finish_reason, "cancelled")
+        await self.until("the old process has ended", lambda: process.poll() is not None)
+
+
+class Keys(AsyncCase):
+    async def test_keys(self) -> None:
+        key = "sk-sluice-of-a-team"
+        fleet = Fleet(("--engine", ["--speed", "inf"]))
+        self.addCleanup(fleet.end)
+        fleet.router.end()
+        config = f"{fleet.dir.name}/sluice.yaml"
+        with open(config, "w", encoding="ascii") as f:
+            f.write(f"api_keys: [{{name: team, sha256: {hashlib.sha256(key.encode()).hexdigest()}, models: [sim], requests_per_minute: 2}}]\n")
+        fleet.args += ["--config", config]
+        fleet.start()
+        for wrong in (None, key + "x"):
+            with self.assertRaisesRegex(CannotConnect, "unauthorized.*key"):
+                await RoutedEngine(fleet.address, key=wrong, connect_timeout=TIMEOUT).connect()
+        async with RoutedEngine(fleet.address, key=key) as engine:
+            self.assertNotIn(key, repr(engine) + repr(vars(engine)))
+            self.assertEqual(len((await read(engine.generate(request(3))))[0]), 3)
+            other = request(3)
+            other.model = "other"
+            for refused, code in ((other, 403), (request(3), 429)):
+                _, items = await read(engine.generate(refused))
+                self.assertEqual([i.error().code for i in items], [code])
 
 
 class OverTCP(AsyncCase):

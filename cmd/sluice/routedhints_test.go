@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/routed/client"
+	"sluice/router/worker"
+)
+
+// TestRoutedDirect: the caller names the worker, by any of its names; prefill runs apart
+// all the same, on one that the router or the caller chooses.
+func TestRoutedDirect(t *testing.T) {
+	for _, name := range []string{"nixl", "nixl-push", "sglang"} {
+		t.Run(name, func(t *testing.T) {
+			fam := &matrixFamilies[slices.IndexFunc(matrixFamilies, func(f matrixFamily) bool { return f.name == name })]
+			f := routedFleet(t, fam)
+			c := dialEngine(t, f.router, "unix")
+			for i := range 4 {
+				f.forget()
+				decode, prefill := i%2, -1
+				req := routedRequest(tokenIDs(50, 20+i), 6)
+				req.Annotations = []string{"decision"}
+				req.Routing = map[string]any{"backend_instance_id": fmt.Sprint("decode-", decode), "dp_rank": 0}
+				if i > 1 {
+					prefill = (i + 1) % 2
+					req.Routing = map[string]any{"decode_worker_id": fmt.Sprint("decode-", decode), "prefill_worker_id": fmt.Sprint("prefill-", prefill)}
+				}
+				a := askRouted(t, c, req)
+				if a.failure != nil || !slices.Equal(a.tokens[0], undisturbed(t, f.plain, req.TokenIDs, 6)) {
+					t.Fatalf("%v: %v", req.Routing, a.failure)
+				}
+				if !slices.Contains(a.comments, fmt.Sprint("worker_id: decode-", decode)) {
+					t.Errorf("%v: the decision is %q", req.Routing, a.comments)
+				}
+				if n := len(generating(f.decodes[1-decode])); n != 0 || legCount(f.prefills) != 1 || legCount(f.decodes) != 1 {
+					t.Errorf("%v: %d prefill and %d decode legs, %d of these on the other", req.Routing, legCount(f.prefills), legCount(f.decodes), n)
+				}
+				if prefill >= 0 && len(generating(f.prefills[prefill])) != 1 {
+					t.Errorf("%v: prefill ran elsewhere", req.Routing)
+				}
+			}
+		})
+	}
+}
+
+// TestRoutedDeadline: the time that a caller gives is over in whatever phase: it is told
+// so, and the legs end.
+func TestRoutedDeadline(t *testing.T) {
+	for _, name := range []string{"nixl", "nixl-push", "sglang"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fam := &matrixFamilies[slices.IndexFunc(matrixFamilies, func(f matrixFamily) bool { return f.name == name })]
+			f := routedFleet(t, fam)
+			c := dialEngine(t, f.router, "unix")
+			for i, held := range []struct {
+				at    []*sim.Engine
+				fault sim.Fault
+			}{
+				{f.prefills, sim.Fault{Kind: sim.Stall}},
+				{f.decodes, sim.Fault{Kind: sim.Stall, Leg: "handover"}},
+				{f.decodes, sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}},
+			} {
+				for _, e := range held.at {
+					e.Fault(held.fault)
+				}
+				req := routedRequest(tokenIDs(50, 30+i), 30_000)
+				req.Context.TimeoutMS = 400
+				if a := askRouted(t, c, req); a.failure == nil || a.failure.Code != 504 || a.err != nil {
+					t.Errorf("%s of %v: %v, %v behind %d tokens", held.fault.Kind, held.fault.Leg, a.failure, a.err, len(a.tokens[0]))
+				}
+				for _, e := range held.at {
+					e.ClearFaults()
+				}
+				if !f.rests(patience) || expiredLeases(f) != 0 {
+					t.Errorf("%s of %q: %d leases ran out, holding: %v", held.fault.Kind, held.fault.Leg, expiredLeases(f), f.holding())
+				}
+			}
+		})
+	}
+}
+
+// TestRoutedMinWorkers: the socket opens when there are workers enough, and not later
+// than it was told.
+func TestRoutedMinWorkers(t *testing.T) {
+	a, b := startSim(t, nil), startSim(t, nil)
+	b.Crash()
+	path := socketIn(t)
+	r := launchRouter(t, func(c *config.Config) {
+		c.Routed.Unix, c.Routed.MinWorkers, c.Routed.StartWait = path, 2, time.Hour
+	}, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	eventually(t, patience, "a is ready", func() bool { return r.state("a") == worker.Ready })
+	time.Sleep(50 * time.Millisecond)
+	if _, err := client.Dial(context.Background(), "unix://"+path, client.Options{}); err == nil {
+		t.Error("the socket is open with one of two workers")
+	}
+	b.Restart()
+	if got := askRouted(t, dialEngine(t, r, "unix"), routedRequest(tokenIDs(20, 1), 3)); got.failure != nil {
+		t.Error(got.failure)
+	}
+
+	late := launchRouter(t, func(c *config.Config) {
+		c.Routed.Unix, c.Routed.MinWorkers, c.Routed.StartWait = socketIn(t), 2, 200*time.Millisecond
+	}, at(a, worker.Aggregated, "a"))
+	dialEngine(t, late, "unix")
+	if !strings.Contains(late.logs.String(), "fewer workers than wanted") {
+		t.Error("nothing in the log")
+	}
+
+	// One that ends while it waits opens nothing.
+	never := launchRouter(t, func(c *config.Config) {
+		c.Routed.Unix, c.Routed.MinWorkers, c.Routed.StartWait = socketIn(t), 2, time.Hour
+	}, at(a, worker.Aggregated, "a"))
+	never.stop()
+	if err := <-never.done; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	never.done <- nil
+	if wireAddr(never, "unix") != "" {
+		t.Error("a router that ended opened its socket")
+	}
+}
