@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -29,8 +30,7 @@ import (
 type Source struct {
 	conf      config.Kube
 	namespace string // "" for all
-	client    rest.Interface
-	params    runtime.ParameterCodec
+	pods      *gentype.ClientWithList[*corev1.Pod, *corev1.PodList]
 }
 
 // listTimeout bounds one list; a watch has the server's own.
@@ -65,10 +65,12 @@ func New(conf config.Kube) (*Source, error) {
 	rc.UserAgent = "sluice"
 	// Its log says nothing that Run does not report to the Set.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	if s.client, err = rest.RESTClientFor(rc); err != nil {
+	client, err := rest.RESTClientFor(rc)
+	if err != nil {
 		return nil, fmt.Errorf("kube: cannot use the credentials: %w", err)
 	}
-	s.params = runtime.NewParameterCodec(scheme)
+	s.pods = gentype.NewClientWithList("pods", client, runtime.NewParameterCodec(scheme), s.namespace,
+		func() *corev1.Pod { return new(corev1.Pod) }, func() *corev1.PodList { return new(corev1.PodList) })
 	return s, nil
 }
 
@@ -108,10 +110,6 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 // listWatch asks for the pods, and tells st of what fails and of what goes well
 // again: the reflector itself only tries on.
 func (s *Source) listWatch(st *store) *cache.ListWatch {
-	get := func(ctx context.Context, o metav1.ListOptions) *rest.Request {
-		o.LabelSelector = s.conf.Selector
-		return s.client.Get().Namespace(s.namespace).Resource("pods").VersionedParams(&o, s.params)
-	}
 	report := func(what string, err error) {
 		switch {
 		case err == nil:
@@ -124,16 +122,16 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			ctx, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
-			pods := new(corev1.PodList)
-			err := get(ctx, o).Do(ctx).Into(pods)
+			o.LabelSelector = s.conf.Selector
+			pods, err := s.pods.List(ctx, o)
 			if err != nil {
 				report("list", err)
 			}
 			return pods, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.Watch = true
-			w, err := get(ctx, o).Watch(ctx)
+			o.LabelSelector = s.conf.Selector
+			w, err := s.pods.Watch(ctx, o)
 			if err != nil && isUnknown(err) {
 				return nil, err // an older server that cannot stream a list: it is listed instead
 			}
