@@ -103,7 +103,7 @@ type side struct {
 func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	log, err := obs.NewLogger(stderr, "error", "text")
+	log, _, err := obs.NewLogger(stderr, "error", "text")
 	if err != nil {
 		return err
 	}

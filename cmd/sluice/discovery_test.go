@@ -220,7 +220,7 @@ func TestConfigFileIsReadAgain(t *testing.T) {
 	if s := r.state("aggregated-1"); s != worker.Ready {
 		t.Errorf("the other is %v: it has no id of its own, and must keep the one it had", s)
 	}
-	if log := r.logs.String(); !strings.Contains(log, "timeouts.prefill") || !strings.Contains(log, "next start") {
+	if log := r.logs.String(); !strings.Contains(log, "timeouts.prefill") || !strings.Contains(log, "sluice reload") {
 		t.Error("the log says nothing of the field that was edited too")
 	}
 }

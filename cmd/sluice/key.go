@@ -82,9 +82,9 @@ func (r *router) makeKeys() error {
 	return nil
 }
 
-// keysChanged takes over the keys of an edited configuration.
-func (r *router) keysChanged(next *config.Config) error {
-	if r.keys == nil || !r.cfg.SwapsKeys(next) {
+// takeKeys takes over the keys of a configuration that was read again.
+func (r *router) takeKeys(next *config.Config) error {
+	if r.keys == nil || len(next.APIKeys) == 0 {
 		return nil
 	}
 	specs, err := keySpecs(next)

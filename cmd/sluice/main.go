@@ -39,6 +39,7 @@ var commands = []command{
 	{"init", "probe engines and write a commented config file", plain(runInit)},
 	{"check", "validate a config and say what it would do", plain(runCheck)},
 	{"doctor", "say which libraries, devices and limits this machine has, and what to do", plain(runDoctor)},
+	{"reload", "have a running router take over its edited configuration, as far as it can", runReload},
 	{"restart", "put a new process in a running router's place, without a lost request", runRestart},
 	{"record", "write a running router's events, choices and outcomes to files", runRecord},
 

@@ -68,7 +68,13 @@ type process struct {
 // launch starts the binary and reads its first line.
 func launch(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(builtBinary(t), args...), stdout: new(syncBuffer), stderr: new(syncBuffer), ended: make(chan error, 1)}
+	return launchAs(t, builtBinary(t), env, args...)
+}
+
+// launchAs is launch by another file, which runs the binary in its own place.
+func launchAs(t *testing.T, path string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(path, args...), stdout: new(syncBuffer), stderr: new(syncBuffer), ended: make(chan error, 1)}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = p.stderr
 	out, err := p.cmd.StdoutPipe()

@@ -117,7 +117,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	if c.HTTP, err = registerHTTP(*ca, *cert, *key); err != nil {
 		return fail(err)
 	}
-	log, err := obs.NewLogger(stderr, "info", "text")
+	log, _, err := obs.NewLogger(stderr, "info", "text")
 	if err != nil {
 		return fail(err)
 	}

@@ -77,7 +77,7 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	if r.pages.draining.Load() {
 		return 0, errors.New("this router is draining")
 	}
-	opt := takeover.Options{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Within: r.cfg.Timeouts.Restart}
+	opt := takeover.Options{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Within: r.live.Load().Timeouts.Restart}
 	opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketClient, Address: r.cfg.Listen, Listener: r.listener})
 	left := handover{Ready: len(r.pages.waitingFor()) == 0}
 	if r.admin != nil {
@@ -204,8 +204,8 @@ func (r *router) hasAll(ids []string) bool {
 // ends, kept-alive connections are closed by their next answer, and timeouts.drain
 // ends the rest. /readyz stays as it was, for the address is served.
 func (r *router) retire() error {
-	r.log.Info("another process has taken this one's place; ending", "pid", r.heir.PID, "deadline", r.cfg.Timeouts.Drain)
-	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
+	r.log.Info("another process has taken this one's place; ending", "pid", r.heir.PID, "deadline", r.live.Load().Timeouts.Drain)
+	drain, cancel := context.WithTimeout(context.Background(), r.live.Load().Timeouts.Drain)
 	defer cancel()
 	if r.keeper != nil {
 		r.keeper.Leave()

@@ -9,11 +9,11 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/takeover"
-	"sluice/dataplane/upstream"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
 	"sluice/router/apikey"
@@ -60,15 +60,18 @@ type router struct {
 	front       *front.Server
 	admin       *admin.Server // nil when off
 	listener    net.Listener
-	given       *takeover.Inheritance // listeners and state that this process began with; nil: none
-	before      handover              // what the router before this one left
-	passing     sync.Mutex            // one restart at a time
-	passedOn    chan struct{}         // closed when another process has taken this one's place
-	ending      chan struct{}         // closed when this one is told to end
-	reread      chan struct{}         // asks for a look at the configuration's file
-	tookPlace   chan struct{}         // closed when this one has taken another's place
-	heir        *takeover.Successor   // set before that
-	keys        *apikey.Ring          // nil: anybody may send requests
+	given       *takeover.Inheritance         // listeners and state that this process began with; nil: none
+	before      handover                      // what the router before this one left
+	passing     sync.Mutex                    // one restart at a time
+	passedOn    chan struct{}                 // closed when another process has taken this one's place
+	ending      chan struct{}                 // closed when this one is told to end
+	live        atomic.Pointer[config.Config] // cfg, with what has been reloaded since
+	level       *slog.LevelVar                // of log; nil: it stays as it is
+	reloads     sync.Mutex                    // one at a time
+	reread      chan discovery.Text           // what was read of the configuration's file
+	tookPlace   chan struct{}                 // closed when this one has taken another's place
+	heir        *takeover.Successor           // set before that
+	keys        *apikey.Ring                  // nil: anybody may send requests
 
 	notifications *notifications      // nil: no family needs them
 	transfers     *transfers.Watch    // nil: no tier is wanted
@@ -94,7 +97,8 @@ func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (*router, er
 // assemble is newRouter for one of which the caller has said what it is.
 func assemble(r *router) (_ *router, err error) {
 	cfg, log := r.cfg, r.log
-	r.reread = make(chan struct{}, 1)
+	r.live.Store(cfg)
+	r.reread = make(chan discovery.Text)
 	r.passedOn, r.ending, r.tookPlace = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	if err := r.readHandover(); err != nil {
 		return nil, err
@@ -113,14 +117,10 @@ func assemble(r *router) (_ *router, err error) {
 	if err := r.makeKeys(); err != nil {
 		return nil, err
 	}
-	s := cfg.Schedule
 	r.recorder = r.newRecorder()
-	r.scheduler = schedule.New(schedule.Options{
-		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
-		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, AwaitedWeight: s.AwaitedWeight,
-		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
-		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain, Ended: r.recorder.Ended,
-	})
+	choice := scheduleOptions(cfg)
+	choice.Ended = r.recorder.Ended
+	r.scheduler = schedule.New(choice)
 	r.tokenizer = tokenize.New(tokenize.Options{
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
@@ -133,24 +133,10 @@ func assemble(r *router) (_ *router, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.fleet = fleet.New(fleet.Options{
-		Log:            log,
-		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, TLS: toEngines, Key: cfg.EngineKey},
-		ProbeInterval:  cfg.Health.Interval,
-		ProbeTimeout:   cfg.Health.Timeout,
-		FailAfter:      cfg.Health.FailAfter,
-		ScrapeInterval: cfg.Health.Scrape,
-		ProbeInference: cfg.Health.ProbeInference,
-		BreakAfter:     cfg.Health.BreakAfter,
-		BreakFor:       cfg.Health.BreakFor,
-		MaxRequests:    cfg.Limits.RankRequests,
-		MaxTokens:      cfg.Limits.RankTokens,
-		RetryShare:     orNone(cfg.Fleet.RetryShare),
-		RetryPerSecond: orNone(cfg.Fleet.RetryPerSecond),
-		OnJoin:         r.joined,
-		OnLeave:        r.left,
-		OnState:        r.changed,
-	})
+	members := fleetOptions(cfg)
+	members.Log, members.Upstream.TLS = log, toEngines
+	members.OnJoin, members.OnLeave, members.OnState = r.joined, r.left, r.changed
+	r.fleet = fleet.New(members)
 	if r.transfers, err = newTransfers(cfg, log); err != nil {
 		return nil, err
 	}
@@ -161,13 +147,11 @@ func assemble(r *router) (_ *router, err error) {
 		return nil, err
 	}
 	r.sidecar.start(r)
-	r.runner, err = disagg.NewRunner(disagg.Options{
-		Fleet: r.fleet, Scheduler: r.scheduler, Index: r.index, Approx: r.approx, Tokenizer: r.tokenizer, Observer: r.metrics, Recorder: r.recorder,
-		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration, PoolWaiters: cfg.Limits.PoolWaiters,
-		Completions: r.notifications.completions(), Namer: r.sidecar.namer(), Transfers: r.transfers, TransferStall: cfg.Transfers.StallTimeout,
-		SideChannel: r.sideChannel, Log: log,
-	})
-	if err != nil {
+	runs := runnerOptions(cfg)
+	runs.Fleet, runs.Scheduler, runs.Index, runs.Approx, runs.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
+	runs.Observer, runs.Recorder, runs.Log = r.metrics, r.recorder, log
+	runs.Completions, runs.Namer, runs.Transfers, runs.SideChannel = r.notifications.completions(), r.sidecar.namer(), r.transfers, r.sideChannel
+	if r.runner, err = disagg.NewRunner(runs); err != nil {
 		return nil, err
 	}
 	r.metrics.WatchWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
@@ -223,22 +207,14 @@ func assemble(r *router) (_ *router, err error) {
 	return r, nil
 }
 
-// orNone says 0 in the fleet's options, where it would mean the default.
-func orNone(v float64) float64 {
-	if v == 0 {
-		return -1
-	}
-	return v
-}
-
 func (r *router) newAdmin() (*admin.Server, error) {
 	opt := admin.Options{
 		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: version, Log: r.log,
 		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
-		Config:    func() any { return r.cfg },
+		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Transfers: r.transfersView,
-		Restart:   r.Restart, Unannounced: r.given.Replaces(),
+		Restart:   r.Restart, Reload: r.Reload, Unannounced: r.given.Replaces(),
 	}
 	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
 		opt.Token = r.before.Token // consoles and tools go on
@@ -301,12 +277,13 @@ func (r *router) Run(ctx context.Context) error {
 	takeover.Notify(takeover.NotifyStopping)
 	r.pages.draining.Store(true)
 	r.front.Leave()
-	r.log.Info("draining", "delay", r.cfg.Timeouts.DrainDelay, "deadline", r.cfg.Timeouts.Drain)
-	time.Sleep(r.cfg.Timeouts.DrainDelay)
-	drain, cancel := context.WithTimeout(context.Background(), r.cfg.Timeouts.Drain)
+	within := r.live.Load().Timeouts
+	r.log.Info("draining", "delay", within.DrainDelay, "deadline", within.Drain)
+	time.Sleep(within.DrainDelay)
+	drain, cancel := context.WithTimeout(context.Background(), within.Drain)
 	defer cancel()
-	if r.cfg.Timeouts.DrainDelay == 0 {
-		r.announce(min(announceTime, r.cfg.Timeouts.Drain/4))
+	if within.DrainDelay == 0 {
+		r.announce(min(announceTime, within.Drain/4))
 	}
 	r.drainWire(drain)
 	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -27,7 +27,8 @@ Examples:
 
 The first line on standard output is the address it listens on; logs go to
 standard error. /readyz says what it still waits for. SIGTERM drains and ends it,
-USR2 puts a new process in its place (sluice restart); see docs/operations.md.
+HUP takes over what it can of an edited configuration (sluice reload), USR2 puts a
+new process in its place (sluice restart); see docs/operations.md.
 `
 
 // runServe runs the router until ctx ends.
@@ -55,12 +56,12 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	log, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, level, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	r, err := assemble(&router{cfg: cfg, log: log, given: given})
+	r, err := assemble(&router{cfg: cfg, log: log, level: level, given: given})
 	if err != nil {
 		given.Failed(err)
 		fmt.Fprintln(stderr, "sluice serve:", err)

@@ -71,7 +71,7 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	log, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, level, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	if err != nil {
 		return fail(err)
 	}
@@ -83,6 +83,7 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		given.Failed(err)
 		return fail(err)
 	}
+	r.level = level
 	if !given.Replaces() {
 		fmt.Fprintln(stdout, r.Addr())
 	}

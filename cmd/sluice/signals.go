@@ -15,7 +15,7 @@ func inherit() (*takeover.Inheritance, error) {
 }
 
 // runSignalled runs r until ctx ends, and does what signals ask of it: USR2 puts a
-// new process in its place, HUP reads the configuration's file again.
+// new process in its place, HUP takes over what it can of the configuration's file.
 func runSignalled(ctx context.Context, r *router) error {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGUSR2, syscall.SIGHUP)
@@ -32,11 +32,7 @@ func runSignalled(ctx context.Context, r *router) error {
 					_, _ = r.Restart(ctx) // it logs why not
 					continue
 				}
-				r.log.Info("reading the configuration again", "file", r.cfg.Path(), "signal", "HUP")
-				select {
-				case r.reread <- struct{}{}:
-				default: // asked for already
-				}
+				_, _ = r.Reload(ctx, false) // likewise
 			}
 		}
 	}()

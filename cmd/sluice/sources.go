@@ -69,20 +69,15 @@ func (r *router) workerState(id string) (worker.State, string, bool) {
 	return worker.Gone, "", false
 }
 
-// rereader parses the configuration's own file when it was edited: its workers
-// are taken over, and of other fields that changed it says that they are not.
+// rereader parses the configuration's own file when it was edited: its workers and keys
+// are taken over, and of other fields that changed it says how they would be.
 func rereader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
 	return func(text []byte) ([]worker.Spec, error) {
 		next, err := r.cfg.Reread(text)
 		if err != nil {
 			return nil, err
 		}
-		if err := r.keysChanged(next); err != nil {
-			return nil, err
-		}
-		if other := r.cfg.Differences(next); len(other) > 0 {
-			r.log.Warn("the configuration was edited; these fields take effect at the next start", "file", r.cfg.Path(), "fields", other)
-		}
+		r.followLists(next)
 		specs = next.SpecsAfter(specs)
 		return specs, nil
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/record"
@@ -89,6 +90,8 @@ type fixture struct {
 	crew         *crew
 	scheduler    *schedule.Scheduler
 	restartFails error
+	reloadFails  error
+	dry          bool // of the last reload
 	metrics      *obs.Metrics
 	client       *Client
 	http         *http.Client
@@ -103,6 +106,10 @@ func start(t *testing.T, change func(*Options)) *fixture {
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
 		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{}),
+		Reload: func(_ context.Context, dry bool) ([]config.Change, error) {
+			f.dry = dry
+			return []config.Change{{Path: "timeouts.decode", Old: "10m", New: "1m", Effect: config.Applied}}, f.reloadFails
+		},
 		Restart: func(context.Context) (int, error) { return 4711, f.restartFails }}
 	if change != nil {
 		change(&opt)

@@ -47,6 +47,7 @@ func init() {
 		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
 		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
 		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
+		{"POST", "/admin/v1/reload", "take over what can change of the configuration's file; says of each field that differs whether it did; ?dry_run=true changes nothing", false, (*Server).reload},
 		{"POST", "/admin/v1/restart", "replace this process by a new one of the same program file, with its listeners; answers when that one serves", false, (*Server).restart},
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/fleet"
 	"sluice/router/obs"
@@ -45,7 +46,10 @@ type Options struct {
 	// Restart replaces this process by a new one and gives its id, for
 	// /admin/v1/restart; nil: 404.
 	Restart func(context.Context) (pid int, err error)
-	Log     *slog.Logger // [discard]
+	// Reload takes over what it can of the configuration's file, or says what it would,
+	// for /admin/v1/reload; nil: 404.
+	Reload func(ctx context.Context, dry bool) ([]config.Change, error)
+	Log    *slog.Logger // [discard]
 
 	Workers   Workers
 	Scheduler *schedule.Scheduler

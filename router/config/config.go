@@ -120,7 +120,7 @@ type EngineTLS struct {
 // APIKey is one key that clients may show, and how much its holder may send.
 type APIKey struct {
 	Name              string   `yaml:"name"`                        // in logs and metrics
-	SHA256            string   `yaml:"sha256"`                      // of the key, 64 hexadecimal digits, as `sluice key` prints them
+	SHA256            string   `yaml:"sha256" secret:"true"`        // of the key, 64 hexadecimal digits, as `sluice key` prints them
 	RequestsPerMinute int64    `yaml:"requests_per_minute" min:"0"` // 0: no limit
 	TokensPerMinute   int64    `yaml:"tokens_per_minute" min:"0"`   // prompts and outputs together; 0: no limit
 	Models            []string `yaml:"models"`                      // it may use these; none named: all

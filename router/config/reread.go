@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"sluice/router/worker"
@@ -14,39 +13,13 @@ import (
 func (c *Config) Path() string { return c.path }
 
 // Reread makes the configuration of a new text of its file, with the same
-// environment and flags over it. Of the result Specs may be used at once, and
-// APIKeys where SwapsKeys says so; the other fields that differ are named by
-// Differences, and need a new start.
+// environment and flags over it. Of the result Apply takes over what a running router
+// can.
 func (c *Config) Reread(text []byte) (*Config, error) {
 	if c.again == nil {
 		return nil, fmt.Errorf("config: cannot read again what was not read from a file")
 	}
 	return c.again(text)
-}
-
-// Differences names the fields, workers left out, in which other differs.
-func (c *Config) Differences(other *Config) []string {
-	var paths []string
-	a, b := reflect.ValueOf(*c), reflect.ValueOf(*other)
-	mine := map[string]any{}
-	leaves(a, "", func(path string, v reflect.Value, _ reflect.StructTag) { mine[path] = v.Interface() })
-	leaves(b, "", func(path string, v reflect.Value, _ reflect.StructTag) {
-		if !reflect.DeepEqual(mine[path], v.Interface()) {
-			paths = append(paths, path)
-		}
-	})
-	for path, pair := range map[string][2]any{
-		"models":        {c.Models, other.Models},
-		"discovery.dns": {c.Discovery.DNS, other.Discovery.DNS},
-		"kube.worker":   {c.Kube.Worker, other.Kube.Worker},
-		"api_keys":      {c.APIKeys, other.APIKeys},
-	} {
-		if !reflect.DeepEqual(pair[0], pair[1]) && (path != "api_keys" || !c.SwapsKeys(other)) {
-			paths = append(paths, path)
-		}
-	}
-	slices.Sort(paths)
-	return paths
 }
 
 // ParseWorkers reads a file that holds workers alone, as discovery.file names

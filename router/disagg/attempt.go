@@ -64,7 +64,7 @@ func (q *request) runDisaggregated() {
 			continue
 		case prefillAgain:
 			if q.attempt < q.pd.MaxAttempts {
-				q.r.opt.Observer.Retried(schedule.PrefillLeg)
+				q.r.opt().Observer.Retried(schedule.PrefillLeg)
 				continue
 			}
 			fallthrough
@@ -146,7 +146,7 @@ func (q *request) again(end legEnd) bool {
 	if end == legAnswered {
 		return false
 	}
-	q.r.opt.Observer.Retried(schedule.DecodeLeg)
+	q.r.opt().Observer.Retried(schedule.DecodeLeg)
 	return true
 }
 
@@ -254,7 +254,7 @@ func sort(err error) failure {
 func (q *request) failed(r *worker.Rank, leg string, err error) failure {
 	f := sort(err)
 	if f.ofEngine && !q.late() {
-		q.r.opt.Fleet.Failed(r, err)
+		q.r.opt().Fleet.Failed(r, err)
 	}
 	q.note(r, leg, f, err)
 	return f
@@ -267,7 +267,7 @@ func (q *request) note(r *worker.Rank, leg string, f failure, err error) {
 		q.suspects++
 	}
 	q.excluded = append(q.excluded, r)
-	q.r.opt.Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
+	q.r.opt().Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
 }
 

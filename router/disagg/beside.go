@@ -76,9 +76,9 @@ func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *b
 	if !q.part(&b.parted, rank) {
 		return nil
 	}
-	b.req.Deadline, b.keys = q.until(b.began, q.r.opt.Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
+	b.req.Deadline, b.keys = q.until(b.began, q.r.opt().Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
 	b.cached.Store(-1)
-	q.r.opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	q.r.opt().Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	go b.run()
 	return b
 }
@@ -135,7 +135,7 @@ func cloneFields(fields []upstream.Field) []upstream.Field {
 }
 
 func (b *beside) run() {
-	opt := &b.r.opt
+	opt := b.r.opt()
 	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
 	if err == nil {
 		b.status = resp.Status
@@ -246,7 +246,7 @@ func (q *request) endBeside() {
 
 // both runs a Concurrent pair: prefill beside, decode here.
 func (q *request) both(prefill schedule.Choice) legEnd {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	choice, ok := q.takeDecode(schedule.DecodeLeg, q.plan.Decode)
 	if !ok {
 		prefill.Reservation.Release()
@@ -280,7 +280,7 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 // cut: by the client's leaving, because prefill failed, or because the hand-over is
 // lost.
 func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err error, took time.Duration) legEnd {
-	opt, b := &q.r.opt, q.beside
+	opt, b := q.r.opt(), q.beside
 	left := b.call.WasCut() // by its client's leaving: nobody else has cut it so far
 	q.endBeside()
 	choice.Reservation.Release()

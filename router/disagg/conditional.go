@@ -35,12 +35,12 @@ func (q *request) beginPair(candidates []*worker.Rank) (prefill schedule.Choice,
 	q.booked, q.pair.Decode = c.Decode, c.Decode.Rank
 	if c.Local {
 		q.planned = "local; reason=" + c.Why
-		q.r.opt.Observer.Planned("local", c.Why)
+		q.r.opt().Observer.Planned("local", c.Why)
 		q.chose(schedule.Whole, q.plan.Decode, c.Decode)
 		return prefill, prefillLocal, true
 	}
 	q.planned = "remote; reason=" + c.Why
-	q.r.opt.Observer.Planned("remote", c.Why)
+	q.r.opt().Observer.Planned("remote", c.Why)
 	q.chose(schedule.PrefillLeg, candidates, c.Prefill)
 	q.chose(schedule.DecodeLeg, q.plan.Decode, c.Decode)
 	return c.Prefill, prefillDone, true
@@ -49,7 +49,7 @@ func (q *request) beginPair(candidates []*worker.Rank) (prefill schedule.Choice,
 // choosePair asks the scheduler for two ranks that are not at a bound of their
 // load; see chooseWithin.
 func (q *request) choosePair(candidates []*worker.Rank) (schedule.PairChoice, bool) {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	query := schedule.PairQuery{Query: q.queryOf(schedule.PrefillLeg, nil), Prefill: candidates, Decode: q.plan.Decode}
 	if conditional(q.pd, q.plan.Traits) {
 		query.LocalTokens, query.LocalWhenFaster = q.pd.LocalPrefillTokens, q.pd.LocalWhenFaster

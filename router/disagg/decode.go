@@ -33,7 +33,7 @@ const (
 // the whole request. With a handle it may try more than one rank, as long as no
 // engine has seen the handle and the lease lasts.
 func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	for try := 1; ; try++ {
 		if q.pair.Handle != nil && q.leaseOver() {
 			q.fellBack("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
@@ -124,7 +124,7 @@ func (q *request) settleHandle(resp *upstream.Response, call *upstream.Call, err
 // overdue says whether a decode leg's whole time is over; a head that does not come
 // in timeouts.first_byte may be waited for elsewhere.
 func (q *request) overdue(began time.Time) bool {
-	return !q.stream || q.late() || time.Since(began) >= q.r.opt.Timeouts.Decode
+	return !q.stream || q.late() || time.Since(began) >= q.r.opt().Timeouts.Decode
 }
 
 // leaseOver: decode sent after the prefill engine's lease reads freed memory
@@ -179,12 +179,12 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	}
 	head := time.Duration(0) // a whole answer's head comes with its end
 	if q.stream {
-		head = q.r.opt.Timeouts.FirstByte
+		head = q.r.opt().Timeouts.FirstByte
 	}
 	q.x.OnGone(q.cutWhenGone(rank, call, began))
 	defer q.x.OnGone(nil)
 	q.guard(call)
-	return q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
+	return q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
 		Path:        q.path(),
 		Fields:      q.headers(rank),
@@ -199,7 +199,7 @@ func (q *request) decodeBy(began time.Time) time.Time {
 	if !q.by.IsZero() {
 		return q.by // it counts on where the stream goes on elsewhere
 	}
-	return q.until(began, q.r.opt.Timeouts.Decode)
+	return q.until(began, q.r.opt().Timeouts.Decode)
 }
 
 // cutWhenGone is what to do, before the response head, when the client leaves: see
@@ -223,7 +223,7 @@ func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time
 
 // answered takes a response head: passes it on, or runs the attempt again.
 func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time, candidates []*worker.Rank) legEnd {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	rank := choice.Rank
 	q.hold(false)
 	if b := q.beside; b != nil && resp.Status != 200 && b.call.WasCut() {
@@ -369,7 +369,7 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
 	q.x.OnGone(q.cutBoth(call))
 	defer q.x.OnGone(nil)
-	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt.Timeouts.StreamIdle))
+	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
 	seen, err := resp.Peek()
 	declined := false
 	if q.pair.Trial {
@@ -402,7 +402,7 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	}
 	defer choice.Reservation.Release()
 	defer resp.Release()
-	opt, took := &q.r.opt, time.Since(began)
+	opt, took := q.r.opt(), time.Since(began)
 	switch {
 	case declined:
 		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", took)
@@ -428,8 +428,8 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 
 // declined ends a trial.
 func (q *request) declined(rank *worker.Rank) legEnd {
-	q.r.opt.Scheduler.Note(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
-	q.r.opt.Observer.FellBack("declined")
+	q.r.opt().Scheduler.Note(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.r.opt().Observer.FellBack("declined")
 	return legDeclined
 }
 

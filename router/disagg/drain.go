@@ -88,7 +88,7 @@ const (
 // to others after Migration.DrainAfter, each as soon as it stands where it can; those
 // that cannot stay. It returns at once.
 func (r *Runner) Changed(w *worker.Worker, to worker.State) {
-	m := &r.opt.Migration
+	m := &r.opt().Migration
 	if m.Max == 0 || m.DrainAfter < 0 || to != worker.Draining && to != worker.Gone {
 		return
 	}

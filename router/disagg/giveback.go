@@ -25,7 +25,7 @@ func (q *request) giveBack() {
 		return // recycle tells
 	}
 	q.fellBack("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")
-	opt := &q.r.opt
+	opt := q.r.opt()
 	for range q.pd.DecodeTries {
 		if q.leaseOver() {
 			return
@@ -60,7 +60,7 @@ func (q *request) giveBack() {
 // callGivingBack sends the leg and reads its answer, which is for nobody; unsent says
 // that no engine has seen the handle.
 func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice) (outcome string, unsent bool) {
-	fleet := q.r.opt.Fleet
+	fleet := q.r.opt().Fleet
 	resp, err := fleet.Endpoint(choice.Rank).Do(req, nil)
 	if err == nil || !sort(err).unsent {
 		q.passOn()
@@ -107,7 +107,7 @@ func (q *request) handBack(failed *worker.Rank) {
 		choice.Reservation.Release()
 		return
 	}
-	h.req.Deadline = h.began.Add(min(handBackFor, q.pd.Lease, q.r.opt.Timeouts.Decode))
+	h.req.Deadline = h.began.Add(min(handBackFor, q.pd.Lease, q.r.opt().Timeouts.Decode))
 	q.fellBack("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
 	go h.run()
 }
@@ -121,7 +121,7 @@ type handingBack struct {
 }
 
 func (h *handingBack) run() {
-	opt, rank := &h.r.opt, h.choice.Rank
+	opt, rank := h.r.opt(), h.choice.Rank
 	opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
 	outcome := ""
 	resp, err := opt.Fleet.Endpoint(rank).Do(&h.req, nil)

@@ -47,7 +47,7 @@ func failsAtOnce(seen []byte) int {
 // answer on, or, of a Concurrent pair, before the legs are sent; now is that time.
 func (q *request) watch(now time.Time) {
 	if q.plan.Traits.Told {
-		q.wait = q.r.opt.Transfers.Open(q.pair.RequestID, now)
+		q.wait = q.r.opt().Transfers.Open(q.pair.RequestID, now)
 	}
 }
 
@@ -68,7 +68,7 @@ func (q *request) lend(rank *worker.Rank) {
 	if !q.told {
 		return
 	}
-	q.wait.Lend(q.r.opt.Timeouts.Decode)
+	q.wait.Lend(q.r.opt().Timeouts.Decode)
 	if q.ticket = q.wait.AppendTicket(q.ticket[:0]); len(q.ticket) > 0 {
 		q.pair.Ticket = q.ticket
 	}
@@ -86,7 +86,7 @@ func (q *request) guard(call *upstream.Call) {
 	}
 	stall := time.Duration(0)
 	if q.told {
-		stall = q.r.opt.TransferStall
+		stall = q.r.opt().TransferStall
 	}
 	q.wait.Guard(call, stall)
 }
@@ -94,7 +94,7 @@ func (q *request) guard(call *upstream.Call) {
 // lostOn ends a decode leg whose hand-over is lost, before the client has seen
 // anything of it; the next attempt has another pair, or is plain.
 func (q *request) lostOn(rank *worker.Rank, took time.Duration) legEnd {
-	q.r.opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
+	q.r.opt().Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cut.String(), took)
 	why := q.wait.Lost()
 	if why == "" {
 		why = "prefill_down"
@@ -186,7 +186,7 @@ func (r *Runner) transferred(w *transfers.Wait, requestID string, from, to *work
 	}
 	if w.Pending() {
 		id := strings.Clone(requestID)
-		if w.Linger(func(res completion.Result) { r.opt.Scheduler.Late(id, r.moved(&res, from, to, tokens)) }) {
+		if w.Linger(func(res completion.Result) { r.opt().Scheduler.Late(id, r.moved(&res, from, to, tokens)) }) {
 			return schedule.Transfer{State: "untold"}
 		}
 	}
@@ -195,7 +195,7 @@ func (r *Runner) transferred(w *transfers.Wait, requestID string, from, to *work
 }
 
 func (r *Runner) moved(res *completion.Result, from, to *worker.Rank, tokens int) schedule.Transfer {
-	r.opt.Transfers.Moved(from, to, tokens, res)
+	r.opt().Transfers.Moved(from, to, tokens, res)
 	t := schedule.Transfer{State: "untold", Bytes: res.Bytes, Took: res.Took, After: res.After}
 	if res.State != completion.Pending {
 		t.State = res.State.String()

@@ -183,7 +183,7 @@ func (i *inquiries) put(r *Runner, rank *worker.Rank, at *inquiry) {
 			return
 		}
 		began := time.Now()
-		_, _, err := r.opt.Fleet.Endpoint(rank).Get(questionPath, questionLimit, maxAnswer)
+		_, _, err := r.opt().Fleet.Endpoint(rank).Get(questionPath, questionLimit, maxAnswer)
 		q.took, q.ok = time.Since(began), err == nil
 		close(q.done)
 	}

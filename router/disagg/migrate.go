@@ -40,7 +40,7 @@ func (q *request) movability() {
 		return
 	}
 	q.looked = true
-	m := &q.r.opt.Migration
+	m := &q.r.opt().Migration
 	kind := q.x.Endpoint.Kind
 	switch own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs) || kind == front.Generate || kind == front.NativeGenerate; {
 	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:
@@ -181,7 +181,7 @@ func wantsEndUsage(doc *jsonscan.Doc) bool {
 // next is front.RelayHooks.Next.
 func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, *upstream.Call) {
 	s := c.s
-	opt := &s.r.opt
+	opt := s.r.opt()
 	leaves := b.Cause == relay.Cut // its engine is well
 	if !leaves {
 		c.suspects++
@@ -234,7 +234,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 }
 
 // note adds a note to the request's explain record.
-func (s *streamEnd) note(text string) { s.r.opt.Scheduler.Note(s.requestID, text) }
+func (s *streamEnd) note(text string) { s.r.opt().Scheduler.Note(s.requestID, text) }
 
 // breakLeg closes the books of a leg whose engine failed, of a stream that may go
 // on.
@@ -250,7 +250,7 @@ func (s *streamEnd) breakLeg(b relay.Break) {
 // leaveLeg closes the books of a leg that goes on elsewhere though its engine is
 // well.
 func (s *streamEnd) leaveLeg() {
-	s.r.opt.Fleet.Answered(s.rank, 200)
+	s.r.opt().Fleet.Answered(s.rank, 200)
 	s.closeLeg("moved")
 }
 
@@ -264,7 +264,7 @@ func (s *streamEnd) closeLeg(outcome string) {
 	if s.wait != nil {
 		s.transfer, s.wait = s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, s.tokens-s.predicted), nil
 	}
-	s.r.opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
+	s.r.opt().Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
 	s.closed = true
 }
 
@@ -273,9 +273,9 @@ func (s *streamEnd) closeLeg(outcome string) {
 func (s *streamEnd) blame(b relay.Break) {
 	switch {
 	case b.Event != nil:
-		s.r.opt.Fleet.Answered(s.rank, 500)
+		s.r.opt().Fleet.Answered(s.rank, 500)
 	case b.Cause == relay.EngineClosed:
-		s.r.opt.Fleet.Failed(s.rank, b.Err)
+		s.r.opt().Fleet.Failed(s.rank, b.Err)
 	}
 }
 

@@ -46,7 +46,7 @@ type Refusal struct {
 // name has the headers read; it answers and returns false where they name what
 // may not be named.
 func (q *request) name() bool {
-	namer := q.r.opt.Namer
+	namer := q.r.opt().Namer
 	if namer == nil {
 		return true
 	}
@@ -64,7 +64,7 @@ func (q *request) name() bool {
 // whatever the model: it says itself which it does not know.
 func (q *request) poolOf(v *fleet.View) (*fleet.Pool, bool) {
 	p, ok := v.Pool(q.model)
-	if q.r.opt.Namer == nil {
+	if q.r.opt().Namer == nil {
 		return p, ok
 	}
 	if !ok {
@@ -107,7 +107,7 @@ func (q *request) restNamed() {
 		return
 	}
 	for _, r := range q.named.Prefill {
-		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.opt.Fleet.Full(r) {
+		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.opt().Fleet.Full(r) {
 			return
 		}
 	}
@@ -126,7 +126,7 @@ func (q *request) nextNamed(ranks []*worker.Rank) []*worker.Rank {
 		if q.isExcluded(r) {
 			continue
 		}
-		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.opt.Fleet.Full(r) {
+		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.opt().Fleet.Full(r) {
 			return ranks[i : i+1 : i+1]
 		}
 		if resting < 0 {
@@ -142,14 +142,14 @@ func (q *request) nextNamed(ranks []*worker.Rank) []*worker.Rank {
 // orphaned says that the request needs a prefill worker and neither it nor the
 // configuration names one: there is nothing to wait for.
 func (q *request) orphaned() bool {
-	return q.r.opt.Namer != nil && q.plan.Family != nil && len(q.plan.Prefill) == 0 && q.pool.Members[worker.Prefill] == 0
+	return q.r.opt().Namer != nil && q.plan.Family != nil && len(q.plan.Prefill) == 0 && q.pool.Members[worker.Prefill] == 0
 }
 
 // chosen says that there is nothing to choose, so that the prompt need not be
 // looked into: each leg has one candidate, or an order. A Picky family looks at
 // the prompt's tokens itself.
 func (q *request) chosen() bool {
-	if q.r.opt.Namer == nil {
+	if q.r.opt().Namer == nil {
 		return false
 	}
 	if q.plan.Family == nil {

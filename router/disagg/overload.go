@@ -16,7 +16,7 @@ import (
 // admitted before its prefill, and the blocks of a handle that nobody reads are
 // lost until the lease ends.
 func (q *request) chooseWithin(query *schedule.Query) (schedule.Choice, bool) {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	if !opt.Fleet.Limited() {
 		return opt.Scheduler.Choose(query)
 	}
@@ -49,7 +49,7 @@ func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
 		if q.isExcluded(c) {
 			continue
 		}
-		if !q.r.opt.Fleet.Full(c) && !slices.Contains(q.passed, c) {
+		if !q.r.opt().Fleet.Full(c) && !slices.Contains(q.passed, c) {
 			return false
 		}
 		full++
@@ -65,7 +65,7 @@ func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
 // admitted refuses a request with two legs whose decode pool is full, before its
 // prefill is paid for.
 func (q *request) admitted() bool {
-	if q.plan.Family == nil || !q.r.opt.Fleet.Limited() {
+	if q.plan.Family == nil || !q.r.opt().Fleet.Limited() {
 		return true
 	}
 	q.passed = q.passed[:0]
@@ -75,7 +75,7 @@ func (q *request) admitted() bool {
 // retryGranted asks the pool's budget for one more try. One that no engine has
 // seen is no load on them, and free.
 func (q *request) retryGranted() bool {
-	if q.unsent || q.r.opt.Fleet.Retry(q.pool) {
+	if q.unsent || q.r.opt().Fleet.Retry(q.pool) {
 		return true
 	}
 	q.fellBack("retry_budget", "the pool's budget of retries is spent; the request ends with what it has")

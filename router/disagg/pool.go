@@ -16,7 +16,7 @@ import (
 // pool has no healthy worker it waits, at most Timeouts.PoolWait. It answers
 // and returns false when there is nothing to run on.
 func (q *request) findPool() bool {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	q.model = string(q.x.Doc.String(jsonscan.KeyModel, nil))
 	q.takeView(opt.Fleet.View())
 	if q.pool != nil && q.plan.Unfit {
@@ -115,7 +115,7 @@ func describeMissing(reason front.Reason) string {
 }
 
 func (q *request) unknownModel() {
-	known := q.r.opt.Fleet.View().Models
+	known := q.r.opt().Fleet.View().Models
 	msg := fmt.Sprintf("the model %q does not exist here", q.model)
 	if q.model == "" {
 		msg = `the request names no model ("model")`
@@ -135,7 +135,7 @@ func (q *request) unsettled(v *fleet.View) {
 	} else {
 		msg += fmt.Sprintf("%d of %d known have not told their models", v.Unasked, len(v.Workers))
 	}
-	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.r.opt.Timeouts.PoolWait), time.Second)
+	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.r.opt().Timeouts.PoolWait), time.Second)
 }
 
 // emptyPool says which pool has no healthy worker, with the labels asked for.
@@ -164,5 +164,5 @@ func (q *request) emptyPool() {
 	} else {
 		msg += fmt.Sprintf("; %d known, none ready", members)
 	}
-	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.opt.Timeouts.PoolWait), time.Second)
+	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.opt().Timeouts.PoolWait), time.Second)
 }

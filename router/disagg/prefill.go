@@ -29,7 +29,7 @@ const (
 
 // prefill runs the prefill leg of one attempt on the rank chosen.
 func (q *request) prefill(choice schedule.Choice) prefillEnd {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	defer choice.Reservation.Release()
 	rank := choice.Rank
 	if q.plan.Traits.NamesDecode && !q.bookDecode() {
@@ -115,7 +115,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.hold(!q.plan.Traits.Unleased)
 	q.watch(q.handleAt)
 	if _, pulls := q.plan.Family.(nixlPull); pulls {
-		q.kept = q.r.opt.SideChannel.Hold(rank, q.pair.Handle)
+		q.kept = q.r.opt().SideChannel.Hold(rank, q.pair.Handle)
 	}
 	if awaited != nil {
 		if end := q.await(awaited, began); end != prefillDone {
@@ -152,14 +152,14 @@ func (q *request) final(resp *upstream.Response) {
 // expect registers for the completions that the family waits for; nil: none.
 func (q *request) expect() Expectation {
 	awaiter, ok := q.plan.Family.(Awaiter)
-	if !ok || q.r.opt.Completions == nil {
+	if !ok || q.r.opt().Completions == nil {
 		return nil
 	}
 	id, count := awaiter.Expects(&q.pair)
 	if count <= 0 {
 		return nil
 	}
-	return q.r.opt.Completions.Expect(id, count)
+	return q.r.opt().Completions.Expect(id, count)
 }
 
 // partyCheck is how often a wait between the legs looks whether both engines of
@@ -180,7 +180,7 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	q.x.OnGone(func() { close(gone) })
 	defer q.x.OnGone(nil)
 	limit := q.handleAt.Add(q.pd.Lease - q.pd.LeaseMargin)
-	if by := q.until(began, q.r.opt.Timeouts.Prefill); by.Before(limit) {
+	if by := q.until(began, q.r.opt().Timeouts.Prefill); by.Before(limit) {
 		limit = by
 	}
 	timer, check := time.NewTimer(time.Until(limit)), time.NewTicker(partyCheck)
@@ -230,12 +230,12 @@ func (q *request) transferLost(lost *worker.Rank) prefillEnd {
 
 // callPrefill sends the leg and reads the whole answer into q.answer.
 func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
-	resp, err := q.r.opt.Fleet.Endpoint(rank).Do(&upstream.Request{
+	resp, err := q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.path(),
 		Fields:   q.headers(rank),
 		Body:     q.body(),
-		Deadline: q.until(began, q.r.opt.Timeouts.Prefill),
+		Deadline: q.until(began, q.r.opt().Timeouts.Prefill),
 	}, call)
 	if err != nil {
 		return 0, nil, err
@@ -249,7 +249,7 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 }
 
 func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err error, took time.Duration) prefillEnd {
-	opt := &q.r.opt
+	opt := q.r.opt()
 	if call.WasCut() {
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)

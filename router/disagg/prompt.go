@@ -54,7 +54,7 @@ func (q *request) lookUp(now time.Time) {
 		q.keys = blockhash.TextSeqs(q.keys[:0], salt, q.prompt.Text, approxBlockBytes)
 	}
 	q.approx.Reset()
-	q.r.opt.Approx.Find(q.keys, &q.approx)
+	q.r.opt().Approx.Find(q.keys, &q.approx)
 }
 
 // salt separates prompts that share tokens but not KV. The model asked for may
@@ -88,11 +88,11 @@ func (q *request) tokens() {
 	var call upstream.Call
 	var ep *upstream.Endpoint
 	if r := q.askRank(); r != nil {
-		ep = q.r.opt.Fleet.Endpoint(r)
+		ep = q.r.opt().Fleet.Endpoint(r)
 		q.x.OnGone(call.Cut)
 		defer q.x.OnGone(nil)
 	}
-	q.r.opt.Tokenizer.Prompt(&q.prompt, tokenizeKind(q.x.Endpoint.Kind), &q.x.Doc, ep, &call)
+	q.r.opt().Tokenizer.Prompt(&q.prompt, tokenizeKind(q.x.Endpoint.Kind), &q.x.Doc, ep, &call)
 }
 
 // askRank rotates over the candidates, prefill's first, so that tokenizing is
@@ -108,7 +108,7 @@ func (q *request) askRank() *worker.Rank {
 	const looks = 4
 	first := int(q.r.next.Add(1))
 	for i := range min(looks, len(ranks)) {
-		if r := ranks[(first+i)%len(ranks)]; q.r.opt.Tokenizer.Asks(q.r.opt.Fleet.Endpoint(r)) {
+		if r := ranks[(first+i)%len(ranks)]; q.r.opt().Tokenizer.Asks(q.r.opt().Fleet.Endpoint(r)) {
 			return r
 		}
 	}
@@ -149,14 +149,14 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 		q.asked = q.keyRoom
 	}
 	s.Overlap.Reset()
-	q.r.opt.Index.Find(q.asked, &s.Overlap)
+	q.r.opt().Index.Find(q.asked, &s.Overlap)
 }
 
 // choose picks the rank of one leg.
 func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
 	q.query = q.queryOf(leg, candidates)
 	if leg == schedule.DecodeLeg {
-		q.query.Pulls = q.r.opt.Transfers.From(q.pair.Prefill)
+		q.query.Pulls = q.r.opt().Transfers.From(q.pair.Prefill)
 	}
 	c, ok := q.chooseWithin(&q.query)
 	q.tell(c, ok)
@@ -172,7 +172,7 @@ func (q *request) chose(leg schedule.Leg, candidates []*worker.Rank, c schedule.
 // tell tells the approximate index and the recorder of a choice.
 func (q *request) tell(c schedule.Choice, ok bool) {
 	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
-		q.r.opt.Approx.Observe(c.Rank.Slot, keys)
+		q.r.opt().Approx.Observe(c.Rank.Slot, keys)
 	}
 	q.record(c)
 }
@@ -207,11 +207,11 @@ func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.
 // size it was looked up by.
 func (q *request) record(c schedule.Choice) {
 	switch n := len(q.sized); {
-	case q.r.opt.Recorder == nil:
+	case q.r.opt().Recorder == nil:
 	case n > 0:
-		q.r.opt.Recorder.Chose(&q.query, c, q.asked, q.sized[n-1].BlockSize, true)
+		q.r.opt().Recorder.Chose(&q.query, c, q.asked, q.sized[n-1].BlockSize, true)
 	default:
-		q.r.opt.Recorder.Chose(&q.query, c, q.keys, approxBlockTokens, false)
+		q.r.opt().Recorder.Chose(&q.query, c, q.keys, approxBlockTokens, false)
 	}
 }
 
@@ -236,8 +236,8 @@ func guessed(r *worker.Rank) bool {
 // corrects the approximate index by it, where keys (guessKeys) says it counts.
 // cached is -1 when the engine said nothing.
 func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int) {
-	r.opt.Observer.Cached(rank.ID, tokens, predicted, cached)
+	r.opt().Observer.Cached(rank.ID, tokens, predicted, cached)
 	if cached >= 0 && len(keys) > 0 {
-		r.opt.Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
+		r.opt().Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
 	}
 }

@@ -37,7 +37,7 @@ func (c *carried) retokenize(client front.Leaver) (why string) {
 		c.Told = 0
 		return ""
 	}
-	loose := slices.Contains(c.s.r.opt.Migration.Allow, "retokenized")
+	loose := slices.Contains(c.s.r.opt().Migration.Allow, "retokenized")
 	pieces := make([][]byte, len(c.Cuts))
 	room := make([]byte, 0, len(c.Text)+2*len(c.Cuts))
 	at := uint32(0)
@@ -71,7 +71,7 @@ func (c *carried) retokenize(client front.Leaver) (why string) {
 
 // tokenizer is a ready rank of the model whose engine makes ids of text.
 func (c *carried) tokenizer() *worker.Rank {
-	pool, ok := c.s.r.opt.Fleet.View().Pool(c.model)
+	pool, ok := c.s.r.opt().Fleet.View().Pool(c.model)
 	if !ok {
 		return nil
 	}
@@ -143,7 +143,7 @@ func (c *carried) beginTokenize() []byte {
 
 // ask posts body to a rank's /tokenize; nil when there was no answer in time.
 func (c *carried) ask(client front.Leaver, rank *worker.Rank, body []byte) []byte {
-	opt := &c.s.r.opt
+	opt := c.s.r.opt()
 	var call upstream.Call
 	client.OnGone(call.Cut)
 	defer client.OnGone(nil)

@@ -111,16 +111,13 @@ type Expectation interface {
 
 // Runner runs requests. It is the front's Handler, safe for concurrent use.
 type Runner struct {
-	opt       Options
-	defaults  modelPD
-	models    map[string]*modelPD
+	now       atomic.Pointer[settled]
 	requests  sync.Pool
 	facts     facts
 	censuses  censuses
 	next      atomic.Uint32 // rotates whom we ask to tokenize
 	pinned    atomic.Int64  // see Pinned
-	pins      pins
-	waiting   atomic.Int64 // see Waiting
+	waiting   atomic.Int64  // see Waiting
 	vigils    *patrol.Patrol[vigil]
 	movers    movers
 	inquiries inquiries
@@ -144,27 +141,15 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{opt: opt, models: make(map[string]*modelPD, len(opt.Models)), vigils: newVigils()}
+	r := &Runner{vigils: newVigils()}
+	s, err := settle(opt)
+	if err != nil {
+		return nil, err
+	}
+	r.now.Store(s)
 	r.requests.New = func() any { return new(request) }
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.UsePairRate(func(from, to *worker.Rank) float64 { return w.From(from).NSPerToken(int(to.Slot)) / 1e6 })
-	}
-	var err error
-	if r.pins, err = newPins(opt.Steering.Pins); err != nil {
-		return nil, err
-	}
-	if r.defaults, err = newModelPD(opt.PD); err != nil {
-		return nil, err
-	}
-	for name, m := range opt.Models {
-		if m.PD == nil {
-			continue
-		}
-		own, err := newModelPD(*m.PD)
-		if err != nil {
-			return nil, err
-		}
-		r.models[name] = &own
 	}
 	return r, nil
 }
@@ -184,13 +169,6 @@ func newModelPD(pd config.PD) (modelPD, error) {
 		f = c.configure(&pd)
 	}
 	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
-}
-
-func (r *Runner) pdOf(model string) *modelPD {
-	if m, ok := r.models[model]; ok {
-		return m
-	}
-	return &r.defaults
 }
 
 // request is one client's request under way: the scratch of a run, pooled. It
@@ -282,7 +260,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.steer() {
 		return
 	}
-	r.opt.Fleet.Requested(q.pool)
+	r.opt().Fleet.Requested(q.pool)
 	q.findPrompt()
 	if x.Gone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
@@ -391,13 +369,13 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 // endRecord ends the explain record, unless the stream that goes on does.
 func (q *request) endRecord(out schedule.Outcome) {
 	if q.taking == nil {
-		q.r.opt.Scheduler.End(q.x.RequestID, out)
+		q.r.opt().Scheduler.End(q.x.RequestID, out)
 	}
 }
 
 // fellBack counts a departure from the plan, logs it and notes it for explain.
 func (q *request) fellBack(kind, detail string) {
-	q.r.opt.Observer.FellBack(kind)
-	q.r.opt.Scheduler.Note(q.x.RequestID, kind+": "+detail)
+	q.r.opt().Observer.FellBack(kind)
+	q.r.opt().Scheduler.Note(q.x.RequestID, kind+": "+detail)
 	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
 }

@@ -86,7 +86,7 @@ func (q *request) steer() bool {
 	if pin == nil && allowed == nil && labels == nil {
 		return true
 	}
-	if (pin != nil || allowed != nil) && !q.r.pins.allow(q.x.ClientIP()) {
+	if (pin != nil || allowed != nil) && !q.r.now.Load().pins.allow(q.x.ClientIP()) {
 		name, value := headerWorker, pin
 		if pin == nil {
 			name, value = headerAllowed, allowed
@@ -232,7 +232,7 @@ func (q *request) steeredWrong(header, value, what string) bool {
 }
 
 func (q *request) workerByID(id string) *worker.Worker {
-	for _, w := range q.r.opt.Fleet.View().Workers {
+	for _, w := range q.r.opt().Fleet.View().Workers {
 		if w.Spec.ID == id {
 			return w
 		}
@@ -242,7 +242,7 @@ func (q *request) workerByID(id string) *worker.Worker {
 
 func (q *request) knownWorkers() string {
 	var ids []string
-	for _, w := range q.r.opt.Fleet.View().Workers {
+	for _, w := range q.r.opt().Fleet.View().Workers {
 		ids = append(ids, w.Spec.ID)
 	}
 	return list(ids)
@@ -250,7 +250,7 @@ func (q *request) knownWorkers() string {
 
 func (q *request) knownLabels() []string {
 	var labels []string
-	for _, w := range q.r.opt.Fleet.View().Workers {
+	for _, w := range q.r.opt().Fleet.View().Workers {
 		labels = append(labels, w.Spec.Labels...)
 	}
 	slices.Sort(labels)

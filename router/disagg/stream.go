@@ -88,11 +88,11 @@ func (s *streamEnd) firstToken() {
 	s.beside.arrived()
 	s.given.Passed()
 	s.reservation.PrefillDone()
-	s.r.opt.Observer.FirstToken(s.endpoint, time.Since(s.received))
+	s.r.opt().Observer.FirstToken(s.endpoint, time.Since(s.received))
 }
 
 func (s *streamEnd) end(res relay.Result) {
-	opt := &s.r.opt
+	opt := s.r.opt()
 	s.r.movers.remove(s)
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
@@ -185,7 +185,7 @@ func spend(pass front.Pass, prompt, output int) {
 // judge tells the fleet how the engine did. An error event before any token may
 // speak of the request.
 func (s *streamEnd) judge(res *relay.Result) {
-	fleet := s.r.opt.Fleet
+	fleet := s.r.opt().Fleet
 	switch {
 	case s.closed || s.status != 200: // told already
 	case res.Cause == relay.EngineClosed:

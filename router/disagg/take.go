@@ -39,7 +39,7 @@ func (t *taking) Relay(resp *upstream.Response, call *upstream.Call, hooks front
 // take has another engine go on with the stream; nil when none did.
 func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
 	s := c.s
-	opt := &s.r.opt
+	opt := s.r.opt()
 	q := s.r.requests.Get().(*request)
 	q.r, q.id, q.model, q.stream = s.r, s.requestID, c.model, true
 	defer q.recycle()
@@ -126,7 +126,7 @@ func (q *request) handsOver() bool {
 	if !ok {
 		return false
 	}
-	if len(q.plan.Prefill) > 0 && q.prompt.Count-choice.CachedTokens >= q.r.opt.Migration.HandoverTokens {
+	if len(q.plan.Prefill) > 0 && q.prompt.Count-choice.CachedTokens >= q.r.opt().Migration.HandoverTokens {
 		choice.Reservation.Release()
 		return true
 	}

@@ -37,7 +37,7 @@ func (q *request) guardOver(rank *worker.Rank, call *upstream.Call) {
 		q.vigil = new(vigil)
 		q.r.vigils.Join(q.vigil)
 	}
-	q.vigil.begin(q.r.opt.Fleet, rank, call)
+	q.vigil.begin(q.r.opt().Fleet, rank, call)
 	q.r.vigils.OnDuty()
 }
 

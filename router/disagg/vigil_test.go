@@ -11,8 +11,9 @@ import (
 // A vigil costs a request a few stores, and no memory after its first.
 func TestVigilAllocatesNothing(t *testing.T) {
 	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
-	q.r.opt.Fleet = fleet.New(fleet.Options{})
-	defer q.r.opt.Fleet.Close()
+	all := fleet.New(fleet.Options{})
+	defer all.Close()
+	q.r.now.Store(&settled{Options: Options{Fleet: all}})
 	q.guardOver(rank, call)
 	v := q.vigil
 	if n := testing.AllocsPerRun(200, func() {
@@ -28,8 +29,9 @@ func TestVigilAllocatesNothing(t *testing.T) {
 
 func BenchmarkVigil(b *testing.B) {
 	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
-	q.r.opt.Fleet = fleet.New(fleet.Options{})
-	defer q.r.opt.Fleet.Close()
+	all := fleet.New(fleet.Options{})
+	defer all.Close()
+	q.r.now.Store(&settled{Options: Options{Fleet: all}})
 	b.ReportAllocs()
 	for b.Loop() {
 		q.guardOver(rank, call)

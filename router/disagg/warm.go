@@ -41,7 +41,7 @@ type warmed struct {
 // warms says whether the request is to be prefilled only, and by what it asks for
 // that; answered: it asks for what cannot be.
 func (q *request) warms() (by string, answered bool) {
-	mode := q.r.opt.Steering.PrefillOnly
+	mode := q.r.opt().Steering.PrefillOnly
 	switch value := string(q.x.Header(headerPrefillOnly)); value {
 	case "true", "1":
 		switch {
@@ -124,18 +124,18 @@ func (q *request) warm(by string) {
 			return
 		}
 		if q.attempt == 1 {
-			q.r.opt.Observer.Planned("prefill_only", by)
+			q.r.opt().Observer.Planned("prefill_only", by)
 		}
 		if !q.warmOn(choice, candidates) {
 			return
 		}
-		q.r.opt.Observer.Retried(schedule.PrefillLeg)
+		q.r.opt().Observer.Retried(schedule.PrefillLeg)
 	}
 }
 
 // warmOn runs one attempt; true: it failed and may run again elsewhere.
 func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (again bool) {
-	opt, rank := &q.r.opt, choice.Rank
+	opt, rank := q.r.opt(), choice.Rank
 	defer choice.Reservation.Release()
 	q.pair.Prefill = rank
 	q.leg.reset()

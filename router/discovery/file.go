@@ -22,8 +22,15 @@ type File struct {
 	Parse func(text []byte) ([]worker.Spec, error)
 	// Every is the time between two looks [1s].
 	Every time.Duration
-	// Now asks for a look at once, even at text that has not changed; nil: nobody does.
-	Now <-chan struct{}
+	// Now brings a text that somebody has just read of the file; nil: nobody does.
+	Now <-chan Text
+}
+
+// Text is what stands in a file now, to be looked at even where it has not changed.
+type Text struct {
+	Bytes []byte
+	// Done, of room for one, is told how it went.
+	Done chan<- error
 }
 
 // maxFile bounds what is read of a file.
@@ -43,6 +50,16 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 	defer tick.Stop()
 	var last []byte
 	broken := true // read whatever stands there, the first time
+	take := func(text []byte) error {
+		last, broken = text, false
+		specs, err := f.Parse(text)
+		if err != nil {
+			set.Failed(err)
+			return err
+		}
+		set.Replace(specs)
+		return nil
+	}
 	for {
 		text, err := f.settled(ctx, last)
 		switch {
@@ -50,20 +67,17 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 			set.Failed(fmt.Errorf("discovery: cannot read %q: %w", f.Path, err))
 			broken = true
 		case broken || !bytes.Equal(text, last):
-			last, broken = text, false
-			specs, err := f.Parse(text)
-			if err != nil {
-				set.Failed(err)
-			} else {
-				set.Replace(specs)
-			}
+			_ = take(text) // Failed was told
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case <-f.Now:
-			broken = true
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+				waiting = false
+			case now := <-f.Now:
+				now.Done <- take(now.Bytes)
+			}
 		}
 	}
 }
@@ -71,7 +85,7 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 // settled reads the file until its text stays the same for a moment: an editor
 // that writes in place must not be read half way.
 func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
-	text, err := readFile(f.Path)
+	text, err := ReadFile(f.Path)
 	for range 20 {
 		if err != nil || bytes.Equal(text, last) {
 			return text, err
@@ -82,7 +96,7 @@ func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
 		case <-time.After(settleTime):
 		}
 		before := text
-		if text, err = readFile(f.Path); err == nil && bytes.Equal(text, before) {
+		if text, err = ReadFile(f.Path); err == nil && bytes.Equal(text, before) {
 			return text, nil
 		}
 	}
@@ -92,7 +106,8 @@ func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
 // settleTime is long for an editor's last writes, and short for a person.
 const settleTime = 50 * time.Millisecond
 
-func readFile(path string) ([]byte, error) {
+// ReadFile reads a file as File does: a regular one, of a megabyte at most.
+func ReadFile(path string) ([]byte, error) {
 	// Looked at before it is opened: to open a pipe would wait for a writer.
 	if info, err := os.Stat(path); err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ func (f *Fleet) Full(r *worker.Rank) bool {
 // Limited says whether any rank can be Full at all; where none can, nobody need
 // be asked.
 func (f *Fleet) Limited() bool {
-	return f.opt.MaxRequests > 0 || f.opt.MaxTokens > 0 || f.bounded.Load() || f.narrow.Load() > 0
+	return f.pace.Load().MaxRequests > 0 || f.pace.Load().MaxTokens > 0 || f.bounded.Load() || f.narrow.Load() > 0
 }
 
 // Overbooked says whether a rank that a request was just booked on, or its worker,
@@ -44,7 +44,7 @@ func (f *Fleet) mostRequests(r *worker.Rank) int64 {
 	if own := r.Worker.Spec.RankRequests; own > 0 {
 		return own
 	}
-	return f.opt.MaxRequests
+	return f.pace.Load().MaxRequests
 }
 
 // mostTokens is likewise that on prompt tokens still to be computed.
@@ -52,7 +52,7 @@ func (f *Fleet) mostTokens(r *worker.Rank) int64 {
 	if own := r.Worker.Spec.RankTokens; own > 0 {
 		return own
 	}
-	return f.opt.MaxTokens
+	return f.pace.Load().MaxTokens
 }
 
 // underWay counts the requests on all ranks of a worker.

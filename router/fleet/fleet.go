@@ -108,6 +108,7 @@ func (o Options) DetectWithin() time.Duration {
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
 	opt     Options
+	pace    atomic.Pointer[Pace]
 	view    atomic.Pointer[View]
 	slots   [worker.MaxSlots]atomic.Pointer[seat]
 	narrow  atomic.Int32  // breakers half open
@@ -132,6 +133,7 @@ func New(opt Options) *Fleet {
 	opt.defaults()
 	f := &Fleet{opt: opt, members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.Change(opt.Pace())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
 	return f
 }

@@ -153,7 +153,7 @@ func (m *member) run() {
 		again := m.admit()
 		m.deliver()
 		if again {
-			retry.Reset(m.f.opt.ProbeInterval)
+			retry.Reset(m.f.pace.Load().ProbeInterval)
 		}
 		select {
 		case <-m.ctx.Done():
@@ -280,7 +280,7 @@ func (m *member) ask() []hello {
 
 func (m *member) askOne(s *server) (*Answer, error) {
 	spec := &m.w.Spec
-	answer := Ask(m.ctx, s.probes, m.f.opt.ProbeTimeout)
+	answer := Ask(m.ctx, s.probes, m.f.pace.Load().ProbeTimeout)
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
 		return nil, fmt.Errorf("it answers probes, but names no model: %w", answer.Err)
 	}
@@ -288,7 +288,7 @@ func (m *member) askOne(s *server) (*Answer, error) {
 		return nil, err
 	}
 	if addr := bootstrapOf(spec, s, answer); addr != "" {
-		if err := s.askBootstrap(m.ctx, addr, m.f.opt.ProbeTimeout); err != nil {
+		if err := s.askBootstrap(m.ctx, addr, m.f.pace.Load().ProbeTimeout); err != nil {
 			return nil, err
 		}
 	}

@@ -142,7 +142,7 @@ func (s *server) scrape(ctx context.Context) {
 			s.refreshModels(ctx)
 		}
 		downs := s.downs.Load()
-		status, text, err := get(ctx, s.probes, "/metrics", opt.ProbeTimeout, metricsBody)
+		status, text, err := get(ctx, s.probes, "/metrics", s.m.f.pace.Load().ProbeTimeout, metricsBody)
 		if err != nil || status != 200 {
 			if failed++; failed == staleAfter {
 				for _, r := range s.ranks {
@@ -164,7 +164,7 @@ func (s *server) refreshModels(ctx context.Context) {
 		return
 	}
 	downs := s.downs.Load()
-	status, body, err := get(ctx, s.probes, "/v1/models", m.f.opt.ProbeTimeout, askBody)
+	status, body, err := get(ctx, s.probes, "/v1/models", m.f.pace.Load().ProbeTimeout, askBody)
 	if err != nil || status != 200 {
 		return
 	}

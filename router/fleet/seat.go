@@ -93,7 +93,7 @@ func (f *Fleet) Refuses(r *worker.Rank) bool {
 func (t *seat) failed(why func() string) {
 	f := t.s.m.f
 	n := int(t.fails.Add(1))
-	if n < f.opt.BreakAfter && worker.BreakerState(t.rank.Breaker.Load()) != worker.BreakerHalfOpen {
+	if n < f.pace.Load().BreakAfter && worker.BreakerState(t.rank.Breaker.Load()) != worker.BreakerHalfOpen {
 		return
 	}
 	f.mu.Lock()
@@ -102,7 +102,7 @@ func (t *seat) failed(why func() string) {
 		return
 	}
 	t.opens++
-	wait := min(f.opt.BreakFor<<min(t.opens-1, 16), breakMost)
+	wait := min(f.pace.Load().BreakFor<<min(t.opens-1, 16), breakMost)
 	t.why = fmt.Sprintf("rank %d: %d failures in a row, the last: %s; out for %s", t.rank.ID.Rank, n, why(), wait)
 	t.turn(worker.BreakerOpen, wait)
 }

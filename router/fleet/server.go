@@ -60,7 +60,6 @@ var (
 // probe runs until ctx ends. Probes of one server never overlap; each begins
 // an interval after the last one began, or right after it ended if that took longer.
 func (s *server) probe(ctx context.Context) {
-	opt := &s.m.f.opt
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -71,20 +70,20 @@ func (s *server) probe(ctx context.Context) {
 		}
 		began := time.Now()
 		s.probeOnce(ctx)
-		timer.Reset(max(opt.ProbeInterval-time.Since(began), time.Millisecond))
+		timer.Reset(max(s.m.f.pace.Load().ProbeInterval-time.Since(began), time.Millisecond))
 	}
 }
 
 func (s *server) probeOnce(ctx context.Context) {
-	opt := &s.m.f.opt
+	pace := s.m.f.pace.Load()
 	downs := s.downs.Load()
 	s.answered.Store(false)
 	began := time.Now()
 	path := s.healthPath()
-	status, _, err := get(ctx, s.probes, path, opt.ProbeTimeout, healthBody)
+	status, _, err := get(ctx, s.probes, path, pace.ProbeTimeout, healthBody)
 	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil && status/100 == 2 {
 		// A prefill engine without its bootstrap server hangs every hand-over.
-		if _, _, berr := get(ctx, ep, "/health", opt.ProbeTimeout, healthBody); berr != nil {
+		if _, _, berr := get(ctx, ep, "/health", pace.ProbeTimeout, healthBody); berr != nil {
 			err = fmt.Errorf("its bootstrap server at %s: %w", ep.URL(), berr)
 		}
 	}
@@ -110,7 +109,7 @@ func (s *server) probeOnce(ctx context.Context) {
 	}
 	n := 1
 	if errors.Is(err, upstream.ErrTimeout) {
-		n = max(int(took/opt.ProbeInterval), 1)
+		n = max(int(took/pace.ProbeInterval), 1)
 	}
 	s.probeFails += n
 	reason := fmt.Sprintf("GET %s answered %d; want 200", path, status)
@@ -118,7 +117,7 @@ func (s *server) probeOnce(ctx context.Context) {
 		reason = short(err)
 		s.noteRefused(err)
 	}
-	if s.probeFails >= opt.FailAfter || !s.up.Load() {
+	if s.probeFails >= pace.FailAfter || !s.up.Load() {
 		s.fall(reason)
 	}
 }
@@ -147,7 +146,7 @@ func (s *server) noteRefused(err error) {
 
 // trafficFailed counts; at FailAfter in a row the server falls at once.
 func (s *server) trafficFailed(err error) {
-	if n := s.trafficFails.Add(1); int(n) < s.m.f.opt.FailAfter || !s.up.Load() {
+	if n := s.trafficFails.Add(1); int(n) < s.m.f.pace.Load().FailAfter || !s.up.Load() {
 		return
 	}
 	s.noteRefused(err)

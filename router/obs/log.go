@@ -19,28 +19,37 @@ var plainKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
 // NewLogger makes the process's logger. level is debug, info, warn or error,
 // format text or json; empty means info and text. Attributes whose key names a
 // secret (token, authorization, password, …) are shown masked, however deep in
-// groups they are.
-func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
-	opt := &slog.HandlerOptions{ReplaceAttr: mask}
-	switch strings.ToLower(level) {
-	case "debug":
-		opt.Level = slog.LevelDebug
-	case "info", "":
-		opt.Level = slog.LevelInfo
-	case "warn":
-		opt.Level = slog.LevelWarn
-	case "error":
-		opt.Level = slog.LevelError
-	default:
-		return nil, fmt.Errorf("obs: cannot log at level %q: want debug, info, warn or error", level)
+// groups they are. The level may be changed by what is returned beside the logger.
+func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
+	least := new(slog.LevelVar)
+	at, err := Level(level)
+	if err != nil {
+		return nil, nil, err
 	}
+	least.Set(at)
+	opt := &slog.HandlerOptions{ReplaceAttr: mask, Level: least}
 	switch format {
 	case "text", "":
-		return slog.New(slog.NewTextHandler(w, opt)), nil
+		return slog.New(slog.NewTextHandler(w, opt)), least, nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, opt)), nil
+		return slog.New(slog.NewJSONHandler(w, opt)), least, nil
 	}
-	return nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
+	return nil, nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
+}
+
+// Level reads a level's name; "" is info.
+func Level(name string) (slog.Level, error) {
+	switch strings.ToLower(name) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info", "":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("obs: cannot log at level %q: want debug, info, warn or error", name)
 }
 
 func mask(_ []string, a slog.Attr) slog.Attr {

@@ -292,7 +292,7 @@ func TestQuantiles(t *testing.T) {
 
 func TestLogger(t *testing.T) {
 	var b bytes.Buffer
-	log, err := NewLogger(&b, "warn", "json")
+	log, level, err := NewLogger(&b, "warn", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,8 +302,12 @@ func TestLogger(t *testing.T) {
 	if strings.Contains(got, "quiet") || strings.Contains(got, "s3cret") || !strings.Contains(got, `"prompt_tokens":12`) || !strings.Contains(got, `"tokenizer":"engine"`) {
 		t.Errorf("got %s", got)
 	}
+	level.Set(slog.LevelInfo)
+	if log.Info("heard now"); !strings.Contains(b.String(), "heard now") {
+		t.Error("the level does not change")
+	}
 	for _, bad := range [][2]string{{"loud", "text"}, {"info", "xml"}} {
-		if _, err := NewLogger(&b, bad[0], bad[1]); err == nil || !strings.Contains(err.Error(), "want") {
+		if _, _, err := NewLogger(&b, bad[0], bad[1]); err == nil || !strings.Contains(err.Error(), "want") {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}

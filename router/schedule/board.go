@@ -149,7 +149,7 @@ func (x *board) refresh(s *Scheduler, now int64) {
 	defer x.mu.Unlock()
 	var crowded []int32
 	common := sizeOf(x.ranks[0])
-	w := &s.weights
+	w := &s.tuned().weights
 	for b := range x.blocks {
 		bl := &x.blocks[b]
 		cheapest := [2]uint32{math.MaxUint32, math.MaxUint32}
@@ -187,5 +187,5 @@ func (x *board) refresh(s *Scheduler, now int64) {
 // fits says whether a query can be chosen on a board: a big pool, by cost, with
 // nothing excluded.
 func (s *Scheduler) fits(q *Query) bool {
-	return len(q.Candidates) > keepAll && s.policy == byCost && s.warmth(q) == 0 && q.OverlapWeight == nil && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
+	return len(q.Candidates) > keepAll && s.tuned().policy == byCost && s.warmth(q) == 0 && q.OverlapWeight == nil && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
 }

@@ -74,14 +74,14 @@ func (s *Scheduler) warmth(q *Query) float64 {
 	if q.Temperature != nil {
 		return *q.Temperature
 	}
-	return s.temperature
+	return s.tuned().temperature
 }
 
 func (s *Scheduler) newFrame(q *Query) frame {
-	f := frame{w: &s.weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, asked: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
+	f := frame{w: &s.tuned().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, asked: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
 		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, own: worker.Prefilling}
 	if q.OverlapWeight != nil {
-		own := s.weights
+		own := s.tuned().weights
 		own.overlap, own.overlap16 = *q.OverlapWeight, int64(*q.OverlapWeight*(1<<16)+0.5)
 		f.w = &own
 	}

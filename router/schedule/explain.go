@@ -113,7 +113,7 @@ func (s *Scheduler) Kept() int {
 }
 
 // Policy is the name of the policy in use.
-func (s *Scheduler) Policy() string { return policyNames[s.policy] }
+func (s *Scheduler) Policy() string { return policyNames[s.tuned().policy] }
 
 // Recent gives the newest records, newest first, at most limit.
 func (s *Scheduler) Recent(limit int) []Record {
@@ -163,7 +163,7 @@ func (r *record) account(s *Scheduler) Record {
 		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
 	}
 	for i := range r.pairs {
-		rec.Pairs = append(rec.Pairs, r.pairs[i].account(&s.weights))
+		rec.Pairs = append(rec.Pairs, r.pairs[i].account(&s.tuned().weights))
 	}
 	for _, n := range r.notes {
 		rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})
@@ -185,7 +185,7 @@ func (r *record) decision(s *Scheduler, d *decision) Decision {
 	for i := d.from; i < d.to; i++ {
 		t := &r.terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
-			Terms: s.weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Terms: s.tuned().weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Others: t.foreign, Work: t.work, Unfit: int(t.unfit), Feed: t.feed.String()}
 		if c.Chosen {

@@ -136,7 +136,7 @@ func (s *Scheduler) pair(p *pairing, q *PairQuery) bool {
 		return false
 	}
 	_, p.handover, _ = s.rates.fleet.Rate(worker.Pulling)
-	p.handover *= s.weights.prefill
+	p.handover *= s.tuned().weights.prefill
 	s.weigh(p)
 	p.choice, p.why, p.asked = false, WhyNotAsked, false
 	if q.LocalTokens <= 0 && !q.LocalWhenFaster {
@@ -168,7 +168,7 @@ func (s *Scheduler) pair(p *pairing, q *PairQuery) bool {
 func (s *Scheduler) weigh(p *pairing) {
 	a, b := p.prefill.best(), p.decode.best()
 	f := &p.decode.sc.frame
-	own := func(d *term) float64 { return s.weights.termsOf(DecodeLeg, f.prompt, d).Transfer }
+	own := func(d *term) float64 { return s.tuned().weights.termsOf(DecodeLeg, f.prompt, d).Transfer }
 	rate := s.pairRate.Load()
 	if s.rates.common[worker.Pulling].fixed {
 		rate = nil
@@ -176,14 +176,14 @@ func (s *Scheduler) weigh(p *pairing) {
 	pull := func(x, d *term) (ms, r float64) {
 		if rate != nil {
 			if r = (*rate)(x.rank, d.rank); r > 0 {
-				return s.weights.prefill * r * max(0, float64(f.prompt)-d.credit), r
+				return s.tuned().weights.prefill * r * max(0, float64(f.prompt)-d.credit), r
 			}
 		}
 		return own(d), 0
 	}
 	p.pull, p.rate = pull(a, b)
 	p.remote = a.cost + b.cost - own(b) + p.pull
-	if rate != nil && s.policy == byCost && s.warmth(&p.decode.q) == 0 && p.decode.q.Session == 0 {
+	if rate != nil && s.tuned().policy == byCost && s.warmth(&p.decode.q) == 0 && p.decode.q.Session == 0 {
 		for i := range p.prefill.sc.kept {
 			x := &p.prefill.sc.kept[i]
 			for k := range p.decode.sc.kept {
@@ -234,7 +234,7 @@ func (l *look) take(s *Scheduler, q *PairQuery, leg Leg, candidates []*worker.Ra
 }
 
 func (l *look) awaits(s *Scheduler) bool {
-	return s.sent != nil && len(l.q.Keys) > 0 && l.q.Leg != DecodeLeg && s.policy == byCost
+	return s.tuned().weights.awaited > 0 && len(l.q.Keys) > 0 && l.q.Leg != DecodeLeg && s.tuned().policy == byCost
 }
 
 // keepBest makes the best one of those kept.

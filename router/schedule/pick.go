@@ -159,7 +159,7 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 		return false
 	}
 	start := 0
-	if s.policy != atRandom {
+	if s.tuned().policy != atRandom {
 		start = int((s.turn[q.Leg%legs].Add(1) - 1) % uint64(n))
 	} else {
 		start = below(rng, n)

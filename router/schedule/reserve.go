@@ -53,12 +53,12 @@ func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a prompt they hold whole.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
-		res.ns[0] = int64(s.weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
+		res.ns[0] = int64(s.tuned().weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
 	}
 	if f.leg != PrefillLeg {
 		res.blocks = int64(blocksFor(t.rank, f.prompt, f.output))
 		res.work = res.blocks * int64(min(f.output, decodeSteps))
-		res.ns[1] = int64(s.weights.decode * float64(res.work) * float64(t.price[worker.Decoding]) / decodeSteps)
+		res.ns[1] = int64(s.tuned().weights.decode * float64(res.work) * float64(t.price[worker.Decoding]) / decodeSteps)
 	}
 }
 

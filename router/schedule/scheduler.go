@@ -45,23 +45,21 @@ type Options struct {
 // board, which reads the same load from a ledger. The explain record is written
 // under the mutex of that one record.
 type Scheduler struct {
-	weights     weights
-	rates       rates
-	sent        *sent // nil: nothing is awaited
-	temperature float64
-	policy      policy
-	book        *book // nil: no records
-	ledger      *ledger
-	ended       func(string, Outcome)
-	boards      boards
-	started     time.Time
-	seed        atomic.Uint64
-	faded       atomic.Int64        // when small pools were last looked over for rates too old
-	turn        [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
-	watch       atomic.Pointer[func(*Event)]
-	scratch     sync.Pool
-	pairs       sync.Pool // of *pairing
-	pairRate    atomic.Pointer[PairRate]
+	tune     atomic.Pointer[tuning]
+	rates    rates
+	sent     *sent
+	book     *book // nil: no records
+	ledger   *ledger
+	ended    func(string, Outcome)
+	boards   boards
+	started  time.Time
+	seed     atomic.Uint64
+	faded    atomic.Int64        // when small pools were last looked over for rates too old
+	turn     [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
+	watch    atomic.Pointer[func(*Event)]
+	scratch  sync.Pool
+	pairs    sync.Pool // of *pairing
+	pairRate atomic.Pointer[PairRate]
 }
 
 type policy uint8
@@ -99,17 +97,10 @@ type scratch struct {
 
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{weights: newWeights(&opt), temperature: opt.Temperature, started: time.Now(), ended: opt.Ended}
+	s := &Scheduler{sent: newSent(), started: time.Now(), ended: opt.Ended}
+	s.Tune(opt)
 	s.rates.begin(&opt.Rates)
 	s.ledger = new(ledger)
-	if opt.AwaitedWeight > 0 {
-		s.sent = newSent()
-	}
-	for p, name := range policyNames {
-		if name == opt.Policy {
-			s.policy = policy(p)
-		}
-	}
 	if opt.Seed == 0 {
 		opt.Seed = rand.Uint64()
 	}
@@ -134,7 +125,7 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	*f, *rng = s.newFrame(q), s.random()
 	f.now = s.now()
 	sc.recorded = s.book != nil && q.RequestID != ""
-	awaits := s.sent != nil && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.policy == byCost
+	awaits := f.w.awaited > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.tuned().policy == byCost
 	if awaits {
 		sc.await = s.sent.find(sc.await[:0], q.Keys, q.KeyTokens, f.now)
 		f.awaited = sc.await
@@ -189,9 +180,7 @@ func room(res *Reservation) *Reservation {
 
 // Forget drops what is awaited of a rank whose engine has restarted or left.
 func (s *Scheduler) Forget(slot worker.Slot) {
-	if s.sent != nil {
-		s.sent.forget(slot)
-	}
+	s.sent.forget(slot)
 }
 
 // now is the scheduler's clock, ns since its start.
@@ -199,14 +188,14 @@ func (s *Scheduler) now() int64 { return int64(time.Since(s.started)) }
 
 // blind policies do not look at load, so there is no race to lose.
 func (s *Scheduler) blind() bool {
-	return s.policy == roundRobin || s.policy == atRandom || s.policy == bySession
+	return s.tuned().policy == roundRobin || s.tuned().policy == atRandom || s.tuned().policy == bySession
 }
 
 // pick fills sc with the choice and the terms of its rivals.
 func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	sc.usable = 0
 	sc.kept = sc.kept[:0]
-	switch s.policy {
+	switch s.tuned().policy {
 	case byCost:
 		if s.warmth(q) > 0 {
 			return s.pickWarm(f, q, sc, rng)

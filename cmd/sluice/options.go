@@ -1,0 +1,54 @@
+package main
+
+import (
+	"sluice/dataplane/upstream"
+	"sluice/router/config"
+	"sluice/router/disagg"
+	"sluice/router/fleet"
+	"sluice/router/schedule"
+)
+
+// What the configuration says to each part of a router, for its start and for reloads;
+// see front.go for the front's.
+
+func scheduleOptions(cfg *config.Config) schedule.Options {
+	s := &cfg.Schedule
+	return schedule.Options{
+		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
+		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, AwaitedWeight: s.AwaitedWeight,
+		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
+		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
+	}
+}
+
+func fleetOptions(cfg *config.Config) fleet.Options {
+	return fleet.Options{
+		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
+		ProbeInterval:  cfg.Health.Interval,
+		ProbeTimeout:   cfg.Health.Timeout,
+		FailAfter:      cfg.Health.FailAfter,
+		ScrapeInterval: cfg.Health.Scrape,
+		ProbeInference: cfg.Health.ProbeInference,
+		BreakAfter:     cfg.Health.BreakAfter,
+		BreakFor:       cfg.Health.BreakFor,
+		MaxRequests:    cfg.Limits.RankRequests,
+		MaxTokens:      cfg.Limits.RankTokens,
+		RetryShare:     orNone(cfg.Fleet.RetryShare),
+		RetryPerSecond: orNone(cfg.Fleet.RetryPerSecond),
+	}
+}
+
+// orNone says 0 in the fleet's options, where it would mean the default.
+func orNone(v float64) float64 {
+	if v == 0 {
+		return -1
+	}
+	return v
+}
+
+func runnerOptions(cfg *config.Config) disagg.Options {
+	return disagg.Options{
+		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration,
+		PoolWaiters: cfg.Limits.PoolWaiters, TransferStall: cfg.Transfers.StallTimeout,
+	}
+}

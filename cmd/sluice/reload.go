@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"text/tabwriter"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/admin"
+	"sluice/router/config"
+	"sluice/router/disagg"
+	"sluice/router/discovery"
+	"sluice/router/fleet"
+	"sluice/router/obs"
+	"sluice/router/schedule"
+)
+
+// settings are what a reload changes in a running router, each made of a configuration
+// by what also makes it at the start. What is not in here, nor workers and keys, needs a
+// new process; config.Live names the fields that are.
+type settings struct {
+	Front  front.Options
+	Runner disagg.Options
+	Choice schedule.Options
+	Fleet  fleet.Pace
+	Level  slog.Level
+}
+
+func settingsOf(cfg *config.Config) (s settings, err error) {
+	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Changeable()
+	s.Choice, s.Fleet = scheduleOptions(cfg).Tunable(), fleetOptions(cfg).Pace()
+	s.Level, err = obs.Level(cfg.Log.Level)
+	return s, err
+}
+
+// set gives the parts of the router their settings. What could be wrong with them the
+// configuration's own checks have found before; where one refuses all the same, those
+// before it keep what they have.
+func (r *router) set(s settings) error {
+	if err := r.front.Change(s.Front); err != nil {
+		return err
+	}
+	if err := r.runner.Change(s.Runner); err != nil {
+		return err
+	}
+	r.scheduler.Tune(s.Choice)
+	r.fleet.Change(s.Fleet)
+	if r.level != nil {
+		r.level.Set(s.Level)
+	}
+	return nil
+}
+
+// applyTime bounds the wait for the source of workers, which is never busy for long.
+const applyTime = 10 * time.Second
+
+// Reload reads the configuration's file and takes over what a running router can; the
+// answer says of each field that differs whether it did. The file is checked whole
+// first: one with an error, named with line and column, changes nothing. With dry it
+// only says what it would do. Reloads that meet come one after the other.
+func (r *router) Reload(ctx context.Context, dry bool) (changes []config.Change, err error) {
+	r.reloads.Lock()
+	defer r.reloads.Unlock()
+	defer func() {
+		if err != nil {
+			r.log.Error("the configuration was not reloaded; all is as it was", "file", r.cfg.Path(), "err", err)
+		}
+	}()
+	path := r.cfg.Path()
+	if path == "" {
+		return nil, errors.New("this router was started without --config: there is no file to read again")
+	}
+	text, err := discovery.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %q: %w", path, err)
+	}
+	next, err := r.cfg.Reread(text)
+	if err != nil {
+		return nil, err
+	}
+	now := r.live.Load()
+	changes = now.Changes(next)
+	merged, err := now.Apply(next)
+	if err != nil {
+		return nil, err
+	}
+	s, err := settingsOf(merged)
+	if err != nil {
+		return nil, err
+	}
+	if dry {
+		return changes, nil
+	}
+	if err := r.set(s); err != nil {
+		return nil, err
+	}
+	r.live.Store(merged)
+	// Workers and keys are taken over by who follows the file, of the very text.
+	if err := r.follow(ctx, text); err != nil {
+		return nil, fmt.Errorf("workers and keys: %w", err)
+	}
+	for _, c := range changes {
+		r.log.Info("configuration reloaded", "path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect))
+	}
+	if len(changes) == 0 {
+		r.log.Info("configuration reloaded: nothing differs", "file", path)
+	}
+	return changes, nil
+}
+
+// follow hands what was read of the file to the source of workers.
+func (r *router) follow(ctx context.Context, text []byte) error {
+	done := make(chan error, 1)
+	limit := time.NewTimer(applyTime)
+	defer limit.Stop()
+	select {
+	case r.reread <- discovery.Text{Bytes: text, Done: done}:
+	case <-limit.C:
+		return fmt.Errorf("not taken over within %s", applyTime)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-limit.C:
+		return fmt.Errorf("not taken over within %s", applyTime)
+	}
+}
+
+// followLists takes over the keys of a file that was read again, and says of what else
+// differs how that would be.
+func (r *router) followLists(next *config.Config) {
+	if err := r.takeKeys(next); err != nil {
+		r.log.Error("the keys of the configuration cannot be used", "err", err) // checked before: not reached
+		return
+	}
+	var others []string
+	for {
+		now := r.live.Load()
+		with := now.ApplyLists(next)
+		if !r.live.CompareAndSwap(now, with) {
+			continue
+		}
+		for _, c := range with.Changes(next) {
+			others = append(others, c.Path)
+		}
+		break
+	}
+	if len(others) > 0 {
+		r.log.Warn("the configuration has fields that are not in effect: sluice reload takes over what it can, sluice restart all", "file", r.cfg.Path(), "fields", others)
+	}
+}
+
+const reloadUsage = `Usage: sluice reload [--admin ADDR] [--dry-run] [--json]
+
+Has a running router read its configuration's file and take over what can change
+while it runs; prints each field that differs, and whether it is in effect now or
+needs sluice restart. A file with an error changes nothing: the error has its line
+and column, and the exit code is 1. The signal HUP does the same, into the log.
+
+Flags:
+`
+
+const reloadExample = `
+Examples:
+  sluice reload                            the router of this user that runs
+  sluice reload --dry-run                  what would change
+  sluice reload --admin 127.0.0.1:9902     one of several
+  sluice reload && sluice restart          all of it, without a lost request
+`
+
+// runReload asks a running router to reload.
+func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("sluice reload", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	addr := fs.String("admin", "", "`ADDR` of the router's admin listener [the one that runs]")
+	dry := fs.Bool("dry-run", false, "change nothing, print what would be changed")
+	asJSON := fs.Bool("json", false, "print the answer as JSON")
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), reloadUsage)
+		fs.PrintDefaults()
+		fmt.Fprint(fs.Output(), reloadExample)
+	}
+	if code, done := parse(fs, args, stdout); done {
+		return code
+	}
+	rt, err := admin.Find(*addr)
+	if err == nil {
+		c := admin.NewClient(rt)
+		defer c.Close()
+		var changes []config.Change
+		if changes, err = c.Reload(ctx, *dry); err == nil {
+			if *asJSON {
+				err = json.NewEncoder(stdout).Encode(map[string]any{"changes": changes})
+			} else {
+				printChanges(stdout, changes, *dry)
+			}
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice reload:", err)
+		return 1
+	}
+	return 0
+}
+
+func printChanges(w io.Writer, changes []config.Change, dry bool) {
+	if len(changes) == 0 {
+		fmt.Fprintln(w, "nothing differs from what is in effect")
+		return
+	}
+	shown := func(s string) string {
+		if s == "" {
+			return "none"
+		}
+		return s
+	}
+	count := map[config.Effect]int{}
+	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, c := range changes {
+		count[c.Effect]++
+		fmt.Fprintf(tab, "%s\t%s\t%s -> %s\n", c.Effect, c.Path, shown(c.Old), shown(c.New))
+	}
+	tab.Flush()
+	verb := "applied"
+	if dry {
+		verb = "would be applied"
+	}
+	fmt.Fprintf(w, "%d %s", count[config.Applied], verb)
+	if n := count[config.Restart]; n > 0 {
+		fmt.Fprintf(w, ", %d not in effect before sluice restart", n)
+	}
+	fmt.Fprintln(w)
+}

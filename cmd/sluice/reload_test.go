@@ -1,0 +1,419 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// TestReloadedFieldsReachTheRouter changes every field of the configuration by itself:
+// the settings of the parts of a running router must differ exactly where config.Live
+// says that they are taken over.
+func TestReloadedFieldsReachTheRouter(t *testing.T) {
+	base := func() *config.Config {
+		c := config.Default()
+		c.CORS.Origins = []string{"https://a.example"} // without it the rest of cors is of no use
+		c.Proxies.Trusted = []string{"10.0.0.0/8"}
+		return c
+	}
+	before, err := settingsOf(base())
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := map[string]int{}
+	forEachField(reflect.ValueOf(base()).Elem(), "", func(path string, index [][]int, tag reflect.StructTag) {
+		next := base()
+		v := reflect.ValueOf(next).Elem()
+		for _, i := range index {
+			v = v.FieldByIndex(i)
+		}
+		if !another(v, tag) {
+			t.Errorf("%s: no other value of a %s", path, v.Type())
+			return
+		}
+		merged, err := base().Apply(next)
+		if err != nil { // of two fields that must go together
+			merged = next
+			if !config.Live(path) {
+				return
+			}
+		}
+		after, err := settingsOf(merged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := !reflect.DeepEqual(before, after); is != config.Live(path) {
+			t.Errorf("%s: it reaches the running router: %v; config.Live says %v", path, is, config.Live(path))
+		}
+		changed[path]++
+	})
+	if len(changed) < 100 {
+		t.Errorf("only %d fields were changed", len(changed))
+	}
+}
+
+func forEachField(v reflect.Value, path string, f func(path string, index [][]int, tag reflect.StructTag), above ...[]int) {
+	for _, field := range reflect.VisibleFields(v.Type()) {
+		name := field.Tag.Get("yaml")
+		if name == "" {
+			continue
+		}
+		sub := strings.TrimPrefix(path+"."+name, ".")
+		at := append(append([][]int{}, above...), field.Index)
+		switch fv := v.FieldByIndex(field.Index); {
+		case fv.Kind() == reflect.Struct:
+			forEachField(fv, sub, f, at...)
+		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
+			// models, workers, api_keys: the tests of config have these
+		default:
+			f(sub, at, field.Tag)
+		}
+	}
+}
+
+// another gives v another value, one that its part of the router makes something of.
+func another(v reflect.Value, tag reflect.StructTag) bool {
+	switch v.Kind() {
+	case reflect.String:
+		for _, word := range strings.Fields(tag.Get("oneof")) {
+			if word != v.String() {
+				v.SetString(word)
+				return true
+			}
+		}
+		v.SetString(v.String() + "x")
+	case reflect.Bool:
+		v.SetBool(!v.Bool())
+	case reflect.Int, reflect.Int64:
+		v.SetInt(v.Int() + int64(2*time.Second))
+	case reflect.Uint16:
+		v.SetUint(v.Uint() + 1)
+	case reflect.Float64:
+		v.SetFloat(v.Float() + 0.125)
+	case reflect.Slice:
+		v.Set(reflect.ValueOf([]string{"192.0.2.0/24"}))
+	default:
+		return false
+	}
+	return true
+}
+
+// reloadable is a router on a file.
+type reloadable struct {
+	*testRouter
+	t    *testing.T
+	path string
+	base string
+}
+
+func startReloadable(t *testing.T, more string, engines ...string) *reloadable {
+	t.Helper()
+	g := &reloadable{t: t, path: filepath.Join(t.TempDir(), "sluice.yaml")}
+	g.base = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: test-token-0123456789, runtime_file: " + filepath.Join(t.TempDir(), "rt.json") + "}\ndiscovery: {file_poll: 1h}\n" +
+		"health: {interval: 50ms}\nworkers:\n"
+	for i, url := range engines {
+		g.base += fmt.Sprintf("  - {id: w%d, url: %q}\n", i, url)
+	}
+	writeFile(t, g.path, g.base+more)
+	g.testRouter = launchConfigured(t, g.path)
+	eventually(t, 20*time.Second, "all workers are ready", func() bool { return len(g.fleet.View().Workers) == len(engines) && allReady(g.testRouter) })
+	return g
+}
+
+// reload writes the file anew and asks over the admin API.
+func (g *reloadable) reload(more string) (status int, changes []config.Change, message string) {
+	g.t.Helper()
+	writeFile(g.t, g.path, g.base+more)
+	req, err := http.NewRequest("POST", "http://"+g.admin.Addr()+"/admin/v1/reload", nil)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer test-token-0123456789")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v struct {
+		Changes []config.Change
+		Error   struct{ Message string }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		g.t.Fatal(err)
+	}
+	return resp.StatusCode, v.Changes, v.Error.Message
+}
+
+// What is reloaded is in effect when the answer comes, each where it belongs.
+func TestReload(t *testing.T) {
+	one, two := startSim(t, nil), startSim(t, nil)
+	g := startReloadable(t, "", one.URL())
+	ask := func(fields ...string) *answer { return post(t, g.URL+"/v1/chat/completions", chat(""), fields...) }
+	wantStatus(t, ask(), 200)
+	status, changes, message := g.reload(fmt.Sprintf(`  - {id: new, url: %q}
+cors: {origins: [https://app.example]}
+limits: {max_body: 1KiB}
+schedule: {policy: round_robin}
+steering: {pins: "off"}
+timeouts: {head: 3s, pool_wait: 1ms}
+`, two.URL()))
+	if status != 200 {
+		t.Fatalf("%d %s", status, message)
+	}
+	effect := map[string]config.Effect{}
+	for _, c := range changes {
+		effect[c.Path] = c.Effect
+	}
+	if want := map[string]config.Effect{`workers["new"]`: config.Applied, "cors.origins": config.Applied, "limits.max_body": config.Applied, "schedule.policy": config.Applied,
+		"steering.pins": config.Applied, "timeouts.head": config.Restart, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
+		t.Errorf("%v, want %v", effect, want)
+	}
+	a := ask("Origin", "https://app.example")
+	if a.Header.Get("Access-Control-Allow-Origin") != "https://app.example" {
+		t.Error("cors.origins is not in effect")
+	}
+	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 413 {
+		t.Errorf("limits.max_body is not in effect: %d", a.Status)
+	}
+	if g.scheduler.Policy() != "round_robin" {
+		t.Errorf("schedule.policy is %s", g.scheduler.Policy())
+	}
+	if a := ask("X-Sluice-Worker", "w0"); a.Status != 400 {
+		t.Errorf("steering.pins is not in effect: %d", a.Status)
+	}
+	eventually(t, 20*time.Second, "the new worker", func() bool { return g.state("new") == worker.Ready })
+	req, _ := http.NewRequest("GET", "http://"+g.admin.Addr()+"/admin/v1/config", nil)
+	req.Header.Set("Authorization", "Bearer test-token-0123456789")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var shown struct {
+		Limits struct {
+			MaxBody int64 `json:"max_body"`
+		}
+		Timeouts struct{ Head string }
+	}
+	_ = json.NewDecoder(resp.Body).Decode(&shown)
+	if shown.Limits.MaxBody != 1<<10 || shown.Timeouts.Head != "10s" {
+		t.Errorf("/admin/v1/config shows %+v, want what is in effect", shown)
+	}
+
+	// The same again: only what still waits for a restart differs.
+	writeFile(t, g.path, strings.Replace(g.base, "workers:", "workers:", 1))
+	_, changes, _ = g.reload("")
+	for _, c := range changes {
+		if c.Path == "timeouts.head" {
+			t.Errorf("%+v, though the file has it as it is in effect", c)
+		}
+	}
+	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 200 {
+		t.Errorf("back to the default: %d %s", a.Status, a.Body)
+	}
+}
+
+// A bad file changes nothing, and says where it is bad.
+func TestReloadOfABadFile(t *testing.T) {
+	e := startSim(t, nil)
+	g := startReloadable(t, "cors: {origins: [https://one.example]}\n", e.URL())
+	before := g.live.Load()
+	lines := strings.Count(g.base, "\n")
+	for more, place := range map[string]string{
+		"cors: {origins: [https://two.example]}\nlimits: {max_body: -1}\n": fmt.Sprintf("sluice.yaml:%d:20: limits.max_body", lines+2),
+		"cors: {origins: [https://two.example]}\nnonsense: 1\n":            fmt.Sprintf("sluice.yaml:%d:1: nonsense", lines+2),
+		"cors: {origins: [\n": fmt.Sprintf("sluice.yaml:%d:", lines+1),
+	} {
+		status, _, message := g.reload(more)
+		if status != 422 || !strings.Contains(message, place) {
+			t.Errorf("%q: %d %q, want %s", more, status, message, place)
+		}
+		if g.live.Load() != before {
+			t.Errorf("%q changed something", more)
+		}
+	}
+	if a := post(t, g.URL+"/v1/chat/completions", chat(""), "Origin", "https://one.example"); a.Status != 200 || a.Header.Get("Access-Control-Allow-Origin") == "" {
+		t.Errorf("%d %v", a.Status, a.Header)
+	}
+	os.Remove(g.path)
+	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), g.path) {
+		t.Errorf("without its file: %v", err)
+	}
+}
+
+// TestThousandReloads is number 12 of RELIABILITY.md: reloads under load, a third of
+// them bad, from several sides at once.
+func TestThousandReloads(t *testing.T) {
+	e := startSim(t, nil)
+	g := startReloadable(t, "", e.URL())
+	n := 1000
+	if testing.Short() {
+		n = 100
+	}
+	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
+	var failed, served atomic.Int64
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for range 2 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				resp, err := http.Post(g.URL+"/v1/chat/completions", "application/json", strings.NewReader(chat("")))
+				if err != nil {
+					failed.Add(1)
+					continue
+				}
+				resp.Body.Close()
+				if resp.StatusCode != 200 {
+					failed.Add(1)
+				}
+				served.Add(1)
+				time.Sleep(2 * time.Millisecond)
+			}
+		})
+	}
+	names, latest := map[string]bool{}, []string(nil) // seen; seen first in the last count
+	count := func() (goroutines, series int) {
+		var page bytes.Buffer
+		g.metrics.WritePrometheus(&page)
+		latest = nil
+		for line := range strings.Lines(page.String()) {
+			name, _, _ := strings.Cut(line, "{")
+			// Those of what is learned of an engine come when it has been.
+			if strings.HasPrefix(name, "sluice_") && !(strings.HasPrefix(name, "sluice_rank_") && strings.HasSuffix(name, "_seconds")) {
+				series++
+				if id, _, _ := strings.Cut(line, " "); !names[id] {
+					names[id] = true
+					latest = append(latest, id)
+				}
+			}
+		}
+		return runtime.NumGoroutine(), series
+	}
+	round := func(i int) string {
+		switch i % 3 {
+		case 0:
+			return fmt.Sprintf("schedule: {queue_weight: %d}\ntimeouts: {write: %ds}\n", i%7, 20+i%7)
+		case 1:
+			return fmt.Sprintf("log: {level: warn}\ncors: {origins: [https://a%d.example]}\nmigration: {max: %d}\n", i%5, 2+i%3)
+		}
+		return "limits: {max_body: nonsense}\n"
+	}
+	do := func(from, to int) (bad int64) {
+		var wrong atomic.Int64
+		for i := from; i < to; i++ {
+			writeFile(t, g.path, g.base+round(i))
+			var both sync.WaitGroup
+			for range 1 + rand.IntN(2) { // now and then two at once
+				both.Go(func() {
+					_, err := g.Reload(t.Context(), false)
+					if (err != nil) != (i%3 == 2) {
+						t.Errorf("reload %d: %v", i, err)
+					}
+					if err != nil {
+						wrong.Add(1)
+						if !strings.Contains(err.Error(), fmt.Sprintf("sluice.yaml:%d:20: limits.max_body", strings.Count(g.base, "\n")+1)) {
+							t.Errorf("reload %d: %v", i, err)
+						}
+					}
+				})
+			}
+			both.Wait()
+		}
+		return wrong.Load()
+	}
+	do(0, n/10) // whatever is made once is made now
+	goroutines, series := count()
+	began := time.Now()
+	bad := do(n/10, n)
+	took := time.Since(began)
+	close(stop)
+	load.Wait()
+	dropIdle()
+	var g2, s2 int
+	eventually(t, 30*time.Second, "goroutines as before", func() bool {
+		g2 = runtime.NumGoroutine()
+		return g2 <= goroutines
+	})
+	_, s2 = count()
+	if s2 != series {
+		t.Errorf("%d series, %d before; new: %q", s2, series, latest)
+	}
+	if failed.Load() > 0 {
+		t.Errorf("%d of %d requests failed", failed.Load(), served.Load())
+	}
+	figure(t, 12, "%d reloads, %d of them refused with line and column, under %d requests, none failed; goroutines %d -> %d, series %d -> %d, %.1f ms a reload", n, bad, served.Load(), goroutines, g2, series, s2, took.Seconds()*1000/float64(n-n/10))
+}
+
+// The command, the signal and the log, in processes.
+func TestReloadCommand(t *testing.T) {
+	e := startSim(t, nil)
+	env, dir := serveEnv(t)
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nregister: {token: a-secret-of-the-registration}\nworkers: [{url: %q, id: one}]\n", e.URL())
+	writeFile(t, path, text)
+	p := launch(t, env, "serve", "--config", path)
+	p.ready(t)
+	reload := func(args ...string) (string, int) {
+		t.Helper()
+		var out bytes.Buffer
+		t.Setenv("XDG_RUNTIME_DIR", dir)
+		code := run(t.Context(), append([]string{"reload"}, args...), &out, &out)
+		return out.String(), code
+	}
+	if out, code := reload(); code != 0 || !strings.Contains(out, "nothing differs") {
+		t.Errorf("%d %s", code, out)
+	}
+	writeFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\n")
+	out, code := reload("--dry-run")
+	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "2 would be applied, 2 not in effect before sluice restart", "register.token", "(hidden) -> (hidden)"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("--dry-run: %d, no %q in\n%s", code, want, out)
+		}
+	}
+	if strings.Contains(p.stderr.String(), "effect=applied") {
+		t.Error("--dry-run changed something")
+	}
+	out, code = reload()
+	if code != 0 || !strings.Contains(out, "2 applied, 2 not in effect") || strings.Contains(out, "secret-of") {
+		t.Errorf("%d\n%s", code, out)
+	}
+	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
+	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart"`) || strings.Contains(out, `"effect":"applied"`) {
+		t.Errorf("%d\n%s", code, out)
+	}
+	writeFile(t, path, text+"timeouts: {decode: soon}\n")
+	if out, code := reload(); code != 1 || !strings.Contains(out, "sluice.yaml:5:20: timeouts.decode") {
+		t.Errorf("%d\n%s", code, out)
+	}
+	writeFile(t, path, text)
+	p.cmd.Process.Signal(syscall.SIGHUP)
+	eventually(t, 20*time.Second, "the signal is obeyed", func() bool {
+		return strings.Contains(p.stderr.String(), "path=timeouts.decode old=1m30s new=10m effect=applied")
+	})
+	if strings.Contains(p.stderr.String(), "secret-of") {
+		t.Error("a secret stands in the log")
+	}
+	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
+		t.Errorf("%d\n%s", code, out)
+	}
+}

@@ -1,0 +1,271 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// live are the fields, or groups of them, that a running router takes over; all others
+// need a new process (sluice restart). Workers and api_keys are lists, of which entries
+// come and go. What each of these becomes in a running router stands in cmd/sluice
+// (reload.go), and a test holds the two together.
+var live = []string{
+	"log.level", "proxies", "cors", "compression", "strip_forbidden", "migration", "steering",
+	"limits.max_body", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
+	"timeouts.body", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
+	"timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
+	"health.interval", "health.timeout", "health.fail_after", "health.break_after", "health.break_for",
+	"pd.lease", "pd.lease_margin", "pd.cut_after", "pd.max_attempts", "pd.decode_tries", "pd.plain_decode", "pd.local_prefill_tokens",
+	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
+	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
+	"schedule.host_weight", "schedule.disk_weight", "schedule.awaited_weight", "schedule.temperature", "schedule.policy",
+}
+
+// Live says whether a running router takes over the field of this path.
+func Live(path string) bool {
+	return slices.ContainsFunc(live, func(p string) bool { return path == p || strings.HasPrefix(path, p+".") })
+}
+
+// Effect is what becomes of a change.
+type Effect string
+
+// The effects of a change.
+const (
+	Applied Effect = "applied" // the running router has it
+	Restart Effect = "restart" // it needs a new process: sluice restart
+)
+
+// Change is one field whose value differs. Values are as the file has them; "" is
+// none, and secrets are hidden: of one that changed, both are.
+type Change struct {
+	Path   string `json:"path"` // timeouts.prefill, workers["prefill-0"].labels
+	Old    string `json:"old"`
+	New    string `json:"new"`
+	Effect Effect `json:"effect"`
+}
+
+// Changes are those from c, which runs, to next, which was read, in the order of the
+// struct.
+func (c *Config) Changes(next *Config) []Change {
+	d := differ{}
+	d.walk(reflect.ValueOf(*c), reflect.ValueOf(*next), "", "")
+	return d.changes
+}
+
+// Apply is c with all of next that a running router takes over. It is checked as a
+// whole, since fields that stay as they were may not go with those that are new. c and
+// next are left as they are.
+func (c *Config) Apply(next *Config) (*Config, error) {
+	merged := *c
+	merged.origins = next.origins
+	leaves(reflect.ValueOf(next).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
+		if Live(path) {
+			at(&merged, path).Set(v)
+		}
+	})
+	merged.takeLists(next)
+	if sameModels(c, next) {
+		merged.Models = next.Models
+	}
+	checked := merged
+	if c.PD.Family == "off" { // prefill workers that are new wait for the restart
+		checked.PD.Family = next.PD.Family
+	}
+	var f faults
+	checked.check(&f)
+	if err := f.err(); err != nil {
+		return nil, fmt.Errorf("%w\nwhat a running router cannot take over is as it was: sluice restart takes over all", err)
+	}
+	return &merged, nil
+}
+
+// ApplyLists is Apply for workers and keys alone, which are followed without being asked.
+func (c *Config) ApplyLists(next *Config) *Config {
+	merged := *c
+	merged.takeLists(next)
+	return &merged
+}
+
+func (c *Config) takeLists(next *Config) {
+	c.Workers = slices.Clone(next.Workers)
+	if c.SwapsKeys(next) {
+		c.APIKeys = slices.Clone(next.APIKeys)
+	}
+}
+
+// sameModels says whether the models' overrides are of the same models and families: a
+// running router has what belongs to a family, or not.
+func sameModels(a, b *Config) bool {
+	if a.PD.Family != b.PD.Family {
+		return false
+	}
+	return maps.EqualFunc(a.Models, b.Models, func(x, y Model) bool {
+		return (x.PD == nil) == (y.PD == nil) && (x.PD == nil || x.PD.Family == y.PD.Family)
+	})
+}
+
+// at is the field of a path that leaves has named.
+func at(c *Config, path string) (field reflect.Value) {
+	v := reflect.ValueOf(c).Elem()
+	for name := range strings.SplitSeq(path, ".") {
+		f, _ := fieldsOf(v.Type()).find(name)
+		v = v.FieldByIndex(f.Index)
+	}
+	return v
+}
+
+// differ collects changes.
+type differ struct {
+	changes []Change
+	old     *Config
+	next    *Config
+}
+
+func (d *differ) add(path, old, next string, applied bool) {
+	effect := Restart
+	if applied {
+		effect = Applied
+	}
+	d.changes = append(d.changes, Change{path, old, next, effect})
+}
+
+// walk compares two values of one type. within is the effect of a list's entries, ""
+// where each field has its own.
+func (d *differ) walk(a, b reflect.Value, path string, within Effect) {
+	if a.Type() == reflect.TypeFor[Config]() {
+		d.old, d.next = new(Config), new(Config)
+		*d.old, *d.next = a.Interface().(Config), b.Interface().(Config)
+	}
+	for _, f := range fieldsOf(a.Type()) {
+		sub := under(path, f.Tag.Get("yaml"))
+		d.field(a.FieldByIndex(f.Index), b.FieldByIndex(f.Index), sub, f.Tag, within)
+	}
+}
+
+func (d *differ) field(a, b reflect.Value, path string, tag reflect.StructTag, within Effect) {
+	applied := within == Applied || within == "" && Live(path)
+	switch {
+	case reflect.DeepEqual(a.Interface(), b.Interface()):
+	case path == "workers":
+		d.entries(a, b, path, Applied, workerName)
+	case path == "api_keys":
+		effect := Restart
+		if d.old.SwapsKeys(d.next) {
+			effect = Applied
+		}
+		d.entries(a, b, path, effect, func(v reflect.Value) string { return v.FieldByName("Name").String() })
+	case path == "discovery.dns":
+		d.entries(a, b, path, Restart, func(v reflect.Value) string { return v.FieldByName("Name").String() })
+	case path == "models":
+		d.models(a, b)
+	case a.Kind() == reflect.Struct:
+		d.walk(a, b, path, within)
+	case a.Kind() == reflect.Pointer && !a.IsNil() && !b.IsNil():
+		d.walk(a.Elem(), b.Elem(), path, within)
+	default:
+		d.add(path, fieldText(a, tag), fieldText(b, tag), applied)
+	}
+}
+
+// entries compares two lists by what names their entries.
+func (d *differ) entries(a, b reflect.Value, path string, effect Effect, key func(reflect.Value) string) {
+	index := func(v reflect.Value) (names []string, by map[string]reflect.Value) {
+		by = map[string]reflect.Value{}
+		for i := range v.Len() {
+			name := key(v.Index(i))
+			for n := 2; ; n++ { // of two that are named alike, the second is another
+				if _, twice := by[name]; !twice {
+					break
+				}
+				name = fmt.Sprintf("%s (%d)", key(v.Index(i)), n)
+			}
+			by[name] = v.Index(i)
+			names = append(names, name)
+		}
+		return names, by
+	}
+	was, old := index(a)
+	is, next := index(b)
+	for _, name := range was {
+		sub := fmt.Sprintf("%s[%q]", path, name)
+		if v, ok := next[name]; ok {
+			d.walk(old[name], v, sub, effect)
+		} else {
+			d.add(sub, entryText(old[name]), "", effect == Applied)
+		}
+	}
+	for _, name := range is {
+		if _, ok := old[name]; !ok {
+			d.add(fmt.Sprintf("%s[%q]", path, name), "", entryText(next[name]), effect == Applied)
+		}
+	}
+}
+
+func (d *differ) models(a, b reflect.Value) {
+	same := sameModels(d.old, d.next)
+	effect := Restart
+	if same {
+		effect = Applied
+	}
+	names := map[string]bool{}
+	for _, m := range []reflect.Value{a, b} {
+		for _, k := range m.MapKeys() {
+			names[k.String()] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		path := fmt.Sprintf("models[%q]", name)
+		x, y := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name))
+		switch {
+		case !x.IsValid():
+			d.add(path, "", "given", false)
+		case !y.IsValid():
+			d.add(path, "given", "", false)
+		default:
+			d.walk(x, y, path, effect)
+		}
+	}
+}
+
+// workerName is a worker's id, else its URL.
+func workerName(v reflect.Value) string {
+	if id := v.FieldByName("ID").String(); id != "" {
+		return id
+	}
+	return v.FieldByName("URL").String()
+}
+
+// entryText shows the fields of a list's entry that are set.
+func entryText(v reflect.Value) string {
+	var parts []string
+	for _, f := range fieldsOf(v.Type()) {
+		fv := v.FieldByIndex(f.Index)
+		if fv.IsZero() && fv.Kind() != reflect.Uint8 {
+			continue
+		}
+		parts = append(parts, f.Tag.Get("yaml")+": "+fieldText(fv, f.Tag))
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+// fieldText shows a value as the file has it, a secret hidden.
+func fieldText(v reflect.Value, tag reflect.StructTag) string {
+	switch {
+	case v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Pointer):
+		return ""
+	case tag.Get("secret") != "":
+		return hidden
+	case v.Kind() == reflect.Slice:
+		parts := make([]string, v.Len())
+		for i := range parts {
+			parts[i] = fmt.Sprint(v.Index(i).Interface())
+		}
+		return "[" + strings.Join(parts, ", ") + "]"
+	case v.Kind() == reflect.Map || v.Kind() == reflect.Pointer:
+		return fmt.Sprintf("%+v", reflect.Indirect(v).Interface())
+	}
+	return scalarYAML(v, tag)
+}

@@ -1,0 +1,161 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func parsed(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Parse("sluice.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const reloadBase = `
+admin: {token: "0123456789abcdef"}
+timeouts: {prefill: 60s}
+api_keys: [{name: a, sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", requests_per_minute: 5}]
+workers:
+  - {id: p, url: "http://10.0.0.1:8000", role: prefill, labels: [x]}
+  - {url: "http://10.0.0.2:8000", role: decode}
+models: {m: {pd: {lease: 20s}}}
+`
+
+func TestChanges(t *testing.T) {
+	old := parsed(t, reloadBase)
+	next := parsed(t, `
+listen: 127.0.0.1:9090
+admin: {token: "fedcba9876543210"}
+timeouts: {prefill: 90s, head: 3s}
+steering: {pins: [10.0.0.0/8, "127.0.0.1/32"]}
+limits: {max_body: 16MiB}
+cors: {origins: "*"}
+api_keys: [{name: a, sha256: "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752", requests_per_minute: 6}, {name: b, sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}]
+workers:
+  - {id: p, url: "http://10.0.0.1:8000", role: prefill, labels: [x, y]}
+  - {url: "http://10.0.0.3:8000", role: decode}
+models: {m: {pd: {lease: 25s}}}
+`)
+	var got []string
+	for _, c := range old.Changes(next) {
+		got = append(got, string(c.Effect)+" "+c.Path+": "+c.Old+" -> "+c.New)
+	}
+	want := []string{
+		`restart listen: 127.0.0.1:8080 -> 127.0.0.1:9090`,
+		`restart admin.token: (hidden) -> (hidden)`,
+		`applied cors.origins:  -> [*]`,
+		`applied api_keys["a"].sha256: (hidden) -> (hidden)`,
+		`applied api_keys["a"].requests_per_minute: 5 -> 6`,
+		`applied api_keys["b"]:  -> {name: b, sha256: (hidden)}`,
+		`applied workers["p"].labels: [x] -> [x, y]`,
+		`applied workers["http://10.0.0.2:8000"]: {url: http://10.0.0.2:8000, role: decode} -> `,
+		`applied workers["http://10.0.0.3:8000"]:  -> {url: http://10.0.0.3:8000, role: decode}`,
+		`applied models["m"].pd.lease: 20s -> 25s`,
+		`applied limits.max_body: 32MiB -> 16MiB`,
+		`restart timeouts.head: 10s -> 3s`,
+		`applied timeouts.prefill: 1m -> 1m30s`,
+		`applied steering.pins: [127.0.0.0/8, ::1/128] -> [10.0.0.0/8, 127.0.0.1/32]`,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+	if d := next.Changes(next); len(d) > 0 {
+		t.Errorf("from itself: %v", d)
+	}
+
+	merged, err := old.Apply(next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := merged.Changes(next)
+	for _, c := range left {
+		if c.Effect != Restart {
+			t.Errorf("not applied: %+v", c)
+		}
+	}
+	if len(left) != 3 || merged.Timeouts.Prefill != 90*time.Second || merged.Timeouts.Head != 10*time.Second || merged.Listen != "127.0.0.1:8080" || len(merged.Workers) != 2 {
+		t.Errorf("applied: %v", left)
+	}
+	if old.Timeouts.Prefill != time.Minute || old.Workers[0].Labels[0] != "x" || len(old.APIKeys) != 1 || old.Models["m"].PD.Lease != 20*time.Second {
+		t.Error("what ran before was changed")
+	}
+}
+
+// What needs a restart stays, and what is new must go with it.
+func TestApplyIsCheckedWithWhatStays(t *testing.T) {
+	old := parsed(t, "limits: {max_body: 1MiB, body_budget: 4MiB}")
+	_, err := old.Apply(parsed(t, "limits: {max_body: 100MiB, body_budget: 1GiB}"))
+	if err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:20: limits.max_body") || !strings.Contains(err.Error(), "sluice restart") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestKeysComeAndGoByRestart(t *testing.T) {
+	none, some := parsed(t, ""), parsed(t, reloadBase)
+	for _, d := range [][]Change{none.Changes(some), some.Changes(none)} {
+		found := false
+		for _, c := range d {
+			if strings.HasPrefix(c.Path, "api_keys") {
+				found = true
+				if c.Effect != Restart {
+					t.Errorf("%+v", c)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("no key in %v", d)
+		}
+	}
+}
+
+// A family that the running router was not started with needs what belongs to it.
+func TestFamiliesChangeByRestart(t *testing.T) {
+	const workers = `workers: [{url: "http://10.0.0.1:1", role: prefill}, {url: "http://10.0.0.2:1", role: decode}]` + "\n"
+	old := parsed(t, workers+"models: {m: {pd: {lease: 20s}}}")
+	for _, text := range []string{
+		"pd: {family: storage}\nmodels: {m: {pd: {lease: 20s}}}",
+		"models: {m: {pd: {family: storage, lease: 40s}}}",
+		"models: {m: {pd: {lease: 20s}}, n: {pd: {lease: 40s}}}",
+		"",
+	} {
+		next := parsed(t, workers+text)
+		merged, err := old.Apply(next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(merged.Models, old.Models) || merged.PD.Family != old.PD.Family {
+			t.Errorf("%s: models %v, family %s", text, merged.Models, merged.PD.Family)
+		}
+		for _, c := range old.Changes(next) {
+			if c.Effect != Restart {
+				t.Errorf("%s: %+v", text, c)
+			}
+		}
+	}
+	// The first prefill worker makes the family; it waits for the restart.
+	old = parsed(t, `workers: [{url: "http://10.0.0.2:1", role: decode}]`)
+	merged, err := old.Apply(parsed(t, workers))
+	if err != nil || merged.PD.Family != "off" || len(merged.Workers) != 2 {
+		t.Errorf("%v, %+v", err, merged)
+	}
+}
+
+// Every path of the table is a field, or a group of them.
+func TestLivePathsAreFields(t *testing.T) {
+	var paths []string
+	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
+	for _, l := range live {
+		found := false
+		for _, p := range paths {
+			found = found || p == l || strings.HasPrefix(p, l+".")
+		}
+		if !found {
+			t.Errorf("%q is no field", l)
+		}
+	}
+}
