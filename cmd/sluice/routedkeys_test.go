@@ -113,7 +113,7 @@ func TestRoutedKeys(t *testing.T) {
 			c = mustDialWith(t, r, "tcp", with(narrow))
 			next := *r.cfg
 			next.APIKeys = keys[:1]
-			if err := r.keysChanged(&next); err != nil {
+			if err := r.takeKeys(&next); err != nil {
 				t.Fatal(err)
 			}
 			if a := askRouted(t, c, routedRequest(tokenIDs(40, 4), 3)); a.failure == nil || a.failure.Code != 401 || a.err != nil {
