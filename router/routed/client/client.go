@@ -145,43 +145,62 @@ func members(b []byte, f func(key string, b []byte) ([]byte, error)) ([]byte, er
 	return b, err
 }
 
+// read fills an item. The members that every item has are read without a function to
+// call for each, which would cost an allocation.
 func (i *Item) read(b []byte, data *Output) error {
-	_, err := members(b, func(key string, b []byte) (_ []byte, err error) {
-		switch key {
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var key []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			break
+		}
+		if msgp.IsNil(b) {
+			b, err = msgp.Skip(b)
+			continue
+		}
+		switch string(key) {
 		case "data":
 			i.Data = data
-			return data.read(b)
+			b, err = data.read(b)
 		case "comment":
-			var n uint32
-			n, b, err = msgp.ReadArrayHeaderBytes(b)
-			for ; n > 0 && err == nil; n-- {
-				var s string
-				s, b, err = msgp.ReadStringBytes(b)
-				i.Comment = append(i.Comment, s)
-			}
-			return b, err
+			i.Comment, b, err = comments(b)
 		case "error":
-			f := &Failure{}
-			i.Failure = f
-			return members(b, func(key string, b []byte) (_ []byte, err error) {
-				switch key {
-				case "message":
-					f.Message, b, err = msgp.ReadStringBytes(b)
-				case "type":
-					f.Type, b, err = msgp.ReadStringBytes(b)
-				case "param":
-					f.Param, b, err = msgp.ReadStringBytes(b)
-				case "code":
-					f.Code, b, err = msgp.ReadIntBytes(b)
-				default:
-					b, err = msgp.Skip(b)
-				}
-				return b, err
-			})
+			i.Failure, b, err = failure(b)
+		default:
+			b, err = msgp.Skip(b)
 		}
-		return msgp.Skip(b)
-	})
+	}
 	return err
+}
+
+func comments(b []byte) (list []string, rest []byte, err error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var s string
+		s, b, err = msgp.ReadStringBytes(b)
+		list = append(list, s)
+	}
+	return list, b, err
+}
+
+func failure(b []byte) (*Failure, []byte, error) {
+	f := &Failure{}
+	b, err := members(b, func(key string, b []byte) (_ []byte, err error) {
+		switch key {
+		case "message":
+			f.Message, b, err = msgp.ReadStringBytes(b)
+		case "type":
+			f.Type, b, err = msgp.ReadStringBytes(b)
+		case "param":
+			f.Param, b, err = msgp.ReadStringBytes(b)
+		case "code":
+			f.Code, b, err = msgp.ReadIntBytes(b)
+		default:
+			b, err = msgp.Skip(b)
+		}
+		return b, err
+	})
+	return f, b, err
 }
 
 func (o *Output) read(b []byte) ([]byte, error) {
@@ -224,34 +243,38 @@ func (o *Output) read(b []byte) ([]byte, error) {
 		case "extra_args":
 			o.ExtraArgs, b, err = msgp.ReadIntfBytes(b)
 		case "completion_usage":
-			u := &Usage{Cached: -1}
-			o.Usage = u
-			b, err = members(b, func(key string, b []byte) (_ []byte, err error) {
-				switch key {
-				case "prompt_tokens":
-					u.Prompt, b, err = msgp.ReadIntBytes(b)
-				case "completion_tokens":
-					u.Completion, b, err = msgp.ReadIntBytes(b)
-				case "total_tokens":
-					u.Total, b, err = msgp.ReadIntBytes(b)
-				case "prompt_tokens_details":
-					return members(b, func(key string, b []byte) (_ []byte, err error) {
-						if key == "cached_tokens" {
-							u.Cached, b, err = msgp.ReadIntBytes(b)
-							return b, err
-						}
-						return msgp.Skip(b)
-					})
-				default:
-					b, err = msgp.Skip(b)
-				}
-				return b, err
-			})
+			o.Usage, b, err = usage(b)
 		default:
 			b, err = msgp.Skip(b)
 		}
 	}
 	return b, err
+}
+
+func usage(b []byte) (*Usage, []byte, error) {
+	u := &Usage{Cached: -1}
+	b, err := members(b, func(key string, b []byte) (_ []byte, err error) {
+		switch key {
+		case "prompt_tokens":
+			u.Prompt, b, err = msgp.ReadIntBytes(b)
+		case "completion_tokens":
+			u.Completion, b, err = msgp.ReadIntBytes(b)
+		case "total_tokens":
+			u.Total, b, err = msgp.ReadIntBytes(b)
+		case "prompt_tokens_details":
+			return members(b, func(key string, b []byte) (_ []byte, err error) {
+				if key == "cached_tokens" {
+					u.Cached, b, err = msgp.ReadIntBytes(b)
+					return b, err
+				}
+				return msgp.Skip(b)
+			})
+		default:
+			b, err = msgp.Skip(b)
+		}
+		return b, err
+	})
+	return u, b, err
 }
 
 // number reads a float or an integer; nil is 0.
