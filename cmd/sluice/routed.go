@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
 
 	"sluice/dataplane/certs"
+	"sluice/dataplane/front"
+	"sluice/dataplane/loop"
 	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/routed"
@@ -76,11 +79,39 @@ func (w *wireSockets) keep() {
 	w.mu.Unlock()
 }
 
+// startWireLoops starts the threads that drive the socket's streams; nil where they
+// stay on goroutines. They are not the front's, which end with its last HTTP stream. As
+// their streams share connections, a few carry what the front needs many for.
+func (r *router) startWireLoops() *loop.Loops {
+	if front.Relay(r.cfg.Relay.Driver) == front.RelayGoroutine {
+		return nil
+	}
+	tick := time.Second
+	if idle := r.cfg.Timeouts.StreamIdle; idle > 0 {
+		tick = min(tick, max(idle/8, 10*time.Millisecond))
+	}
+	loops, err := loop.Start(loop.Options{
+		Loops: max(1, runtime.GOMAXPROCS(0)/4), Tick: tick,
+		OnFail: func(err error) {
+			r.log.Error("an event loop of the engine socket failed; its streams were ended", "error", err)
+		},
+	})
+	if err != nil {
+		r.log.Warn("event loops are not to be had here", "error", err)
+		return nil
+	}
+	return loops
+}
+
 // newRouted makes the router's engine, and its socket where one is wanted. The
 // engine stands before the runner in any case.
 func (r *router) newRouted() (err error) {
 	c := &r.cfg.Routed
+	if c.Socket() {
+		r.wireLoops = r.startWireLoops()
+	}
 	r.routed, err = routed.New(routed.Options{
+		Loops:  r.wireLoops,
 		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts, Gate: r.gate(), FreeUnix: c.Keys == "tcp",
 		PoolWait: r.cfg.Timeouts.PoolWait, StreamIdle: r.cfg.Timeouts.StreamIdle, MaxDepth: r.cfg.Limits.MaxDepth, Log: r.log,
 	})

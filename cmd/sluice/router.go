@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/loop"
 	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
@@ -49,6 +50,7 @@ type router struct {
 	runner      *disagg.Runner
 	routed      *routed.Engine
 	wire        *wire.Server // nil: no framed socket
+	wireLoops   *loop.Loops  // that drive its streams; nil: goroutines do
 	wireTLS     *tls.Config  // of its TCP listener; nil: none
 	wireSockets wireSockets
 	feeds       *kvevents.Feeds
@@ -323,6 +325,9 @@ func (r *router) Close() {
 		}
 		if r.wire != nil {
 			r.wire.Close()
+		}
+		if r.wireLoops != nil {
+			r.wireLoops.Close()
 		}
 		r.given.Close()
 		if r.heir != nil {

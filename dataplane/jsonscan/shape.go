@@ -178,11 +178,14 @@ func (s *Shape) Match(dst []uint32, event []byte) (ids []uint32, passed int, ok 
 // numberEnd is scanner.number, quick for what most numbers are: a few digits.
 func numberEnd(s *scanner, i int) int {
 	if i+8 <= len(s.b) {
-		n := digits(binary.LittleEndian.Uint64(s.b[i:]))
-		if n > 0 && n < 8 && (n == 1 || s.b[i] != '0') {
-			switch s.b[i+n] {
+		end := i + digits(binary.LittleEndian.Uint64(s.b[i:]))
+		if end == i+8 {
+			end = skipDigits(s.b, end)
+		}
+		if end < len(s.b) && (s.b[i] != '0' && end > i || end == i+1) {
+			switch s.b[end] {
 			case ',', '}', ']':
-				return i + n
+				return end
 			}
 		}
 	}

@@ -2,8 +2,8 @@
 // threads, each with a poller of the kernel's, read what engines send and write what
 // becomes of it to clients.
 //
-// A Task is one stream: two descriptors and a Handler, which looks at the bytes and
-// says what goes on. relay attaches Tasks; the loop calls the Handler on its thread
+// A Task is one stream: two descriptors, or one and a Sink, and a Handler, which looks at
+// the bytes and says what goes on. relay attaches Tasks; the loop calls the Handler on its thread
 // until the stream ends one way or the other, then gives the Task back. It never
 // closes a descriptor, never waits for one stream, and allocates nothing for a read.
 //

@@ -145,7 +145,9 @@ func (p *epoll) read(t *Task, all bool) {
 			return
 		}
 		if t.queued || len(p.buf)-p.used < readSize {
-			p.l.flush()
+			if p.l.flush(); t.state != inside {
+				return // what In still has is for whoever goes on
+			}
 		}
 		buf := p.buf[p.used : p.used+readSize]
 		n, errno := sock.Recv(t.In, buf)

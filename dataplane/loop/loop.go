@@ -58,6 +58,7 @@ type Loop struct {
 	count   int
 	again   []*Task
 	outbox  []parcel
+	due     []Flusher // of Sinks
 	now     time.Time
 	lastIn  time.Time
 	lastRun time.Time // of check
@@ -305,8 +306,11 @@ func (l *Loop) took(t *Task, p []byte) {
 // flush writes what took has put aside.
 func (l *Loop) flush() {
 	for i := range l.outbox {
-		o := &l.outbox[i]
-		t := o.t
+		o, t := l.outbox[i], l.outbox[i].t
+		if t == nil { // done before a Sink panicked
+			continue
+		}
+		l.outbox[i] = parcel{}
 		t.queued = false
 		if t.state == inside && len(o.p) > 0 {
 			l.pass(t, o.p)
@@ -314,9 +318,13 @@ func (l *Loop) flush() {
 		if o.done && t.state == inside {
 			l.leave(t, Done, nil)
 		}
-		*o = parcel{}
 	}
 	l.outbox = l.outbox[:0]
+	for i, f := range l.due {
+		l.due[i] = nil
+		f.Flush()
+	}
+	l.due = l.due[:0]
 	l.poll.flushed()
 }
 
@@ -327,8 +335,29 @@ type parcel struct {
 	done bool
 }
 
+// give has t's Sink take p.
+func (l *Loop) give(t *Task, p []byte) {
+	l.current = t
+	due, full, err := t.Sink.Put(p)
+	l.current = nil
+	t.sent += int64(len(p))
+	if due != nil {
+		l.due = append(l.due, due)
+	}
+	switch {
+	case err != nil:
+		l.leave(t, SendFailed, err)
+	case full:
+		l.leave(t, Full, nil)
+	}
+}
+
 // pass writes p, and holds what Out does not take.
 func (l *Loop) pass(t *Task, p []byte) {
+	if t.Sink != nil {
+		l.give(t, p)
+		return
+	}
 	if t.held == nil {
 		n, errno := t.sendSome(p)
 		t.sent += int64(n)

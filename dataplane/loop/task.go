@@ -29,6 +29,18 @@ type Handler interface {
 	Left(End)
 }
 
+// Sink takes a stream's bytes in place of a descriptor: what becomes of them is its own
+// business. Put is called on the loop's thread and must not wait.
+type Sink interface {
+	// Put takes all of p. full says that it wants no more for now: the Task leaves with
+	// Full. due, where not nil, is what sends: the loop flushes it once, when what else
+	// it has read is passed on too.
+	Put(p []byte) (due Flusher, full bool, err error)
+}
+
+// Flusher is something to be done once for many Puts. It must not wait.
+type Flusher interface{ Flush() }
+
 // Why a Task left its loop.
 type Why uint8
 
@@ -40,6 +52,7 @@ const (
 	ReadLate               // Until has come
 	SendFailed             // End.Err
 	SendStalled            // Out took next to nothing for WriteTimeout
+	Full                   // Sink said so; nothing is lost, and another Task may go on
 	WasCut                 // Cut was called, or the loops were closed
 	Panicked               // the Handler did; End.Err
 )
@@ -65,6 +78,7 @@ type End struct {
 // the two sees the other.
 type Task struct {
 	In, Out      int
+	Sink         Sink // in place of Out, which is -1 then
 	Handler      Handler
 	WriteTimeout time.Duration
 	Idle         time.Duration // 0: none

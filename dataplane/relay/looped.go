@@ -28,12 +28,16 @@ func (s *stream) lend() (lent, over bool) {
 
 // attach hands both descriptors to a loop, which may call back before it returns.
 func (s *stream) attach() bool {
-	client, ok := s.dst.(Descriptor)
-	if !ok {
-		return false
-	}
 	t := &loop.Task{Handler: (*looped)(s), WriteTimeout: s.opt.WriteTimeout, Idle: s.opt.IdleTimeout}
-	if t.Out, ok = client.Descriptor(); !ok {
+	ok := false
+	switch client := s.dst.(type) {
+	case loop.Sink:
+		t.Out, t.Sink = -1, client
+	case Descriptor:
+		if t.Out, ok = client.Descriptor(); !ok {
+			return false
+		}
+	default:
 		return false
 	}
 	if t.In, t.Until, ok = s.resp.Lend(t.Cut); !ok {
@@ -75,6 +79,13 @@ var errStalled = fmt.Errorf("the client took less than %d bytes of what it was s
 func (s *stream) left(e loop.End) (res Result, ended bool) {
 	s.res.Bytes += e.Sent
 	var failed error
+	if e.Why == loop.Full {
+		// The client takes no more for now: that is waited for here.
+		if failed = s.write(nil); failed == nil && !s.isOver() && !s.leaving {
+			return s.drive()
+		}
+		e.Why = loop.Done
+	}
 	if e.Held != nil {
 		if e.Why != loop.SendFailed && e.Why != loop.SendStalled && e.Why != loop.Panicked {
 			failed = s.write(e.Held.B)

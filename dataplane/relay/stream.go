@@ -54,6 +54,9 @@ type ClientConn interface {
 	SetWriteDeadline(time.Time) error
 }
 
+// A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
+// it was full, a Write of nothing waits until it takes some again.
+
 // Descriptor is what a ClientConn has besides when a loop may write to it.
 type Descriptor interface {
 	// Descriptor gives a non-blocking descriptor to which bytes may be written as

@@ -21,9 +21,9 @@ func (s *sink) write(p []byte) (int, error) {
 	s.out = append(s.out, p...)
 	return len(p), nil
 }
-func (s *sink) kick(o *outbox) { o.deliver() }
-func (s *sink) full([]byte)    {}
-func (s *sink) close()         {}
+func (s *sink) kick(o *outbox, gathered bool) { o.deliver(gathered) }
+func (s *sink) full([]byte)                   {}
+func (s *sink) close()                        {}
 
 // FuzzFrames feeds a connection whatever comes, whole and in pieces: the same
 // requests must be opened and the same error found, nothing may be held

@@ -236,7 +236,7 @@ func (k *loopLink) write(p []byte) (n int, err error) {
 }
 
 // kick delivers on the spot: the socket's buffer usually takes it.
-func (k *loopLink) kick(o *outbox) { o.deliver() }
+func (k *loopLink) kick(o *outbox, gathered bool) { o.deliver(gathered) }
 
 // full has the loop take what is left.
 func (k *loopLink) full(rest []byte) {

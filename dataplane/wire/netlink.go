@@ -25,7 +25,7 @@ func (l *netLink) write(p []byte) (int, error) {
 	return l.nc.Write(p)
 }
 
-func (l *netLink) kick(*outbox) {
+func (l *netLink) kick(*outbox, bool) {
 	select {
 	case l.kicked <- struct{}{}:
 	default:
@@ -43,14 +43,14 @@ func (l *netLink) deliver(o *outbox) {
 	for {
 		select {
 		case <-l.kicked:
-			o.deliver()
+			o.deliver(false)
 			continue
 		case <-l.end:
 		}
 		select {
 		case <-l.kicked:
 			l.limit = min(l.limit, time.Second)
-			o.deliver()
+			o.deliver(false)
 		default:
 		}
 		return

@@ -13,8 +13,9 @@ type link interface {
 	// n < len(p) with a nil error: it is full. It is called by one goroutine at
 	// a time, not under the outbox's lock.
 	write(p []byte) (n int, err error)
-	// kick has deliver called for the outbox, here or elsewhere, soon.
-	kick(o *outbox)
+	// kick has deliver called for the outbox, here or elsewhere, soon. gathered: what
+	// others had to append is there, and this one must not wait for more.
+	kick(o *outbox, gathered bool)
 	// full hands rest, what write did not take, to whoever waits for room; it
 	// calls resume when all of it has left. rest is the link's until then.
 	full(rest []byte)
@@ -56,7 +57,7 @@ func (o *outbox) appended(n int) {
 	}
 	o.delivering = true
 	o.mu.Unlock()
-	o.link.kick(o)
+	o.link.kick(o, false)
 }
 
 // post appends a frame of the connection's own, whatever is pending.
@@ -75,8 +76,8 @@ const keptQueue = 256 << 10
 
 // deliver writes until nothing is left or the socket is full. Only the one who
 // set delivering calls it.
-func (o *outbox) deliver() {
-	if o.streams.Load() > 1 {
+func (o *outbox) deliver(gathered bool) {
+	if !gathered && o.streams.Load() > 1 {
 		runtime.Gosched() // let those who are about to append do so first
 	}
 	for {
@@ -107,7 +108,7 @@ func (o *outbox) deliver() {
 // resume goes on delivering; n bytes have left meanwhile.
 func (o *outbox) resume(n int) {
 	o.sent(n, nil)
-	o.deliver()
+	o.deliver(false)
 }
 
 // sent takes n bytes off what is pending and wakes those who wait for room. buf

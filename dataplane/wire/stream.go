@@ -109,6 +109,32 @@ func (s *Stream) Send(payload []byte) error {
 	return nil
 }
 
+// Offer is Send for who must not wait: taken is false where Send would wait, and
+// nothing was done then. What was taken goes out with other streams' items; where due
+// is true the caller must see to that, by a Flush soon, of which one is enough for all
+// that was offered before it.
+func (s *Stream) Offer(payload []byte) (taken, due bool, err error) {
+	o := &s.conn.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case s.over != nil:
+		return false, false, s.over
+	case s.credit <= 0 || o.pending > o.most:
+		return false, false, nil
+	}
+	s.credit -= int64(len(payload))
+	o.queue = appendFrame(o.queue, Item, s.ID, payload)
+	o.pending += headerSize + len(payload)
+	due = !o.delivering
+	o.delivering = true
+	return true, due, nil
+}
+
+// Flush sends what was offered; only after an Offer that said it was due. It does not
+// wait.
+func (s *Stream) Flush() { s.conn.out.link.kick(&s.conn.out, true) }
+
 // await waits until an item may be sent.
 func (s *Stream) await() error {
 	o := &s.conn.out

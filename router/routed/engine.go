@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/loop"
 	"sluice/dataplane/upstream"
 	"sluice/router/disagg"
 	"sluice/router/fleet"
@@ -38,6 +39,9 @@ type Options struct {
 	// MaxDepth is the deepest nesting of a request's arrays and objects.
 	MaxDepth int
 	Log      *slog.Logger
+	// Loops, when set, drive the socket's streams; the caller closes them, after the
+	// socket.
+	Loops *loop.Loops
 }
 
 // Engine is the router as an engine. It stands before the runner as the front's

@@ -154,9 +154,13 @@ func (c *call) relay() {
 	if t := c.hooks.Transcript; t != nil {
 		carry = &relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c.next}
 	}
-	res := relay.Stream(&c.outlet, c.resp, relay.Options{
+	res, over := relay.Begin(c, c.resp, relay.Options{
 		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, OnFirstToken: c.hooks.OnFirstToken, Rewrite: c.hooks.Rewrite, Carry: carry,
+		Loops: c.e.opt.Loops, Go: c.goOn,
 	})
+	for !over {
+		res, over = (<-c.rest)()
+	}
 	if res.Err != nil && c.left.left.Load() {
 		res.Cause = relay.ClientGone
 	}

@@ -2,6 +2,7 @@ package routed
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/loop"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/dataplane/wire"
@@ -33,10 +35,16 @@ type call struct {
 	hooks  front.RelayHooks
 	result relay.Result
 	broke  error // of sending an answer that was no stream
+
+	// While a loop has the stream: offering, due and held are of its thread.
+	rest     chan func() (relay.Result, bool)
+	offering bool   // within Put
+	due      bool   // what was offered is to be flushed
+	held     []byte // items that the caller has not taken: 4 bytes of length, then the payload
 }
 
 // calls keeps the scratch of calls that have ended.
-var calls = sync.Pool{New: func() any { return new(call) }}
+var calls = sync.Pool{New: func() any { return &call{rest: make(chan func() (relay.Result, bool), 1)} }}
 
 // maxKept bounds the scratch that is kept.
 const maxKept = 64 << 10
@@ -47,20 +55,64 @@ func (e *Engine) ServeStream(s *wire.Stream) {
 	c.s, c.left = s, new(leaving)
 	e.run(c)
 	c.events.Drop()
-	if cap(c.payload) > maxKept || cap(c.scratch) > maxKept/4 {
+	if cap(c.payload)+cap(c.held) > maxKept || cap(c.scratch) > maxKept/4 {
 		return
 	}
-	keep := call{payload: c.payload[:0]}
+	keep := call{payload: c.payload[:0], held: c.held[:0], rest: c.rest}
 	keep.reuse(&c.converter)
 	*c = keep
 	calls.Put(c)
 }
 
-// put sends one item.
+// put sends one item. On a loop's thread it does not wait: what the caller does not
+// take is kept, until the loop has let go of the stream and Write sends it.
 func (c *call) put(it *item) error {
 	c.payload = asMsgpack{}.append(c.payload[:0], it)
-	return c.s.Send(c.payload)
+	if !c.offering {
+		return c.s.Send(c.payload)
+	}
+	if len(c.held) == 0 {
+		taken, due, err := c.s.Offer(c.payload)
+		c.due = c.due || due
+		if taken || err != nil {
+			return err
+		}
+	}
+	c.held = append(binary.BigEndian.AppendUint32(c.held, uint32(len(c.payload))), c.payload...)
+	return nil
 }
+
+// Put implements loop.Sink.
+func (c *call) Put(p []byte) (due loop.Flusher, full bool, err error) {
+	c.offering, c.due = true, false
+	defer func() {
+		c.offering = false
+		if c.due && due == nil { // a panic: what other streams offered goes out all the same
+			c.s.Flush()
+		}
+	}()
+	_, err = c.outlet.Write(p)
+	if c.due {
+		due = c.s
+	}
+	return due, len(c.held) > 0, err
+}
+
+// Write implements relay.ClientConn. It waits while the caller takes nothing.
+func (c *call) Write(p []byte) (int, error) {
+	for held := c.held; len(held) > 0; {
+		n := 4 + int(binary.BigEndian.Uint32(held))
+		if err := c.s.Send(held[4:n]); err != nil {
+			return 0, err
+		}
+		held = held[n:]
+	}
+	c.held = c.held[:0]
+	return c.outlet.Write(p)
+}
+
+// goOn has ServeStream's goroutine go on with a stream that a loop has let go of.
+func (c *call) goOn(f func() (relay.Result, bool)) { c.rest <- f }
 
 // refuse ends the stream with an error before anything was sent to an engine.
 func (c *call) refuse(reason front.Reason, field, message string) {
