@@ -106,7 +106,7 @@ static void *agent_main(void *p) {
     }
     if (a->live > 0 || __atomic_load_n(&a->shared->outstanding, __ATOMIC_RELAXED) > 0) {
       idle = a->pace.busy_ns;
-      if (a->now - last < a->pace.spin_ns) {
+      if (a->live > 0 && a->now - last < a->pace.spin_ns) { /* a transfer of ours is often this short */
         relax();
       } else {
         nap(a->pace.busy_ns);

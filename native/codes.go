@@ -29,7 +29,7 @@ func (c LoadCode) String() string {
 
 // Pace is how an agent's thread waits.
 type Pace struct {
-	Spin time.Duration // stay awake this long after the last event while something is outstanding
+	Spin time.Duration // stay awake this long after the last event while a transfer of ours is under way
 	Busy time.Duration // then sleep this long between looks
 	Idle time.Duration // longest sleep while nothing is outstanding
 }

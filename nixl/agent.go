@@ -25,7 +25,7 @@ type Config struct {
 	ProgressDelay time.Duration
 	NoProgress    bool // no progress thread: peers' reads and writes move only while we poll
 	Telemetry     bool // time and bytes of each transfer
-	Pace          Pace // default: spin 20 µs, then look every 20 µs while something is outstanding; else at least every 5 ms
+	Pace          Pace // default: look every 40 µs while something is outstanding, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
 	Commands      int  // slots of the command ring, a power of two; default 1024
 	Events        int  // slots of the event ring, a power of two; default 4096
 
@@ -50,7 +50,7 @@ func (c *Config) defaults() error {
 	}
 	set(&c.ProgressDelay, 5*time.Millisecond)
 	set(&c.Pace.Spin, 20*time.Microsecond)
-	set(&c.Pace.Busy, 20*time.Microsecond)
+	set(&c.Pace.Busy, 40*time.Microsecond)
 	set(&c.Pace.Idle, 5*time.Millisecond)
 	set(&c.StartTimeout, 20*time.Second)
 	set(&c.CallTimeout, 10*time.Second)

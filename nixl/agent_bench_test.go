@@ -168,30 +168,6 @@ func quantiles(b *testing.B, d []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkRealNotification: from NIXL's call in another process to the handler in
-// Go, one a millisecond, while something is outstanding; CPU of this process.
-func BenchmarkRealNotification(b *testing.B) {
-	got := make(chan time.Time, 1)
-	w := realWorld()
-	a := w.open(b, Config{OnNotification: func(Notification) { got <- time.Now() }})
-	md := must[[]byte](b)(a.Metadata(b.Context()))
-	c := startChild(b, "sender:1.5.1", "SLUICE_NIXL_TEST_PEER="+hexOf(md))
-	if l := c.line(b); l != "ready" {
-		b.Fatal(l)
-	}
-	a.driver.expect(1)
-	defer a.driver.expect(-1)
-	var all []time.Duration
-	cpu, began := cpuTime(), time.Now()
-	for b.Loop() {
-		time.Sleep(time.Millisecond)
-		sent := c.send(b)
-		all = append(all, (<-got).Sub(sent))
-	}
-	b.ReportMetric(100*float64(cpuTime()-cpu)/float64(time.Since(began)), "%cpu")
-	quantiles(b, all)
-}
-
 // BenchmarkRealWriteVisible: a record of 64 bytes, from the order to write it until
 // it is seen in the board's memory by loads, and until the board's owner is told.
 func BenchmarkRealWriteVisible(b *testing.B) {

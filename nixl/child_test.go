@@ -45,8 +45,6 @@ func TestMain(m *testing.M) {
 		childIdle(childOpen(version, nil))
 	case "hang":
 		childHang()
-	case "sender":
-		childSender(version)
 	case "ucx-peer":
 		childTells(childUCX(version, gotLine))
 	case "ucx-hangup":
@@ -203,48 +201,6 @@ func TestRealVersionMismatch(t *testing.T) {
 		t.Errorf("the peer said %q, or ended (%v)", l, !ok)
 	case <-time.After(100 * time.Millisecond):
 	}
-}
-
-// childSender sends a notification for each byte it reads, and tells when: on the
-// clock that all processes share.
-func childSender(version string) {
-	a := childOpen(version, nil)
-	md, err := hex.DecodeString(os.Getenv("SLUICE_NIXL_TEST_PEER"))
-	if err != nil {
-		fmt.Println("error", err)
-		os.Exit(3)
-	}
-	p, err := a.LoadPeer(context.Background(), md, "")
-	if err != nil {
-		fmt.Println("error", err)
-		os.Exit(3)
-	}
-	a.driver.expect(1) // awake: the sender's sleep is not what is measured
-	fmt.Println("ready")
-	buf := make([]byte, 1)
-	for {
-		if _, err := os.Stdin.Read(buf); err != nil {
-			return
-		}
-		sent := time.Now().UnixNano()
-		if err := a.Post(p, []byte("SLUICE1 recv ok - - 0 0 0/0/1 d0 chatcmpl-1")); err != nil {
-			fmt.Println("error", err)
-		}
-		fmt.Println(sent)
-	}
-}
-
-// send has the child send one, and answers when it did.
-func (c *child) send(t testing.TB) time.Time {
-	t.Helper()
-	if _, err := c.in.Write([]byte{1}); err != nil {
-		t.Fatal(err)
-	}
-	var ns int64
-	if _, err := fmt.Sscan(c.line(t), &ns); err != nil {
-		t.Fatal(err)
-	}
-	return time.Unix(0, ns)
 }
 
 func hexOf(b []byte) string { return hex.EncodeToString(b) }

@@ -1,0 +1,120 @@
+package nixl
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/native"
+)
+
+// sender compiles a C sender that is none of our agents: ucx_sender or nixl_sender.
+func sender(t testing.TB, name string) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil || native.ABI() == 0 {
+		t.Skip("no C compiler, or built without cgo")
+	}
+	sources, _ := filepath.Glob("../native/*.c")
+	out := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command(cc, append([]string{"-O2", "-std=gnu11", "-I../native", "-o", out, "../native/testdata/" + name + ".c"}, append(sources, "-ldl", "-lpthread")...)...)
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+	return out
+}
+
+// measured are the times from a call in a sender to the handler in Go, and the share of
+// a core that this process took meanwhile.
+type measured struct {
+	times []time.Duration // sorted
+	cpu   float64         // percent
+	each  time.Duration   // of CPU, for one message
+}
+
+// measure has a sender send count messages to an agent of ours, one a millisecond.
+func measure(t testing.TB, name string, count int, open func(func(Notification)) *Agent) (m measured) {
+	t.Helper()
+	var mu sync.Mutex
+	done := make(chan struct{})
+	var began time.Time
+	var before time.Duration
+	a := open(func(n Notification) {
+		now := time.Now()
+		sent, err := strconv.ParseInt(string(n.Message), 10, 64)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			m.times = append(m.times, now.Sub(time.Unix(0, sent)))
+		}
+		switch len(m.times) {
+		case 1:
+			began, before = now, cpuTime()
+		case count:
+			took := cpuTime() - before
+			m.cpu, m.each = 100*float64(took)/float64(now.Sub(began)), took/time.Duration(count-1)
+			close(done)
+		}
+	})
+	md := must[[]byte](t)(a.Metadata(t.Context()))
+	cmd := exec.Command(sender(t, name), a.Library().Path, hexOf(md), strconv.Itoa(count))
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the sender: %v: %s", err, b)
+	}
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%d of %d messages came", len(m.times), count)
+	}
+	slices.Sort(m.times)
+	return m
+}
+
+// measureUCX is measure over UCX alone, as the router opens it: TCP, on the devices of
+// the allowed networks.
+func measureUCX(t testing.TB, count int) measured {
+	return measure(t, "ucx_sender", count, func(on func(Notification)) *Agent {
+		return ucxWorld().open(t, Config{Parameters: map[string]string{"TLS": "tcp", "NET_DEVICES": "lo"}, OnNotification: on})
+	})
+}
+
+// A sender that knows no more than UCP reaches us: the wire is UCX's own.
+func TestRealUCXForeignSender(t *testing.T) {
+	m := measureUCX(t, 500)
+	t.Logf("%d messages: p50 %s, p99 %s, %.1f %% of a core", len(m.times), m.times[len(m.times)/2], m.times[len(m.times)*99/100], m.cpu)
+}
+
+// BenchmarkRealUCXNotification: from UCX's call in another process to the handler
+// in Go, one a millisecond; CPU of this process.
+func BenchmarkRealUCXNotification(b *testing.B) {
+	for b.Loop() {
+		measureUCX(b, 3000).report(b)
+	}
+}
+
+// BenchmarkRealNotification: the same from NIXL's call, while something is outstanding,
+// by how long the thread sleeps between its looks.
+func BenchmarkRealNotification(b *testing.B) {
+	for _, busy := range []time.Duration{20 * time.Microsecond, 40 * time.Microsecond, 60 * time.Microsecond} {
+		b.Run(busy.String(), func(b *testing.B) {
+			for b.Loop() {
+				measure(b, "nixl_sender", 3000, func(on func(Notification)) *Agent {
+					a := realWorld().open(b, Config{OnNotification: on, Pace: Pace{Busy: busy}})
+					a.driver.expect(1)
+					b.Cleanup(func() { a.driver.expect(-1) })
+					return a
+				}).report(b)
+			}
+		})
+	}
+}
+
+func (m measured) report(b *testing.B) {
+	b.ReportMetric(m.cpu, "%cpu")
+	b.ReportMetric(float64(m.each)/1e3, "µs-cpu/msg")
+	quantiles(b, m.times)
+}
