@@ -9,7 +9,7 @@
 #                   a second prefill engine), dp (two data-parallel ranks behind
 #                   one URL), migrate (a decode engine is killed under its streams),
 #                   routed (a preprocessor with vLLM's own tokenizer, through the
-#                   router as an engine); default these. transfers: see scripts/e2e-nixl-vllm.sh
+#                   router as an engine); default these. transfers, push: see scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
 #   --no-clients    leave the official OpenAI clients out
 #   --router FILE   the binary to test, instead of building bin/sluice
@@ -45,7 +45,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|routed|transfers) ;; *) die "unknown section $section: pd, dp, migrate, routed and transfers are known" ;; esac
+  case $section in pd|dp|migrate|routed|transfers|push) ;; *) die "unknown section $section: pd, dp, migrate, routed, transfers and push are known" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

@@ -30,9 +30,9 @@ ENVIRONMENT = {
 
 class Engine:
     """One `vllm serve`: kv_role is kv_producer, kv_consumer or None; connector is
-    the configuration of ours, which then stands in for vLLM's own."""
+    the configuration of ours, which then stands in for vLLM's own; kind its class."""
 
-    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None):
+    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None, kind="NixlConnector"):
         self.name = name
         self.ranks = ranks
         port = free_port()
@@ -58,7 +58,7 @@ class Engine:
         if kv_role:
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(ranks))
             argv += ["--kv-transfer-config", json.dumps({
-                "kv_connector": "NixlConnector",
+                "kv_connector": kind,
                 "kv_role": kv_role,
                 "kv_buffer_device": "cpu",
                 **({

@@ -10,6 +10,7 @@ import time
 import section_dp
 import section_migrate
 import section_pd
+import section_push
 import section_routed
 import section_transfers
 from processes import say
@@ -19,6 +20,7 @@ SECTIONS = {
     "pd": section_pd.Section,
     "dp": section_dp.Section,
     "migrate": section_migrate.Section,
+    "push": section_push.Section,
     "routed": section_routed.Section,
     "transfers": section_transfers.Section,
 }

@@ -14,6 +14,7 @@ import time
 
 import http_calls
 import prompts
+import renewal
 from engines import Engine, wait_ready
 from gate import Gate
 from processes import free_port
@@ -78,6 +79,10 @@ class Tap:
 
 
 class Section:
+    # Name, role, and whether it runs our connector: p2 is vLLM as it is.
+    engines_of = (("p1", "kv_producer", True), ("p2", "kv_producer", False), ("d1", "kv_consumer", True))
+    kind = "NixlConnector"
+
     def __init__(self, context):
         self.context = context
         self.report = context.report
@@ -99,32 +104,44 @@ class Section:
         found = glob.glob(os.path.join(context.cache, "venv/lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
         self.library = found[0] if found else ""
         self.engines = {}
-        for name, role in (("p1", "kv_producer"), ("p2", "kv_producer"), ("d1", "kv_consumer")):
+        for name, role, told in self.engines_of:
             ours = {
                 "connector": {"router": f"http://127.0.0.1:{self.port}", "worker": name},
                 "env": {"SLUICE_TOKEN": TOKEN, "PYTHONPATH": os.path.join(HERE, "../../nixl/connector")},
             }
-            # p2 is vLLM as it is.
-            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, **(ours if name != "p2" else {}))
+            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, kind=self.kind, **(ours if told else {}))
+
+    def begin(self):
+        self.tap = Tap(self.engines["p1"])
+        self.front = Gate(self.tap.url)  # p1's address as the router knows it
+
+    def tiers(self, *names):
+        """Each tier's name and what makes it the router's best."""
+        nixl = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.library}
+        best = {
+            "nixl": nixl,
+            "ucx": {**nixl, "SLUICE_TRANSFERS_NIXL": "off"},
+            "zmq": {"SLUICE_TRANSFERS_NIXL_LIBRARY": "/nonexistent", "SLUICE_TRANSFERS_UCX": "off"},
+        }
+        return [(name, best[name]) for name in names]
 
     def check(self):
         report = self.report
-        self.tap = Tap(self.engines["p1"])
-        self.front = Gate(self.tap.url)  # p1's address as the router knows it
-        nixl, hidden = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.library}, {"SLUICE_TRANSFERS_NIXL_LIBRARY": "/nonexistent"}
-        report.section("Transfers told over NIXL")
-        report.note("p1 and d1 run Sluice's connector; p2 is vLLM as it is")
-        with self.router("nixl", nixl) as router:
-            self.told(router, "nixl", 8)
-        report.section("NIXL off in the router: told over UCX")
-        with self.router("ucx", {**nixl, "SLUICE_TRANSFERS_NIXL": "off"}) as router:
-            self.told(router, "ucx", 4)
-        report.section("The NIXL library hidden: told over ZMQ")
-        with self.router("zmq", {**hidden, "SLUICE_TRANSFERS_UCX": "off"}) as router:
-            self.told(router, "zmq", 4)
+        self.begin()
+        titles = {"nixl": "Transfers told over NIXL", "ucx": "NIXL off in the router: told over UCX", "zmq": "The NIXL library hidden: told over ZMQ"}
+        for tier, env in self.tiers("nixl", "ucx", "zmq"):
+            report.section(titles[tier])
+            if tier == "nixl":
+                nixl = env
+                report.note("p1 and d1 run Sluice's connector; p2 is vLLM as it is")
+            with self.router(tier, env) as router:
+                self.told(router, tier, 8 if tier == "nixl" else 4)
         report.section("vLLM as it is: blocks of abandoned requests")
         with report.guarded("abandoned requests"):
             self.abandoned()
+        report.section("vLLM as it is: a request held between the legs for longer than the lease")
+        with report.guarded("a lease that is renewed"):
+            self.renewed()
         report.section("A prefill engine frozen in mid-transfer: a transfer that stalls")
         with self.router("stall", {**nixl, "SLUICE_TRANSFERS_STALL_TIMEOUT": f"{STALL}s"}) as router:
             self.found(router, "nixl")
@@ -155,6 +172,25 @@ class Section:
                 check(router)
             finally:
                 router.process.stop(5)
+
+    def renewed(self):
+        """p2 alone prefills, as in abandoned."""
+        gate, p2, d1 = Gate(self.engines["d1"].url), self.engines["p2"], self.engines["d1"]
+        flags = ["--prefill", f"{p2.url},id=p2", "--decode", f"{gate.url},id=dead,kv_events=off", "--decode", f"{d1.url},id=d1"]
+        env = {
+            "SLUICE_TRANSFERS_NIXL_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": "renew",
+            "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **renewal.environment(),
+        }  # fmt: skip
+        router = Router(self.context.router, self.context.run_dir, "router-renew", flags, env)
+        try:
+            router.wait_ready()
+            self.report.note(f"router: `sluice serve --prefill URL {renewal.FLAGS[1:]}, transfers.side_channel: renew, timeouts.connect {renewal.CONNECT} s; the gate leaves connects unanswered")
+            until(lambda: self.health(router)["active"] == "nixl", 60)
+            until(lambda: http_calls.get(router.url, "/metrics").text().count('state="ready"} 1') == 3, 60)
+            renewal.check(self.report, router, p2, d1, gate, self.alone)
+        finally:
+            router.process.stop(5)
+            gate.close()
 
     def alone(self, path, body):
         """What decode alone says, with nothing of the prompt in its cache."""

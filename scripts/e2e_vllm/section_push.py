@@ -1,0 +1,40 @@
+"""vLLM's push mode: prefill writes the KV into decode's blocks, and our connector in
+the decode engine tells the router of it."""
+
+import json
+
+import prompts
+import section_transfers
+from section_transfers import CHAT
+
+
+class Section(section_transfers.Section):
+    engines_of = (("p1", "kv_producer", True), ("p2", "kv_producer", True), ("d1", "kv_consumer", True))
+    kind = "NixlPushConnector"
+
+    def check(self):
+        self.begin()
+        for tier, env in self.tiers("nixl", "zmq"):
+            self.report.section(f"Push mode, told over {tier.upper()}")
+            self.report.note("all three engines run NixlPushConnector; router: pd.family nixl-push")
+            with self.router("push-" + tier, {**env, "SLUICE_PD_FAMILY": "nixl-push"}) as router:
+                self.found(router, tier)
+                self.pushed(router, 6)
+
+    def pushed(self, router, count):
+        report, states, same = self.report, [], 0
+        taken = self.engines["d1"].metrics().source("external_kv_transfer")
+        for i in range(count):
+            request, streamed = f"{router.process.name}-{i}", i % 2 == 1
+            body = prompts.chat(prompts.text(40 + 20 * i))
+            answer = router.ask(CHAT, {**body, "stream": streamed}, {"X-Request-Id": request})
+            same += prompts.said(CHAT, answer, streamed) == self.alone(CHAT, body)
+            account = self.account(router, request)
+            states.append((account["outcome"].get("transfer") or {}).get("state"))
+        report.equal(f"{count} answers have the text of decode alone", count, same)
+        report.equal("hand-overs told done", count, states.count("done"))
+        seen = int(self.engines["d1"].metrics().source("external_kv_transfer") - taken)
+        report.row("prompt tokens that decode was given by prefill", "more than 0", seen, seen > 0)
+        view = self.admin(router, "/admin/v1/transfers").json()
+        report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))
+        report.equal("reports malformed or refused", 0, view["reports"]["malformed"] + view["reports"]["refused"])
