@@ -312,10 +312,15 @@ func (r *rig) onLoops(by Relay, n int) {
 // until polls for what must become true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	untilFor(t, patience, what, ok)
+}
+
+func untilFor(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			buf := make([]byte, 1<<20)
-			t.Fatalf("%s: not within %v\n%s", what, patience, buf[:runtime.Stack(buf, true)])
+			t.Fatalf("%s: not within %v\n%s", what, limit, buf[:runtime.Stack(buf, true)])
 		}
 	}
 }

@@ -3,6 +3,7 @@ package front
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +44,7 @@ func runRouter(engine string) error {
 		return err
 	}
 	s, err := New(Options{
-		Relay: Relay(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: 3 * time.Second, Pages: testPages{},
+		Relay: Relay(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: stalledAfter(), Pages: testPages{},
 		Handler: handlerFunc(func(x *Exchange) {
 			call := new(upstream.Call)
 			resp, err := ep.Do(&upstream.Request{Method: "POST", Path: x.Endpoint.Path, Body: [][]byte{x.Doc.Body}}, call)
@@ -70,6 +72,14 @@ func runRouter(engine string) error {
 	return s.Serve(ln)
 }
 
+// stalledAfter is after how long the router cuts a client that takes nothing.
+func stalledAfter() time.Duration {
+	if os.Getenv("SLUICE_SOAK") != "" {
+		return 30 * time.Second // the default
+	}
+	return 3 * time.Second
+}
+
 func raiseFiles() int {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
@@ -85,11 +95,12 @@ func raiseFiles() int {
 }
 
 // crowd is many streams through a router: of ten clients one reads half of
-// what it is sent, and of those every tenth nothing at all.
+// what it is sent (in a soak 1 KB a second), and of those every tenth nothing at all.
 type crowd struct {
 	t     *testing.T
 	rss   func() int
 	cpu   func() time.Duration
+	soak  bool
 	stop  atomic.Bool
 	wg    sync.WaitGroup
 	mu    sync.Mutex
@@ -106,11 +117,11 @@ func TestManyStreams(t *testing.T) {
 		t.Skip("a process of its own, some seconds long")
 	}
 	n, span := 400, 4*time.Second
-	if os.Getenv("SLUICE_SOAK") != "" {
-		n, span = 10_000, 20*time.Second
+	c := &crowd{t: t, soak: os.Getenv("SLUICE_SOAK") != ""}
+	if c.soak {
+		n, span = 10_000, 40*time.Second
 	}
-	n = min(n, (raiseFiles()-500)/2)
-	c := &crowd{t: t}
+	n = min(n, (raiseFiles()-500)/2) // two descriptors a stream: in the router, and here
 	// One event a second of each stream; those of slow clients are large.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -134,7 +145,7 @@ func TestManyStreams(t *testing.T) {
 		c.wg.Add(1)
 		go c.client(addr, kind, gate)
 	}
-	until(t, "all streams begun", func() bool { return c.begun.Load() == int64(n) })
+	untilFor(t, 5*patience, "all streams begun", func() bool { return c.begun.Load() == int64(n) })
 	t.Logf("%d streams begun in %v", n, time.Since(began).Round(time.Millisecond))
 	time.Sleep(span / 4)
 	c.alike.Store(true)
@@ -143,7 +154,7 @@ func TestManyStreams(t *testing.T) {
 	used, took := c.cpu()-cpu, time.Since(at)
 	full := c.rss()
 	c.alike.Store(false)
-	until(t, "the stopped cut", func() bool { return out.count("client_stalled") >= n/100 })
+	untilFor(t, stalledAfter()+patience, "the stopped cut", func() bool { return out.count("client_stalled") >= n/100 })
 	lost := c.lost.Load()
 	c.stop.Store(true)
 	c.mu.Lock()
@@ -277,7 +288,16 @@ func (c *crowd) engine(ln net.Listener) {
 // client reads one stream, as its kind does.
 func (c *crowd) client(addr, kind string, gate chan struct{}) {
 	defer c.wg.Done()
-	nc, err := net.Dial("tcp", addr)
+	var d net.Dialer
+	if kind == "slow" && c.soak {
+		// A network's segments, not the loopback's of 64 KiB: a client whose window is
+		// shut tells of room only when a segment fits.
+		d.Control = func(_, _ string, raw syscall.RawConn) (err error) {
+			outer := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 1400) })
+			return errors.Join(outer, err)
+		}
+	}
+	nc, err := d.Dial("tcp", addr)
 	<-gate
 	if err != nil {
 		c.lost.Add(1)
@@ -306,12 +326,15 @@ func (c *crowd) client(addr, kind string, gate chan struct{}) {
 	case "slow":
 		// Half of what comes. (A kernel tells of room in the buffer only when half of
 		// it is free: a client much slower than this looks stopped in three seconds.)
-		buf = make([]byte, 16<<10)
+		buf, pause := make([]byte, 16<<10), 250*time.Millisecond
+		if c.soak {
+			buf, pause = buf[:1<<10], time.Second
+		}
 		for !c.stop.Load() {
 			if _, err := io.ReadFull(nc, buf); err != nil {
 				break
 			}
-			time.Sleep(250 * time.Millisecond)
+			time.Sleep(pause)
 		}
 	default:
 		for !c.stop.Load() {

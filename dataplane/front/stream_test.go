@@ -112,6 +112,97 @@ func testStreamFramings(t *testing.T, by Relay) {
 	}
 }
 
+// Trailers reach the client, and the connection stands behind them.
+func TestTrailersOfAStream(t *testing.T) { onBoth(t, testTrailersOfAStream) }
+
+func testTrailersOfAStream(t *testing.T, by Relay) {
+	free := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+		<-free // on a loop by then
+		_, _ = io.WriteString(nc, "0\r\nX-Took: 1\r\n")
+		time.Sleep(time.Millisecond)
+		_, err := io.WriteString(nc, "X-Sum: a\r\n\r\n")
+		return err == nil
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	for range 2 {
+		c.send(chatPost(streamDoc))
+		resp := c.head()
+		if _, err := io.ReadFull(resp.Body, make([]byte, len(helloStream))); err != nil {
+			t.Fatal(err)
+		}
+		r.onLoops(by, 1)
+		free <- struct{}{}
+		if rest := c.rest(resp); rest != "" || resp.Trailer.Get("X-Took") != "1" || resp.Trailer.Get("X-Sum") != "a" {
+			t.Errorf("%q, trailers %v", rest, resp.Trailer)
+		}
+		wantEnd(t, ends, relay.Completed)
+		c.serves()
+	}
+	if s := e.ep.Stats(); s.Dialed != 1 {
+		t.Errorf("%+v: the engine's connection was not kept", s)
+	}
+}
+
+// A client that waits for leave to send its body gets it, and then its stream.
+func TestExpectContinueBeforeAStream(t *testing.T) { onBoth(t, testExpectContinueBeforeAStream) }
+
+func testExpectContinueBeforeAStream(t *testing.T, by Relay) {
+	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
+		if len(req.Header["Expect"]) > 0 {
+			t.Error("the engine was told to expect something")
+		}
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return err == nil
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	for range 2 {
+		c.send(strings.TrimSuffix(chatPost(streamDoc, "Expect: 100-continue"), streamDoc))
+		if line, err := c.br.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100 ") {
+			t.Fatalf("%q (%v)", line, err)
+		}
+		_, _ = c.br.ReadString('\n')
+		c.send(streamDoc)
+		if resp, body := c.answer(); resp.StatusCode != 200 || body != helloStream {
+			t.Errorf("%d %q", resp.StatusCode, body)
+		}
+		wantEnd(t, ends, relay.Completed)
+		c.serves()
+	}
+}
+
+// HEAD has no body, on a page and on what is no page, behind a stream as before one.
+func TestHeadAroundAStream(t *testing.T) { onBoth(t, testHeadAroundAStream) }
+
+func testHeadAroundAStream(t *testing.T, by Relay) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return err == nil
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	for range 2 {
+		for path, status := range map[string]int{"/livez": 200, chat: 405, "/nowhere": 404} {
+			c.send("HEAD " + path + " HTTP/1.1\r\nHost: a\r\n\r\n")
+			resp, err := http.ReadResponse(c.br, &http.Request{Method: "HEAD"})
+			if err != nil || resp.StatusCode != status {
+				t.Fatalf("HEAD %s: %v, %v", path, resp, err)
+			}
+		}
+		c.send(chatPost(streamDoc))
+		if _, body := c.answer(); body != helloStream {
+			t.Errorf("stream %q", body)
+		}
+		wantEnd(t, ends, relay.Completed)
+	}
+}
+
 // HTTP/1.0 knows no chunks: it gets the payload, and the end of the connection.
 func TestStreamToHTTP10(t *testing.T) { onBoth(t, testStreamToHTTP10) }
 
