@@ -290,10 +290,14 @@ func (c *crowd) client(addr, kind string, gate chan struct{}) {
 	defer c.wg.Done()
 	var d net.Dialer
 	if kind == "slow" && c.soak {
-		// A network's segments, not the loopback's of 64 KiB: a client whose window is
-		// shut tells of room only when a segment fits.
+		// A network's segments, not the loopback's of 64 KiB, and little room: a client
+		// whose window is shut tells of room only when much of it is free, and looks
+		// stopped until then.
 		d.Control = func(_, _ string, raw syscall.RawConn) (err error) {
-			outer := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 1400) })
+			outer := raw.Control(func(fd uintptr) {
+				err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 1400),
+					unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10))
+			})
 			return errors.Join(outer, err)
 		}
 	}
@@ -304,7 +308,7 @@ func (c *crowd) client(addr, kind string, gate chan struct{}) {
 		return
 	}
 	defer nc.Close()
-	if kind != "fast" {
+	if kind != "fast" && !c.soak {
 		_ = nc.(*net.TCPConn).SetReadBuffer(64 << 10)
 	}
 	if _, err := io.WriteString(nc, chatPost(`{"model":"`+kind+`","stream":true}`)); err != nil {

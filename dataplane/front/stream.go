@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sock"
 	"sluice/dataplane/upstream"
 )
 
@@ -403,6 +404,16 @@ func (st *stream) Descriptor() (fd int, ok bool) {
 	}
 	err := st.c.raw.Control(st.c.lend)
 	return st.c.fd, err == nil
+}
+
+// Unsent implements relay.Backlog: not known where bytes are changed on their way, or
+// TLS is spoken, which a write that was cut off breaks.
+func (st *stream) Unsent() (n int, ok bool) {
+	if st.plain || st.chunked || st.coder.on || st.c.raw == nil || st.c.secure != nil {
+		return 0, false
+	}
+	err := st.c.raw.Control(func(fd uintptr) { n = sock.Unsent(int(fd)) })
+	return n, err == nil
 }
 
 // SetWriteDeadline implements relay.ClientConn.

@@ -390,6 +390,45 @@ func testStalledClientIsCut(t *testing.T, by Relay) {
 }
 
 // A stream that outlives WriteTimeout many times is not cut while it flows.
+func TestSlowClientIsNotCut(t *testing.T) { onBoth(t, testSlowClientIsNotCut) }
+
+// A client that reads 40 KB a second of what fills its buffers is not stalled, although
+// its socket takes nothing new for many times WriteTimeout.
+func testSlowClientIsNotCut(t *testing.T, by Relay) {
+	const limit = 2 * time.Second
+	if testing.Short() {
+		t.Skip("twice the time-out long")
+	}
+	t.Parallel()
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		event := chunk("data: {\"x\":\"" + strings.Repeat("y", 60<<10) + "\"}\n\n")
+		for {
+			if _, err := io.WriteString(nc, event); err != nil {
+				return false
+			}
+		}
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: by, WriteTimeout: limit}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	_ = c.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
+	c.send(chatPost(hello))
+	piece := make([]byte, 4<<10)
+	for began := time.Now(); time.Since(began) < 5*limit/2; time.Sleep(100 * time.Millisecond) {
+		if _, err := io.ReadFull(c, piece); err != nil {
+			t.Fatalf("cut after %v: %v", time.Since(began), err)
+		}
+		select {
+		case res := <-ends:
+			t.Fatalf("ended: %+v", res)
+		default:
+		}
+	}
+	_ = c.Close()
+	wantEnd(t, ends, relay.ClientGone)
+}
+
 func TestLongStreamIsNotCut(t *testing.T) { onBoth(t, testLongStreamIsNotCut) }
 
 func testLongStreamIsNotCut(t *testing.T, by Relay) {

@@ -65,6 +65,14 @@ type Descriptor interface {
 	Descriptor() (fd int, ok bool)
 }
 
+// Backlog is what a ClientConn has besides when it can tell a client that reads slowly
+// from one that reads nothing.
+type Backlog interface {
+	// Unsent is how many bytes that were written the client has not taken yet; not ok
+	// where that is not known, or a Write that failed for its deadline cannot go on.
+	Unsent() (n int, ok bool)
+}
+
 const (
 	// A stream reads into a small buffer while events trickle, and into a
 	// large one while data flows.
@@ -72,9 +80,12 @@ const (
 	largeRead = 32 << 10
 	// calmReads small reads in a row bring the small buffer back.
 	calmReads = 16
-	// maxSlack is how much shorter than WriteTimeout a flush's deadline may
-	// be: within it the timer set for an earlier flush is left as it is.
+	// maxSlack is how much shorter than meant a flush's deadline may be: within it
+	// the timer set for an earlier flush is left as it is.
 	maxSlack = time.Second
+	// looks is how often in WriteTimeout a write that is not done is looked at, where
+	// there is something to see (Backlog).
+	looks = 4
 	// minProgress is what a client must take in WriteTimeout to count as slow,
 	// not as stalled.
 	minProgress = loop.MinProgress
@@ -93,6 +104,7 @@ type stream struct {
 	edit     editor
 	armed    time.Time // when the write deadline was last set
 	slack    time.Duration
+	flush    time.Duration // the deadline of one write
 	calm     int
 	leaving  bool // for another engine, though this one is well
 	lent     bool // resp is, to a loop, or was
@@ -121,8 +133,12 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		dst: dst, resp: resp, opt: opt,
 		chunked:  resp.ContentLength == upstream.LengthChunked,
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
-		slack:    min(maxSlack, opt.WriteTimeout/4),
+		flush:    opt.WriteTimeout,
 	}
+	if _, ok := s.unsent(); ok {
+		s.flush /= looks
+	}
+	s.slack = min(maxSlack, s.flush/4)
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
 	if c := s.opt.Carry; c != nil && !(s.scanning && s.chunked) {
@@ -342,12 +358,15 @@ func (s *stream) closedEarly() {
 func (s *stream) write(p []byte) error { return s.writeAt(p, time.Now()) }
 
 // writeAt writes p, under a deadline. A client that takes something is slow,
-// and may be; one that takes next to nothing in WriteTimeout is stalled.
+// and may be; one that takes next to nothing in WriteTimeout is stalled. A socket takes
+// bytes again only when a third of what may be megabytes is free, so what it still
+// holds is looked at too.
 func (s *stream) writeAt(p []byte, t time.Time) error {
 	if s.armed.IsZero() || t.Sub(s.armed) > s.slack {
 		s.arm(t)
 	}
-	for progress := 0; ; {
+	blocked, progress, before := t, 0, -1 // since when it took nothing, what it took, and held then
+	for {
 		n, err := s.dst.Write(p)
 		s.res.Bytes += int64(n)
 		p = p[n:]
@@ -361,17 +380,31 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return s.clientFailed(ClientGone, err)
 		}
-		if progress < minProgress {
+		now := time.Now()
+		unsent, known := s.unsent()
+		switch taken := before + progress - unsent; {
+		case progress >= minProgress || known && before >= 0 && taken >= minProgress:
+			blocked, progress, before = now, 0, unsent
+		case !known || now.Sub(blocked) >= s.opt.WriteTimeout-s.slack:
 			return s.clientFailed(ClientStalled, err)
+		case before < 0:
+			progress, before = 0, unsent
 		}
-		progress = 0
-		s.arm(time.Now())
+		s.arm(now)
 	}
+}
+
+func (s *stream) unsent() (n int, ok bool) {
+	b, ok := s.dst.(Backlog)
+	if !ok {
+		return 0, false
+	}
+	return b.Unsent()
 }
 
 func (s *stream) arm(t time.Time) {
 	s.armed = t
-	_ = s.dst.SetWriteDeadline(t.Add(s.opt.WriteTimeout)) // fails on a closed connection only: the write will say so
+	_ = s.dst.SetWriteDeadline(t.Add(s.flush)) // fails on a closed connection only: the write will say so
 }
 
 // clientFailed notes the client's failure unless the engine failed before.
