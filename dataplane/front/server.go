@@ -172,7 +172,7 @@ func (s *Server) startLoops() *loop.Loops {
 		tick = min(tick, idle/8)
 	}
 	loops, err := loop.Start(loop.Options{
-		Loops: s.opt.RelayThreads, Tick: max(tick, 10*time.Millisecond),
+		Loops: s.opt.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
 		OnFail: func(err error) { s.opt.Log.Error("an event loop failed; its streams were ended", "error", err) },
 	})
 	if err != nil {

@@ -14,7 +14,7 @@ func (r *relayer) Left(End)                                  {}
 // A read, the Handler's look and the write allocate nothing. The loop is turned by the
 // test itself.
 func TestTurnAllocatesNothing(t *testing.T) {
-	l := newLoop(time.Hour, func(err error) { t.Error(err) })
+	l := newLoop(&Options{Tick: time.Hour, OnFail: func(err error) { t.Error(err) }})
 	var err error
 	if l.poll, err = openEpoll(l); err != nil {
 		t.Fatal(err)

@@ -66,10 +66,11 @@ type Loop struct {
 	current *Task
 	done    chan struct{}
 	onFail  func(error)
+	budget  *membudget.Budget
 }
 
-func newLoop(tick time.Duration, onFail func(error)) *Loop {
-	l := &Loop{tick: tick, done: make(chan struct{}), onFail: onFail}
+func newLoop(opt *Options) *Loop {
+	l := &Loop{tick: opt.Tick, done: make(chan struct{}), onFail: opt.OnFail, budget: opt.Budget}
 	l.timer = time.AfterFunc(time.Hour, l.wakeUp)
 	l.timer.Stop()
 	return l
@@ -373,7 +374,10 @@ func (l *Loop) pass(t *Task, p []byte) {
 			return
 		}
 	}
-	t.hold(p, l.now)
+	if !t.hold(p, l.now, l.budget) {
+		l.leave(t, NoRoom, nil)
+		return
+	}
 	if !t.paused && t.heldBytes() > MaxHeld {
 		t.paused = true
 	}
@@ -396,7 +400,7 @@ func (l *Loop) writable(t *Task) {
 	}
 	left := t.heldBytes()
 	if left == 0 {
-		t.drop()
+		t.drop(l.budget)
 	} else if err := l.poll.watchOut(t); err != nil {
 		l.leave(t, SendFailed, err)
 		return
@@ -469,9 +473,9 @@ func (l *Loop) giveBack(t *Task, why Why, err error) {
 	t.state = outside
 	end := End{Why: why, Err: err, Sent: t.sent}
 	if t.held != nil {
-		end.Held = t.held
+		end.Held, end.counted, end.budget = t.held, t.counted, l.budget
 		end.Held.B = end.Held.B[t.from:]
-		t.held = nil
+		t.held, t.counted = nil, 0
 	}
 	if l.count == 0 {
 		l.timer.Stop()
@@ -486,8 +490,11 @@ func (l *Loop) unload() {
 	l.mu.Unlock()
 }
 
-// Release gives the buffer of an End back.
+// Release gives what is held back, once.
 func (e *End) Release() {
 	membudget.Default.Put(e.Held)
-	e.Held = nil
+	if e.budget != nil {
+		e.budget.Release(e.counted)
+	}
+	e.Held, e.counted = nil, 0
 }

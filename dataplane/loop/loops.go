@@ -2,10 +2,10 @@ package loop
 
 import (
 	"fmt"
-	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"sluice/dataplane/membudget"
 )
 
 // Options of Start; zero values mean the default in brackets.
@@ -13,6 +13,9 @@ type Options struct {
 	Loops int // threads [one for each CPU that Go uses]
 	// Tick is how often time-outs are looked at: how late they may be [1s].
 	Tick time.Duration
+	// Budget counts what is held for slow clients; one for whom there is no room left
+	// is cut. nil: nothing is counted.
+	Budget *membudget.Budget
 	// OnFail is told, once a loop, that its poller has failed; its streams were ended.
 	OnFail func(error)
 }
@@ -41,7 +44,7 @@ func Start(opt Options) (*Loops, error) {
 	processors.add(opt.Loops)
 	s.procs = opt.Loops
 	for range opt.Loops {
-		l := newLoop(opt.Tick, opt.OnFail)
+		l := newLoop(&opt)
 		opened := make(chan error, 1)
 		go l.run(opened)
 		if err := <-opened; err != nil {
@@ -105,29 +108,4 @@ func (s *Loops) Close() {
 		<-l.done
 	}
 	processors.add(-s.procs)
-}
-
-// processors keeps count of the Ps (GOMAXPROCS) added for the threads of all Loops: a
-// thread that waits awake holds one, which the rest of the program must not lack. It
-// takes the setting out of the runtime's hands, which since Go 1.25 follows a
-// container's limit when that changes.
-var processors processorCount
-
-type processorCount struct {
-	mu    sync.Mutex
-	added int
-}
-
-func (p *processorCount) add(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.added += n
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
-}
-
-// own is how many there are without the added ones.
-func (p *processorCount) own() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(runtime.GOMAXPROCS(0)-p.added, 1)
 }

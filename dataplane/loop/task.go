@@ -53,6 +53,7 @@ const (
 	SendFailed             // End.Err
 	SendStalled            // Out took next to nothing for WriteTimeout
 	Full                   // Sink said so; nothing is lost, and another Task may go on
+	NoRoom                 // Out is slow, and Options.Budget spent
 	WasCut                 // Cut was called, or the loops were closed
 	Panicked               // the Handler did; End.Err
 )
@@ -63,8 +64,11 @@ type End struct {
 	Err  error
 	Sent int64 // bytes written to Out
 	// Held is what Out has not taken yet, nil for nothing. The receiver gives it
-	// back to membudget.Default.
+	// back by Release.
 	Held *membudget.Buffer
+
+	counted int64
+	budget  *membudget.Budget
 }
 
 // Task is one stream. The caller fills the exported fields; both descriptors are
@@ -101,6 +105,7 @@ type Task struct {
 	lastIn  time.Time
 	held    *membudget.Buffer // held.B[from:] is to be sent
 	from    int
+	counted int64     // of Options.Budget
 	blocked time.Time // since then Out has taken less than MinProgress
 	unsent  int       // of the socket at that time; -1: not looked at
 }
@@ -131,32 +136,45 @@ func (t *Task) heldBytes() int {
 	return len(t.held.B) - t.from
 }
 
-// hold keeps a copy of p for Out.
-func (t *Task) hold(p []byte, now time.Time) {
+// hold keeps a copy of p for Out; false when the budget is spent.
+func (t *Task) hold(p []byte, now time.Time, budget *membudget.Budget) bool {
 	have := t.heldBytes()
 	if have == 0 {
 		t.blocked, t.unsent = now, -1
 	}
 	if t.held == nil || t.from+have+len(p) > cap(t.held.B) {
-		bigger := membudget.Default.Get(2 * (have + len(p)))
+		want := 2 * (have + len(p))
+		size := int64(membudget.SizeOf(want))
+		if budget != nil && !budget.Acquire(size) {
+			return false
+		}
+		bigger := membudget.Default.Get(want)
 		if t.held != nil {
 			copy(bigger.B, t.held.B[t.from:])
 			membudget.Default.Put(t.held)
+			if budget != nil {
+				budget.Release(t.counted)
+			}
 		}
 		bigger.B = bigger.B[:have]
-		t.held, t.from = bigger, 0
+		t.held, t.from, t.counted = bigger, 0, size
 	}
 	n := len(t.held.B)
 	t.held.B = t.held.B[:n+len(p)]
 	copy(t.held.B[n:], p)
+	return true
 }
 
 // drop gives the held bytes' memory back.
-func (t *Task) drop() {
-	if t.held != nil {
-		membudget.Default.Put(t.held)
-		t.held, t.from = nil, 0
+func (t *Task) drop(budget *membudget.Budget) {
+	if t.held == nil {
+		return
 	}
+	membudget.Default.Put(t.held)
+	if budget != nil {
+		budget.Release(t.counted)
+	}
+	t.held, t.from, t.counted = nil, 0, 0
 }
 
 // sendSome writes what Out takes of p at once; errno is 0 when that was not all

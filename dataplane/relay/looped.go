@@ -1,12 +1,12 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"time"
 
 	"sluice/dataplane/loop"
-	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
 
@@ -75,6 +75,9 @@ func (l *looped) Left(e loop.End) {
 // errStalled is the detail of a client that took next to nothing in WriteTimeout.
 var errStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", loop.MinProgress, os.ErrDeadlineExceeded)
 
+// errNoRoom is the detail of a slow client for whom nothing more may be held.
+var errNoRoom = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.body_budget) is spent")
+
 // left goes on, on a goroutine, where the loop has left off.
 func (s *stream) left(e loop.End) (res Result, ended bool) {
 	s.res.Bytes += e.Sent
@@ -87,10 +90,12 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		e.Why = loop.Done
 	}
 	if e.Held != nil {
-		if e.Why != loop.SendFailed && e.Why != loop.SendStalled && e.Why != loop.Panicked {
+		switch e.Why {
+		case loop.SendFailed, loop.SendStalled, loop.NoRoom, loop.Panicked:
+		default:
 			failed = s.write(e.Held.B)
 		}
-		membudget.Default.Put(e.Held)
+		e.Release()
 	}
 	switch {
 	case e.Why == loop.Panicked:
@@ -99,6 +104,8 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		_ = s.clientFailed(ClientGone, e.Err)
 	case e.Why == loop.SendStalled:
 		_ = s.clientFailed(ClientStalled, errStalled)
+	case e.Why == loop.NoRoom:
+		_ = s.clientFailed(ClientStalled, errNoRoom)
 	case failed != nil:
 	case e.Why == loop.Done && s.leaving:
 	case e.Why == loop.Done:
