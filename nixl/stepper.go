@@ -17,11 +17,12 @@ import (
 // thread, and a message wakes one goroutine, which takes it out of UCX and hands it
 // on.
 //
-// Two other forms were measured beside it. A goroutine that waits inside of C takes more
-// CPU. A thread in C that hands messages over through the ring takes half where
-// nothing else goes on, for a call into C ends the deep sleep of the runtime's watch
-// each time, but it wakes two threads one after the other: on a busy machine it was up to
-// twice as late in the middle, and ten times as late at the ninety-ninth percentile.
+// Two other forms were measured beside it (docs/nixl.md). A goroutine that waits inside
+// of C takes more CPU. A thread in C that hands messages over through the ring takes
+// less where nothing else goes on, for a call into C ends the deep sleep of the
+// runtime's watch, but more where something does, and it wakes two threads one after the
+// other: on a busy machine it was up to twice as late in the middle, and ten times as
+// late at the ninety-ninth percentile.
 type stepper struct {
 	u    native.UCX
 	pop  func() bool // hands out one event; nil where another process reads them
