@@ -331,7 +331,7 @@ type Routed struct {
 	// which does not detokenize), or auto: generate where all workers of a model have
 	// it (0.20) and the family hands it over, else completions [auto].
 	VLLM  string   `yaml:"vllm" oneof:"auto completions generate"`
-	Hosts []string `yaml:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name [none]
+	Hosts []string `yaml:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network means no loopback or link-local address [none]
 
 	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"` // the socket opens when so many workers are ready, whatever their role [1]
 	StartWait  time.Duration `yaml:"start_wait" min:"0s"`            // then it opens with what there is [60s]

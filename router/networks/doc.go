@@ -4,5 +4,5 @@
 // Its main function is Allow. Whoever takes an address from outside calls it before
 // anything is connected to there: registration (workers' addresses), fleet (what
 // engines tell of themselves), sidechannel (handles), discovery/named (requests'
-// headers). It resolves no name and opens no connection.
+// headers), routed (what callers hand to engines). It resolves no name and opens no connection.
 package networks

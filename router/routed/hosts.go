@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/router/networks"
 )
 
 // hosts are those that a caller's prefill_result and bootstrap_info may name: an
@@ -40,13 +41,7 @@ func newHosts(list []string) (h hosts, err error) {
 
 func (h *hosts) allow(host string) bool {
 	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		a = a.Unmap().WithZone("")
-		for _, n := range h.nets {
-			if n.Contains(a) {
-				return true
-			}
-		}
-		return false
+		return networks.Allow(h.nets, a.WithZone(""))
 	}
 	return h.names[strings.ToLower(host)]
 }
