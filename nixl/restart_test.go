@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -68,13 +70,35 @@ func restarts(t *testing.T, tier *AgentTier, n int, use func(*Agent)) {
 		if err := hostOf(t, a).Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV}[i%2]); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, fmt.Sprintf("restart %d", i+1), func() bool { b := tier.Agent(); return b != nil && b != a })
+		back(t, tier, a, i+1)
 	}
 	use(tier.Agent())
 	after := settled(t, func(h held) bool { return h.within(before) })
 	t.Logf("%d restarts; after %d: %+v, after all: %+v", n, warm, before, after)
 	if !after.within(before) {
 		t.Errorf("%d restarts left something behind: %+v, before %+v", n-warm, after, before)
+	}
+}
+
+// back waits until the tier has another agent; a try that fails costs its time-outs.
+func back(t *testing.T, tier *AgentTier, before *Agent, n int) {
+	t.Helper()
+	reasons := map[string]bool{}
+	began := time.Now()
+	for end := began.Add(60 * time.Second); ; time.Sleep(time.Millisecond) {
+		state, reason := tier.Status()
+		if a := tier.Agent(); a != nil && a != before {
+			break
+		}
+		if state == TierDown && !strings.Contains(reason, "has ended") {
+			reasons[reason] = true
+		}
+		if time.Now().After(end) {
+			t.Fatalf("restart %d: not back after a minute; %s: %s", n, state, reason)
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Logf("restart %d took %s: %v", n, took.Round(time.Millisecond), slices.Collect(maps.Keys(reasons)))
 	}
 }
 
