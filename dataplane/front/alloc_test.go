@@ -3,9 +3,15 @@ package front
 import (
 	"bufio"
 	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/valyala/fasthttp/fasthttputil"
+
+	"sluice/dataplane/relay"
 )
 
 // What runs for every request allocates nothing, but for the request id.
@@ -60,4 +66,62 @@ func TestAllocations(t *testing.T) {
 		t.Error(err)
 	}
 	<-done
+}
+
+// An event on its way from an engine's socket to a client's allocates nothing, in any
+// protocol.
+func TestEventAllocatesNothing(t *testing.T) { onBoth(t, testEventAllocatesNothing) }
+
+func testEventAllocatesNothing(t *testing.T, by Relay) {
+	if raceOn {
+		t.Skip("the race detector makes pools forget")
+	}
+	const events = 500
+	for _, p := range protocolEnds {
+		conns := make(chan net.Conn, 1)
+		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+			_, _ = io.WriteString(nc, streamHead+chunk(p.event))
+			conns <- nc
+			_, _ = nc.Read(make([]byte, 1)) // until the router has gone
+			return false
+		})
+		ends := make(chan relay.Result, 1)
+		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		c := r.dial()
+		c.send(post(p.path, streamDoc))
+		for line := ""; line != "\r\n"; { // the head
+			var err error
+			if line, err = c.br.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		engine, event := <-conns, []byte(chunk(p.event))
+		got := make([]byte, len(event))
+		if _, err := io.ReadFull(c.br, got); err != nil {
+			t.Fatal(err)
+		}
+		r.onLoops(by, 1)
+		pass := func() {
+			if _, err := engine.Write(event); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(c.br, got); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 50 {
+			pass()
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range events {
+			pass()
+		}
+		runtime.ReadMemStats(&after)
+		if n := float64(after.Mallocs-before.Mallocs) / events; n > .1 { // other goroutines' now and then
+			t.Errorf("%s: %.2f allocations an event", strings.TrimPrefix(p.path, "/v1/"), n)
+		}
+		_ = c.Close()
+		wantEnd(t, ends, relay.ClientGone)
+	}
 }
