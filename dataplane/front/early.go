@@ -249,7 +249,7 @@ func (st *stream) awaitFirst() {
 		p = &pulse{c: st.c, every: opt.KeepAlive}
 		p.start(opt.KeepAlive)
 	}
-	if p == nil {
+	if p == nil || p.every == 0 {
 		return
 	}
 	defer p.stop()

@@ -13,8 +13,8 @@ type Options struct {
 	Loops int // threads [one for each CPU that Go uses]
 	// Tick is how often time-outs are looked at: how late they may be [1s].
 	Tick time.Duration
-	// Budget counts what is held for slow clients; one for whom there is no room left
-	// is cut. nil: nothing is counted.
+	// Budget counts what is held for slow clients; one for whom there is no room left,
+	// and who needs more than any client now and then, is cut. nil: nothing is counted.
 	Budget *membudget.Budget
 	// OnFail is told, once a loop, that its poller has failed; its streams were ended.
 	OnFail func(error)

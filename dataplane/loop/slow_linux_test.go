@@ -107,8 +107,17 @@ func TestHeldIsCounted(t *testing.T) {
 	go func() { _, _ = large.engine.Write(make([]byte, 8<<20)) }()
 	e := large.ends(NoRoom)
 	e.Release()
+	rest := budget.Limit() - budget.Used()
+	if !budget.Acquire(rest) {
+		t.Fatalf("%d of %d used", budget.Used(), budget.Limit())
+	}
 	fast.send("x")
 	fast.wants("x")
+	late := open(t, s, small)
+	_ = late.client.SetReadBuffer(4 << 10)
+	_, _ = late.engine.Write(make([]byte, 30<<10))
+	late.stays()
+	budget.Release(rest)
 	slow.stays()
 	_ = slow.client.SetReadDeadline(time.Now().Add(patience))
 	if n, err := io.CopyN(io.Discard, slow.client, some); err != nil {

@@ -13,6 +13,8 @@ const (
 	// MaxHeld is how many bytes a stream may hold for a client that is slow before
 	// its engine is not read any more; it is read again from half of that on.
 	MaxHeld = 256 << 10
+	// leastHeld is what may be held for any stream, whatever the budget says.
+	leastHeld = 64 << 10
 	// MinProgress is what a client must take in WriteTimeout to count as slow, not
 	// as stalled.
 	MinProgress = 1 << 10
@@ -146,7 +148,10 @@ func (t *Task) hold(p []byte, now time.Time, budget *membudget.Budget) bool {
 		want := 2 * (have + len(p))
 		size := int64(membudget.SizeOf(want))
 		if budget != nil && !budget.Acquire(size) {
-			return false
+			if size > leastHeld {
+				return false
+			}
+			size = 0 // any client may be a moment late
 		}
 		bigger := membudget.Default.Get(want)
 		if t.held != nil {
