@@ -31,8 +31,9 @@ func (n *nativeShape) number(data []byte, gap int) int {
 	return w.number()
 }
 
-// nativeScan is what scanner keeps of such events, and where in the one being walked
-// the values lie that it would keep.
+// nativeScan is what scanner keeps of such events, and of those of vLLM's
+// /inference/v1/generate, which have ids and no text either; and where in the one being
+// walked the values lie that it would keep.
 type nativeScan struct {
 	shape   nativeShape
 	scratch []uint32
@@ -40,11 +41,10 @@ type nativeScan struct {
 
 	textAt, idsAt jsonscan.Value
 	at            [3]int // of what gaps has
-	other         bool   // it has choices too
 }
 
 func (n *nativeScan) begin() {
-	n.textAt, n.idsAt, n.other = jsonscan.Value{}, jsonscan.Value{}, false
+	n.textAt, n.idsAt = jsonscan.Value{}, jsonscan.Value{}
 	n.at = [3]int{-1, -1, -1}
 }
 

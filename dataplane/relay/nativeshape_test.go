@@ -97,6 +97,12 @@ func FuzzNativeShape(f *testing.F) {
 {"text":"\ufffd","output_ids":[3],"meta_info":{"completion_tokens":3.5}}
 {"text":"b","output_ids":[4],"meta_info":{"completion_tokens":3.5}}
 {"error":{"code":503}}`), uint8(1))
+	f.Add([]byte(`{"request_id":"g","choices":[{"index":0,"token_ids":[1],"logprobs":null,"finish_reason":null}]}
+{"request_id":"g","choices":[{"index":0,"token_ids":[2,3],"logprobs":null,"finish_reason":null}]}
+{"request_id":"g","choices":[{"index":1,"token_ids":[4],"logprobs":null,"finish_reason":null}]}
+{"request_id":"g","choices":[{"index":0,"token_ids":[5],"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}
+{"request_id":"g","choices":[{"index":0,"text":"","token_ids":[5],"finish_reason":null}],"usage":null}
+{"request_id":"g","choices":[{"index":0,"text":"a","token_ids":[5],"finish_reason":null}],"usage":null}`), uint8(0))
 	f.Fuzz(func(t *testing.T, all []byte, mode uint8) {
 		var events [][]byte
 		for line := range bytes.Lines(all) {

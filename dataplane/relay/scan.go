@@ -123,7 +123,6 @@ func (s *scanner) openAI(data []byte) {
 			if !w.enter('[') {
 				continue
 			}
-			s.native.other = true
 			for w.element() {
 				s.choice(&w)
 			}
@@ -152,13 +151,13 @@ func (s *scanner) openAI(data []byte) {
 	if s.to > 0 && !s.news && !w.bad {
 		s.plain.learn(data, s.from, s.to)
 	}
-	if s.native.idsAt.Kind == jsonscan.Array && !s.native.other && !s.news && !w.bad {
+	if s.native.idsAt.Kind == jsonscan.Array && s.to == 0 && !s.news && !w.bad {
 		s.native.learn(data)
 	}
 }
 
-// textOrIDs reads the text or the ids of an event of SGLang's /generate, and gives where
-// they lie.
+// textOrIDs reads the text of an event of SGLang's /generate, or its ids or those of a
+// choice, and gives where they lie.
 func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
 	kind := jsonscan.Number
 	switch w.peek() {
@@ -226,11 +225,7 @@ func (s *scanner) choice(w *walker) {
 		case "text":
 			s.content(w)
 		case "token_ids":
-			if s.token {
-				w.skip()
-			} else {
-				s.token = w.hasElements()
-			}
+			s.native.idsAt = s.textOrIDs(w)
 		default:
 			w.skip()
 		}
