@@ -84,6 +84,10 @@ bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw r
 	@scripts/bootstrap.sh --bench
 	@scripts/bench_relay.py --sluice "sluice on event loops=SLUICE_RELAY_DRIVER=loop"
 
+.PHONY: bench-routed
+bench-routed: build ## what an item costs over the framed socket, HTTP and gRPC: docs/routed.md
+	@scripts/bench_routed.py --report docs/routed.md
+
 .PHONY: bench-index
 bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py

@@ -1,0 +1,136 @@
+// Command routed puts load on a router as an engine and counts what comes: over the
+// framed socket (unix, TCP) by the Go client, or over HTTP, whose events it reads no
+// further than it must. It prints one line of JSON. scripts/bench_routed.py starts it.
+//
+//	routed --target unix:///run/engine.sock --streams 200 --tokens 200 --duration 4s
+//	routed --target http://127.0.0.1:8080/v1/completions …
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// options of a run: a closed loop of so many users, each with one request at a time.
+type options struct {
+	target   string
+	streams  int
+	tokens   int
+	prompt   int
+	requests int
+	duration time.Duration
+	timeout  time.Duration
+}
+
+// answer is what one request brought.
+type answer struct{ items, tokens int }
+
+// user sends requests one after the other, each with another prompt.
+type user interface {
+	ask(ctx context.Context, prompt []uint32) (answer, error)
+	close()
+}
+
+// report is what is printed.
+type report struct {
+	Requests, Items, Tokens, Failed int64
+	Error                           string  `json:",omitempty"` // of the first that failed
+	Seconds                         float64 // until the last answer was whole
+	AllocsPerItem                   float64 // of this process
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.target, "target", "", "unix:///PATH, tcp://HOST:PORT, or http://HOST:PORT and one of /v1/completions, /v1/routed/generate")
+	flag.IntVar(&o.streams, "streams", 200, "users, each with one request at a time")
+	flag.IntVar(&o.tokens, "tokens", 200, "tokens of an answer")
+	flag.IntVar(&o.prompt, "prompt", 64, "tokens of a prompt")
+	flag.IntVar(&o.requests, "requests", 0, "stop after so many; 0: by the duration")
+	flag.DurationVar(&o.duration, "duration", 4*time.Second, "how long requests are begun")
+	flag.DurationVar(&o.timeout, "timeout", time.Minute, "of one request")
+	flag.Parse()
+	rep, err := run(&o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(rep)
+}
+
+func run(o *options) (*report, error) {
+	make, err := users(o)
+	if err != nil {
+		return nil, err
+	}
+	var rep report
+	var first sync.Once
+	var begun atomic.Int64
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	for i := range o.streams {
+		wg.Go(func() {
+			u, err := make()
+			if err != nil {
+				first.Do(func() { rep.Error = err.Error() })
+				atomic.AddInt64(&rep.Failed, 1)
+				return
+			}
+			defer u.close()
+			prompt := prompts(o.prompt, i)
+			for n := 0; time.Since(began) < o.duration && (o.requests == 0 || begun.Add(1) <= int64(o.requests)); n++ {
+				prompt[0] = uint32(300 + n%900) // no two alike
+				ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
+				a, err := u.ask(ctx, prompt)
+				cancel()
+				if err == nil && a.tokens != o.tokens {
+					err = fmt.Errorf("%d tokens came, %d were asked for", a.tokens, o.tokens)
+				}
+				mu.Lock()
+				rep.Items, rep.Tokens = rep.Items+int64(a.items), rep.Tokens+int64(a.tokens)
+				if rep.Requests++; err != nil {
+					rep.Failed++
+					first.Do(func() { rep.Error = err.Error() })
+				}
+				mu.Unlock()
+				if err != nil {
+					time.Sleep(50 * time.Millisecond) // not to spin on a server that is down
+				}
+			}
+		})
+	}
+	wg.Wait()
+	rep.Seconds = time.Since(began).Seconds()
+	runtime.ReadMemStats(&after)
+	if rep.Items > 0 {
+		rep.AllocsPerItem = float64(after.Mallocs-before.Mallocs) / float64(rep.Items)
+	}
+	return &rep, nil
+}
+
+// prompts is a prompt of n ids of the simulated engine's vocabulary.
+func prompts(n, user int) []uint32 {
+	list := make([]uint32, max(n, 1))
+	for i := range list {
+		list[i] = uint32(300 + (i*7+user*131)%900)
+	}
+	return list
+}
+
+// users gives what makes one user after the other.
+func users(o *options) (func() (user, error), error) {
+	if strings.HasPrefix(o.target, "http://") {
+		return httpUsers(o)
+	}
+	return socketUsers(o)
+}

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""What an item and a request cost of a router that serves as an engine: over the framed
+socket (unix, TCP), over HTTP (/v1/completions as it is, and the socket's twin,
+/v1/routed/generate), and over a plain gRPC stream (bench/grpc: one engine, no choice,
+the standard library's HTTP client), all from the same simulated engine.
+
+The router, or the gRPC server, has a core to itself; engine and load share the other.
+Figures are medians of the rounds with their range. CPU is what the kernel charged the
+process. A ratio is taken in each round, and is the only figure that means something on
+another machine, or another day.
+
+  item     µs of CPU for one item of 200 streams that get one each 10 ms; "user" is the
+           part spent outside of the kernel: what is done beyond the sockets, scheduling
+           of goroutines and the runtime's waiting for them included
+  request  µs of CPU for one request of 4 tokens, 64 users, an engine that answers at once
+
+  scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/routed.md]
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import bench_proxies as b
+
+BASE = "HTTP /v1/completions"
+BEGIN, END = "<!-- bench-routed -->", "<!-- /bench-routed -->"
+
+
+def build(tmp):
+    """The load, and the gRPC module, which is none of the router's."""
+    load, grpc = os.path.join(tmp, "load"), os.path.join(tmp, "grpc")
+    subprocess.run(["go", "build", "-o", load, "./bench/routed"], check=True, cwd=b.ROOT)
+    subprocess.run(["go", "build", "-o", grpc, "."], check=True, cwd=os.path.join(b.ROOT, "bench", "grpc"))
+    return load, grpc
+
+
+def put_load(argv, target, streams, tokens, seconds):
+    out = subprocess.run(
+        ["taskset", "-c", "0"] + argv + ["--target", target, "--streams", str(streams), "--tokens", str(tokens), "--duration", "%.2fs" % seconds],
+        capture_output=True, text=True, timeout=180, env=dict(os.environ, GOMAXPROCS="1"),
+    )
+    if out.returncode != 0:
+        sys.exit("load on %s failed: %s" % (target, out.stderr[-1500:]))
+    rep = json.loads(out.stdout)
+    if rep["Failed"] or not rep["Items"]:
+        sys.exit("load on %s: %d of %d requests failed: %s" % (target, rep["Failed"], rep["Requests"], rep.get("Error")))
+    return rep
+
+
+def times(p):
+    """User and all CPU seconds of a process."""
+    with open("/proc/%d/stat" % p.p.pid) as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return int(fields[11]) / b.TICK, (int(fields[11]) + int(fields[12])) / b.TICK
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
+    ap.add_argument("--note", default="", help="a word on the machine, for the report")
+    ap.add_argument("--report", help="write the table into this page, between its marks, as well")
+    a = ap.parse_args()
+    if not os.path.exists(b.SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    if os.cpu_count() < 2:
+        sys.exit("two cores are needed: one for the router, one for engine and load")
+    for tool in ("taskset", "go"):
+        if not shutil.which(tool):
+            sys.exit("%s is not installed" % tool)
+
+    tmp = tempfile.mkdtemp(prefix="sb-")  # short: a socket's path has a limit
+    procs = []
+
+    def start(*args, **kw):
+        p = b.Process(*args, **kw)
+        procs.append(p)
+        return p
+
+    def router(name, engine):
+        path, port = os.path.join(tmp, name + ".sock"), b.free_port()
+        conf = os.path.join(tmp, name + ".yaml")
+        with open(conf, "w") as f:
+            f.write("routed:\n  unix: %s\n  listen: 127.0.0.1:%d\n  http: true\n" % (path, port))
+        p = start(1, [b.SLUICE, "serve", "--config", conf, "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine], first_line=True)
+        b.wait_ready(p.addr, "/readyz")
+        return p, path, port
+
+    try:
+        load, grpc = build(tmp)
+        sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", "65536"]
+        paced, fast = ["--cost-step", "10ms"], ["--speed", "inf"]
+        sides = {}  # of both engines: name -> process, argv of the load, target
+        for side, pace in (("item", paced), ("request", fast)):
+            vllm = start(0, [b.SLUICE, *sim, *pace], first_line=True)
+            sglang = start(0, [b.SLUICE, *sim, *pace, "--engine", "sglang", "--incremental-streaming-output"], first_line=True)
+            for s in (vllm, sglang):
+                b.wait_ready(s.addr, "/health")
+            p, path, port = router(side, vllm.addr)
+            g, gpath, gport = router(side + "s", sglang.addr)
+            rows = sides[side] = {
+                BASE: (p, [load], "http://%s/v1/completions" % p.addr),
+                "HTTP /v1/routed/generate": (p, [load], "http://%s/v1/routed/generate" % p.addr),
+                "socket, unix": (p, [load], "unix://" + path),
+                "socket, TCP": (p, [load], "tcp://127.0.0.1:%d" % port),
+                "socket, unix, SGLang": (g, [load], "unix://" + gpath),
+            }
+            for name, flags in (("gRPC, encoding/json", []), ("gRPC, ids searched for", ["--scan"])):
+                s = start(1, [grpc, "serve", "--engine", "http://" + vllm.addr, *flags], first_line=True)
+                rows[name] = (s, [grpc, "load"], s.addr)
+        names = [n for n in sides["item"] if n == BASE or not a.only or any(n.startswith(o) for o in a.only.split(","))]
+
+        got = {n: {} for n in names}
+        for round_ in range(a.rounds):
+            print("round %d of %d" % (round_ + 1, a.rounds), file=sys.stderr)
+            for side, streams, tokens, seconds in (("item", 200, 200, a.seconds), ("request", 64, 4, a.seconds / 2)):
+                for name in names:
+                    p, argv, target = sides[side][name]
+                    put_load(argv, target, streams, tokens, 0.3)
+                    user, all_ = times(p)
+                    rep = put_load(argv, target, streams, tokens, seconds)
+                    user, all_ = (x - y for x, y in zip(times(p), (user, all_)))
+                    n = rep["Items"] if side == "item" else rep["Requests"]
+                    row = got[name]
+                    row.setdefault(side, []).append(all_ / n * 1e6)
+                    row.setdefault(side + " user", []).append(user / n * 1e6)
+                    row.setdefault(side + " rate", []).append(n / rep["Seconds"])
+                    if side == "item" and "AllocsPerItem" in rep:
+                        row.setdefault("allocs", []).append(rep["AllocsPerItem"])
+
+        def ratio(name, key):
+            r = [x / y for x, y in zip(got[name][key], got[BASE][key])]
+            return "%.2f [%.2f–%.2f]" % (statistics.median(r), min(r), max(r))
+
+        lines = [
+            "| way | item µs | ratio to HTTP | user µs | items/s | request µs | ratio to HTTP | requests/s |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for n in names:
+            r = got[n]
+            lines.append("| %s | %s | %s | %s | %s | %s | %s | %s |" % (
+                n, b.med(r["item"]), ratio(n, "item"), b.med(r["item user"]), b.med(r["item rate"], 0), b.med(r["request"], 0), ratio(n, "request"), b.med(r["request rate"], 0)))
+        lines += ["", "%d rounds of %.0f s and %.0f s%s. The Go client and the load on it allocated %s times an item (unix)." % (
+            a.rounds, a.seconds, a.seconds / 2, a.note and "; " + a.note, "%.2f" % statistics.median(got.get("socket, unix", got[BASE])["allocs"]))]
+        table = "\n".join(lines)
+        print("\n" + table)
+        if a.report:
+            with open(a.report, encoding="utf-8") as f:
+                page = f.read()
+            if BEGIN not in page or END not in page:
+                sys.exit("%s has no %s … %s" % (a.report, BEGIN, END))
+            page = re.sub(re.escape(BEGIN) + ".*" + re.escape(END), lambda _: BEGIN + "\n" + table + "\n" + END, page, flags=re.S)
+            with open(a.report, "w", encoding="utf-8") as f:
+                f.write(page)
+    finally:
+        for p in procs:
+            p.stop()
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
