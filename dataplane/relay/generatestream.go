@@ -3,6 +3,8 @@ package relay
 import (
 	"bytes"
 	"strconv"
+
+	"sluice/dataplane/jsonscan"
 )
 
 // generateStream is vLLM's /inference/v1/generate: {"request_id","choices":[{"index",
@@ -10,10 +12,16 @@ import (
 type generateStream struct {
 	t  *Transcript
 	id []byte // request_id, raw
+
+	around jsonscan.Shape // of the events that tell ids and nothing else
+	index  int            // its gap: the choice's number; -1: none
 }
 
 func (g *generateStream) event(dst, event []byte) []byte {
 	t := g.t
+	if t.next == nil && g.plain(event) {
+		return append(dst, event...)
+	}
 	data := DataOf(event)
 	if bytes.Equal(data, done) {
 		t.ended = true
@@ -35,7 +43,30 @@ func (g *generateStream) event(dst, event []byte) []byte {
 	if g.id == nil {
 		g.id = bytes.Clone(memberOf(data, "request_id"))
 	}
+	if t.NoText && !n.news && n.choices == 1 && n.ids > 0 {
+		ids := jsonscan.Value{Start: n.idsAt, End: n.idsTo, Kind: jsonscan.Array}
+		if g.around.Learn(event, jsonscan.Value{}, ids) {
+			g.index = g.around.Gap(n.indexAt)
+		}
+	}
 	return append(dst, event...)
+}
+
+// plain takes in an event that is of the shape of the last one walked.
+func (g *generateStream) plain(event []byte) bool {
+	t := g.t
+	out, _, ok := g.around.Match(t.Out, event)
+	if !ok || len(out) == len(t.Out) {
+		return false
+	}
+	if g.index >= 0 {
+		if w := (walker{b: event, i: g.around.Start(g.index)}); w.number() > 0 {
+			return false
+		}
+	}
+	t.Out = out
+	t.told(nil, len(out))
+	return true
 }
 
 func (g *generateStream) turn() Rewriter {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sluice/dataplane/jsonscan"
 )
 
 // nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
@@ -29,6 +31,9 @@ func nativeEvents(n int, cumulative bool) (events [][]byte) {
 // of each by a walk. The engine is left behind as many events as leave says.
 func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
 	t := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: deltas, Prompt: []uint32{7, 8}, holds: true}
+	if len(events) > 0 && bytes.Contains(events[0], []byte(`"choices"`)) {
+		t.Form, t.NoText = GenerateForm, true
+	}
 	scan := &scanner{usage: noUsage}
 	var out []byte
 	for i, e := range events {
@@ -37,6 +42,9 @@ func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
 		}
 		if own, ok := t.own.(*nativeStream); ok && walked {
 			own.around = nativeShape{}
+		}
+		if own, ok := t.own.(*generateStream); ok && walked {
+			own.around = jsonscan.Shape{}
 		}
 		if walked {
 			scan.native = nativeScan{}
@@ -78,6 +86,32 @@ func TestNativeShapeChangesNothing(t *testing.T) {
 	}
 	if scan.usage != (Usage{Prompt: 4, Completion: 4, Cached: 2}) {
 		t.Errorf("usage %v", scan.usage)
+	}
+}
+
+// TestGenerateShapeChangesNothing: likewise for vLLM's generate, whose first event may
+// have the prompt's ids.
+func TestGenerateShapeChangesNothing(t *testing.T) {
+	var events [][]byte
+	for _, rest := range []string{`"index":0,"token_ids":[1],"finish_reason":null}],"prompt_token_ids":[7,8]`, `"index":0,"token_ids":[2],"finish_reason":null}]`,
+		`"index":0,"token_ids":[3, 4],"finish_reason":null}]`, `"index":0,"token_ids":[],"finish_reason":null}]`, `"index":0,"token_ids":[5],"finish_reason":null}]`,
+		`"index":0,"token_ids":[6],"finish_reason":null}],"usage":{"prompt_tokens":2}`, `"index":1,"token_ids":[9],"finish_reason":null}]`,
+		`"index":0,"token_ids":[10],"finish_reason":"length"}]`} {
+		events = append(events, []byte(`data: {"request_id":"g","choices":[{`+rest+"}\n\n"))
+	}
+	for leave := range 5 {
+		got := nativeSeen(events, nil, leave+3, false)
+		if want := nativeSeen(events, nil, leave+3, true); got != want {
+			t.Errorf("got\n%swalked\n%s", got, want)
+		}
+	}
+	g := &generateStream{t: &Transcript{Form: GenerateForm, NoText: true, Prompt: []uint32{7}}}
+	g.event(nil, events[1])
+	if !g.plain(events[2]) || !slices.Equal(g.t.Out, []uint32{2, 3, 4}) || g.t.Told != 3 {
+		t.Errorf("the third event: %v, %d told", g.t.Out, g.t.Told)
+	}
+	if g.plain(events[3]) || g.plain(events[6]) || g.plain(events[7]) {
+		t.Error("an event that says more has the shape")
 	}
 }
 

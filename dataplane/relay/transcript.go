@@ -77,6 +77,8 @@ type noted struct {
 	text       []byte
 	textAt     int // where it begins in the event
 	idsAt      int // likewise, of the last token_ids
+	idsTo      int // where they end
+	indexAt    int // where a choice's index begins, 0: nowhere
 	news       bool
 	choices    int
 	failed     bool
@@ -320,6 +322,7 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
 		case "index":
+			n.indexAt = base + w.at()
 			if w.number() > 0 {
 				t.stuck("many_choices")
 			}
@@ -344,7 +347,7 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 				t.stuck("no_ids")
 			}
 			n.ids = len(t.Out) - had
-			n.idsAt = base + w.i - len(raw)
+			n.idsAt, n.idsTo = base+w.i-len(raw), base+w.i
 			t.mark(w, base, len(raw))
 		case "prompt_token_ids":
 			had := t.nspans
