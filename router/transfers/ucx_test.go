@@ -128,10 +128,12 @@ func TestRealUCXForgers(t *testing.T) {
 	rec := nixl.Ticket{Slot: wait.ticket.Slot, Sequence: wait.ticket.Sequence, Nonce: wait.ticket.Nonce + 1, Request: wait.ticket.Request}.Record(nixl.Completion{Request: wait.ticket.Request, Status: 1})
 	insider(fmt.Sprintf("SLB1%c\x00\x00\x00%s", wait.ticket.Slot, rec[:]))
 	eventually(t, "the guessed ticket is counted", func() bool { return w.Reports()["refused"] == 1 })
+	insider(string(line("recv", "failed", "mine", 1, 1))) // names no ticket, and one was given out
+	eventually(t, "the line without a ticket is counted", func() bool { return w.Reports()["refused"] == 2 })
 	if wait.Lost() != "" {
 		t.Errorf("a forged report was believed: %s", wait.Lost())
 	}
-	insider(string(line("recv", "ok", "mine", 1, 1)))
+	insider(fmt.Sprintf("SLUICE1 recv ok %d %016x 1 1 0/0/1 d0 cmpl-mine-0-0badcafe", wait.ticket.Slot, wait.ticket.Nonce))
 	eventually(t, "the right report counts", func() bool { return wait.told.Result().State == completion.Done })
 }
 
