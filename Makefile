@@ -52,8 +52,13 @@ fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks
 	SLUICE_SOAK=1 go test -timeout 4h -count=1 ./router/... ./dataplane/... ./bench/...
+	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'OutOfDescriptors|DrainOfManyStreams|MixedFaults' ./cmd/sluice
 	SLUICE_SOAK=1 go test -race -v -timeout 4h -count=1 -run 'TestMetamorphicSoak$$' ./router/kvindex
 	@scripts/fuzz.sh 5m
+
+.PHONY: reliability
+reliability: build ## what the router survives, point by point, with the tests' figures: RELIABILITY.md
+	@scripts/reliability.py
 
 .PHONY: native
 native: ## build native/ with cmake, warnings as errors

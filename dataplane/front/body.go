@@ -129,8 +129,10 @@ func (x *Exchange) readBody() bool {
 			}
 			// One byte over the limit tells an end from an excess.
 			want := min(4*b.read, limit+1)
-			if b.length >= 0 {
-				want = min(want, b.length)
+			// The last step is a long one, so that little of the body lies in the buffer
+			// that is replaced: two of nearly its size would be three times the body.
+			if b.length >= 0 && b.length <= 8*b.read {
+				want = b.length
 			}
 			if !b.lease.Grow(int(want)) {
 				return x.budgetSpent()

@@ -280,6 +280,7 @@ func TestRawCorpus(t *testing.T) {
 	if len(cases) < 60 {
 		t.Fatalf("only %d cases", len(cases))
 	}
+	t.Logf("reliability 1: %d raw cases, each with a request behind it", len(cases))
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
 			mu.Lock()

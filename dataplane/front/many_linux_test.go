@@ -43,8 +43,9 @@ func runRouter(engine string) error {
 	if err != nil {
 		return err
 	}
+	head, _ := time.ParseDuration(os.Getenv("SLUICE_TEST_HEAD"))
 	s, err := New(Options{
-		Relay: Relay(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: stalledAfter(), Pages: testPages{},
+		Relay: Relay(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: stalledAfter(), HeadTimeout: head, MaxBodyBytes: 64 << 20, Pages: testPages{},
 		Handler: handlerFunc(func(x *Exchange) {
 			call := new(upstream.Call)
 			resp, err := ep.Do(&upstream.Request{Method: "POST", Path: x.Endpoint.Path, Body: [][]byte{x.Doc.Body}}, call)

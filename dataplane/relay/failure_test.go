@@ -50,6 +50,7 @@ func TestEngineDiesAnywhere(t *testing.T) {
 			good := goodCuts(body)
 			var at atomic.Int64
 			e := engine(t, func(nc *net.TCPConn) { send(nc, streamHead+body[:at.Load()]) })
+			t.Logf("reliability 5: %s: the engine dies at each of %d bytes", c.file, len(body))
 			for cut := range body {
 				at.Store(int64(cut))
 				resp := open(t, e, nil)

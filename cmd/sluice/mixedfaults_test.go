@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+)
+
+// TestMixedFaults is number 18 of RELIABILITY.md: engines that fail in every way and
+// clients that leave, for as long as is wished; then the router's process must be what
+// it was after the first of it.
+func TestMixedFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("processes, some seconds long")
+	}
+	warm, span := 4*time.Second, 6*time.Second
+	if os.Getenv("SLUICE_SOAK") != "" {
+		warm, span = 5*time.Minute, time.Hour
+	}
+	var engines []*sim.Engine
+	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", "timeouts.stream_idle=2s", "--set", "timeouts.first_byte=2s", "--set", "pd.lease=5s"}
+	for i := range 5 {
+		kind := "decode"
+		if i%2 == 0 {
+			kind = "prefill"
+		}
+		e := startSim(t, role(kind))
+		engines = append(engines, e)
+		args = append(args, "--"+kind, e.URL())
+	}
+	env, _ := serveEnv(t)
+	p := launch(t, env, args...)
+	p.ready(t)
+	faults := []sim.Fault{
+		{Kind: sim.Status, P: 0.03}, {Kind: sim.Status, Status: 500, P: 0.02}, {Kind: sim.Stall, Delay: 3 * time.Second, P: 0.01}, {Kind: sim.Stall, After: 2, Delay: 3 * time.Second, P: 0.01},
+		{Kind: sim.Reset, P: 0.02}, {Kind: sim.Reset, After: 3, P: 0.02}, {Kind: sim.Cut, After: 2, P: 0.02}, {Kind: sim.StreamFail, After: 1, P: 0.02},
+		{Kind: sim.Garbage, P: 0.02}, {Kind: sim.BadHandle, P: 0.02}, {Kind: sim.NoHandle, P: 0.02}, {Kind: sim.Slow, Delay: 5 * time.Millisecond, P: 0.2},
+	}
+	var asked, left atomic.Int64
+	var outcome [6]atomic.Int64
+	traffic := func(span time.Duration) {
+		for _, e := range engines {
+			for _, f := range faults {
+				e.Fault(f)
+			}
+		}
+		var clients sync.WaitGroup
+		end := time.Now().Add(span)
+		for range 8 {
+			clients.Go(func() {
+				c := &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{}}
+				defer c.CloseIdleConnections()
+				for time.Now().Before(end) {
+					ctx, cancel := context.WithCancel(context.Background())
+					if rand.IntN(5) == 0 {
+						left.Add(1)
+						time.AfterFunc(time.Duration(rand.IntN(20_000))*time.Microsecond, cancel)
+					}
+					body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%s %d"}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`, prompt, rand.IntN(50), 1+rand.IntN(30), rand.IntN(2) == 0)
+					req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+p.first+"/v1/chat/completions", strings.NewReader(body))
+					req.Header.Set("Content-Type", "application/json")
+					asked.Add(1)
+					if resp, err := c.Do(req); err == nil {
+						_, _ = io.Copy(io.Discard, resp.Body)
+						resp.Body.Close()
+						outcome[min(resp.StatusCode/100, 5)].Add(1)
+					}
+					cancel()
+				}
+			})
+		}
+		clients.Wait()
+		for _, e := range engines {
+			e.ClearFaults()
+		}
+	}
+	type state struct{ goroutines, files, rss int }
+	look := func() (s state) {
+		dropIdle()
+		page := string(get(t, "http://"+p.first+"/metrics").Body)
+		s.goroutines = int(seriesValue(page, "go_goroutines"))
+		all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+		s.files = len(all)
+		status, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "status"))
+		_, after, _ := strings.Cut(string(status), "VmRSS:")
+		s.rss, _ = strconv.Atoi(strings.Fields(after)[0])
+		return s
+	}
+	traffic(warm)
+	var first state
+	eventually(t, 60*time.Second, "nothing is under way", func() bool {
+		page := string(get(t, "http://"+p.first+"/metrics").Body)
+		return seriesValue(page, "sluice_rank_requests{") == 0 && seriesValue(page, "sluice_legs_in_flight{") == 0 && seriesValue(page, "sluice_kv_handles_pinned") == 0
+	})
+	time.Sleep(6 * time.Second) // idle connections to engines are closed, leases are over
+	first = look()
+	traffic(span)
+	var last state
+	eventually(t, 60*time.Second, "goroutines and descriptors as before", func() bool {
+		last = look()
+		return last.goroutines <= first.goroutines+2 && last.files <= first.files+2
+	})
+	grown := float64(last.rss-first.rss) / float64(first.rss)
+	if long := span >= 10*time.Minute; long && grown > 0.02 {
+		t.Errorf("memory grew by %.1f %%", 100*grown)
+	} else if grown > 1 {
+		t.Errorf("memory doubled in %v: %+v, %+v", span, first, last)
+	}
+	if panics := seriesValue(string(get(t, "http://"+p.first+"/metrics").Body), "sluice_panics_total"); panics > 0 {
+		t.Errorf("%v panics", panics)
+	}
+	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
+	figure(t, 18, "%v of it: %d requests, %d of whose clients left, %d answered 2xx, %d 4xx, %d 5xx; goroutines %d -> %d, descriptors %d -> %d, memory %.1f -> %.1f MiB (%+.1f %%)",
+		span, asked.Load(), left.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), first.goroutines, last.goroutines, first.files, last.files, float64(first.rss)/1024, float64(last.rss)/1024, 100*grown)
+}

@@ -1,0 +1,44 @@
+package front
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestLargePrompt is of number 3 of RELIABILITY.md: a prompt of a million token ids
+// holds a buffer of the next power of two and, while that is filled, an eighth to a
+// quarter of it more; one that is too large holds nothing.
+func TestLargePrompt(t *testing.T) {
+	r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(strconv.Itoa(len(x.Doc.Body)))) })
+	var ids strings.Builder
+	ids.WriteString(`{"model":"m","prompt":[1`)
+	for i := range 1_000_000 {
+		ids.WriteString("," + strconv.Itoa(i%150_000))
+	}
+	ids.WriteString("]}")
+	body := ids.String()
+	c := r.dial()
+	c.send(post("/v1/completions", body))
+	if resp, answer := c.answer(); resp.StatusCode != 200 || answer != strconv.Itoa(len(body)) {
+		t.Fatalf("%d %s", resp.StatusCode, answer)
+	}
+	peak := r.s.budget.Peak()
+	if peak > int64(len(body)*9/4) {
+		t.Errorf("a body of %d bytes held %d", len(body), peak)
+	}
+	over := r.dial()
+	over.send(sizedHead("/v1/completions", 100<<20) + "{")
+	if resp, answer := over.answer(); resp.StatusCode != 413 {
+		t.Errorf("100 MiB: %d %s", resp.StatusCode, answer)
+	}
+	if now := r.s.budget.Peak(); now != peak {
+		t.Errorf("100 MiB that were announced held %d bytes", now-peak)
+	}
+	t.Logf("reliability 3: a prompt of 1,000,000 ids, %d bytes, held %d (%.2f times); 100 MiB announced: 413, nothing held", len(body), peak, float64(peak)/float64(len(body)))
+}
+
+// sizedHead announces a body.
+func sizedHead(path string, n int) string {
+	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(n) + "\r\n\r\n"
+}

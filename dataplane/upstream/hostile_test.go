@@ -1,0 +1,64 @@
+package upstream
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// TestHostileEngines is of number 17 of RELIABILITY.md: what never ends costs neither
+// memory nor time.
+func TestHostileEngines(t *testing.T) {
+	piece := strings.Repeat("x", 64<<10)
+	endless := func(p *peer, s []byte, most int64) (sent int64) {
+		for sent < most {
+			n, err := p.Write(s)
+			if sent += int64(n); err != nil {
+				break
+			}
+		}
+		return sent
+	}
+	for _, k := range []struct {
+		name, begin, again string
+		most               int64
+	}{
+		{"a head of 1 GiB in one line", "HTTP/1.1 200 OK\r\nX-A: ", piece, 1 << 30},
+		{"a head of 1 GiB in lines", "HTTP/1.1 200 OK\r\n", strings.Repeat("X-A: b\r\n", 8<<10), 1 << 30},
+		{"a flood of 1xx", "", strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 1000), 1 << 30},
+		{"a chunk extension of 1 GiB", ok + "Transfer-Encoding: chunked\r\n\r\n5;", piece, 1 << 30},
+		{"a trailer of 1 GiB", ok + "Transfer-Encoding: chunked\r\n\r\n0\r\nX-A: ", piece, 1 << 30},
+		{"a body of 1 GiB", ok + "Content-Length: 1073741824\r\n\r\n", piece, 1 << 30},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			noLeaks(t)
+			sent, again := make(chan int64, 1), []byte(k.again)
+			e := newEngine(t, func(p *peer) {
+				p.request()
+				p.send(k.begin)
+				sent <- endless(p, again, k.most)
+			}).endpoint(t, Options{})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			resp, err := e.Do(post("x"), nil)
+			if err == nil {
+				_, err = resp.ReadAll(nil, 1<<20)
+				resp.Release()
+			}
+			runtime.ReadMemStats(&after)
+			if !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrTooLarge) {
+				t.Errorf("%v", err)
+			}
+			took := <-sent
+			held := after.TotalAlloc - before.TotalAlloc
+			if held > 8<<20 || took > 64<<20 {
+				t.Errorf("%d bytes were taken, %d allocated", took, held)
+			}
+			if s := e.Stats(); s.Open != 0 {
+				t.Errorf("%+v", s)
+			}
+			t.Logf("reliability 17: %s: refused after %d KiB sent, %d KiB allocated", k.name, took>>10, held>>10)
+		})
+	}
+}

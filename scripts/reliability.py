@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Runs the tests that show what the router survives and writes RELIABILITY.md from
+what they print: make reliability. With --soak the long ones run their length (hours).
+
+A figure is a line that a test logs as "reliability N: …", or one that matches the
+pattern given beside the test's name below.
+"""
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+FRONT, RELAY, UP = "./dataplane/front", "./dataplane/relay", "./dataplane/upstream"
+CMD, FLEET = "./cmd/sluice", "./router/fleet"
+
+# Each point: what must be survived, what happens, and the tests: package, name, and,
+# where the test does not say "reliability N:" itself, a pattern of the line to show.
+POINTS = [
+    ("HTTP/1 requests that two readers could read differently (lengths, encodings, chunks, line ends, hosts, names), each with a request behind it",
+     "400 or 413 and the connection is closed, or exactly one request is served; the engine sees one request in the router's own framing",
+     [(FRONT, "TestRawCorpus"), (FRONT, "TestEngineSeesOurFraming"), (FRONT, "TestTruncatedRequests")]),
+    ("Slow clients: heads and bodies that trickle or stop",
+     "a head has 10 s; a body 30 s and its size at 256 KiB/s; memory is taken for bytes that came, never for those announced",
+     [(FRONT, "TestSlowloris"), (FRONT, "TestStalledBodiesHoldLittle"), (FRONT, "TestSlowHeadIsCut"), (FRONT, "TestSlowBodyIsCut")]),
+    ("Heads over 16 KiB, 1,000 lines, deep JSON, bodies over the limit, text that is none, prompts of a million tokens",
+     "431, 400, 413; a body holds at most 2.25 times its size",
+     [(FRONT, "TestHeadTooLarge"), (FRONT, "TestBodyLimit"), (FRONT, "TestBadJSON"), (FRONT, "TestLargePrompt"), ("./dataplane/jsonscan", "TestDepthLimit"), ("./dataplane/jsonscan", "TestValidUTF8")]),
+    ("Many streams, slow and stopped readers among them",
+     "256 KiB are held for a stream; a reader that takes nothing for 30 s is cut (3 s in the test); nobody else waits for it",
+     [(FRONT, "TestManyStreams", r"streams, \d+ slow"), (RELAY, "TestBackPressure"), (FRONT, "TestStalledClientIsCut")]),
+    ("Engines that reset, end, stall at any byte of a stream, inside of a character too",
+     "an error event in the client's protocol behind the last whole event, or the stream goes on from another engine; the slot is free",
+     [(RELAY, "TestEngineDiesAnywhere"), (RELAY, "TestEngineResets"), (RELAY, "TestEngineStalled"), (CMD, "TestStreamGoesOnElsewhere"), (CMD, "TestStreamDiesUnderWay")]),
+    ("Clients that leave before prefill is done, between the legs, while decode runs",
+     "both legs are cut within 100 ms, where that leaves no KV pinned; else when it does not, or the handle is given back",
+     [(FRONT, "TestClientLeavesWhileAStreamRuns", r"engine cut after"), (CMD, "TestClientLeavesDuringPrefill", r"after the client left"), (CMD, "TestClientLeavesBetweenTheLegs", r"after the client left"),
+      (CMD, "TestClientLeavesAStream", r"after the client left"), (CMD, "TestAbortStorm", r"\d+ left|all was quiet")]),
+    ("An engine killed and started anew at the same address",
+     "its old blocks are gone from the index before it is chosen again",
+     [(CMD, "TestRestartDropsOldBlocks"), (FLEET, "TestRestartIsALeaveAndAJoin")]),
+    ("KV events dropped, doubled, out of order, reset, damaged, cut short, beyond the high-water mark; a dead replay socket",
+     "after it the index is what the engine holds; each cause has a counter",
+     [("./router/kvevents", "TestChurn", r"steps, map"), ("./router/kvevents", "TestOverflow"), ("./router/kvevents", "TestDeadReplay")]),
+    ("The KV index under every interleaving",
+     "equal to a plain model, linearizable; 10^6 operations of 64 seeds under the race detector by make soak",
+     [("./router/kvindex", "TestMetamorphic"), ("./router/kvindex", "TestLinearizable")]),
+    ("File descriptors that run out",
+     "streams go on, idle connections make room, others get 503, the reserve serves admin and probes, no engine pays for it (docs/operations.md)",
+     [(CMD, "TestOutOfDescriptors"), (FRONT, "TestAcceptWaitsOutExhaustion")]),
+    ("SIGTERM with many streams; a hot restart under load",
+     "/readyz is 503 first, no stream is cut before the deadline, the process ends within a second after it; a restart loses no request",
+     [(CMD, "TestDrainOfManyStreams"), (CMD, "TestServeDrainsStreams"), (CMD, "TestRestartLosesNothing", r"restarts, \d+ requests")]),
+    ("A thousand reloads under load, bad ones among them",
+     "a bad file is refused whole, with its line; goroutines and series stay as they are",
+     [(CMD, "TestThousandReloads"), (CMD, "TestReloadOfABadFile")]),
+    ("Strangers at the admin listener; secrets in what is shown",
+     "loopback only, each route closed by a token compared in constant time, foreign hosts and origins refused; planted secrets show nowhere",
+     [("./router/admin", "TestEveryRouteIsClosedWithoutTheToken"), ("./router/admin", "TestForeignHostsAndOriginsAreRefused"), ("./router/admin", "TestConfigIsMasked"), (CMD, "TestServeProcess"), ("./router/config", "TestSecretsAreHidden")]),
+    ("Workers and requests that name hosts: link-local, redirects, names that change",
+     "an address must lie in the networks allowed; a name is resolved once, and what was checked is dialled",
+     [("./router/discovery/registration", "TestAddressesMustLieInTheNetworks"), ("./router/discovery/named", "TestRebinding"), ("./router/discovery/named", "TestRefused"), (CMD, "TestOverridingHeadersStayOut"), (CMD, "TestForbiddenFieldsInside")]),
+    ("Strangers at ZMQ sockets: frames too large, foreign, of other languages' serializers",
+     "loopback by default; sizes are capped; what is not understood is dropped and counted, nothing is unpickled",
+     [("./router/kvevents", "TestOversize"), ("./router/kvevents", "TestFarOversize"), ("./router/kvevents", "TestStrangersAtABoundFeed"), ("./nixl/notify", "TestHostileFrames")]),
+    ("A transfer library that answers every status, nothing, or hangs; one that crashes",
+     "the tier falls and comes back; no request is lost",
+     [("./nixl", "TestFakeBehaviours"), ("./nixl", "TestTierGivesUpOnHangs"), (CMD, "TestIsolatedAgentsCrash", r"crashed, \d+ has its place")]),
+    ("Engines that attack: lengths doubled or mixed with chunks, floods of 1xx, heads and chunk extensions without end",
+     "502 with memory bounded; the connection is closed",
+     [(UP, "TestHostileEngines"), (UP, "TestMalformedHeads"), (UP, "TestBrokenBodies"), (UP, "TestChunksRefuse"), (CMD, "TestEngineAnswersGarbage")]),
+    ("All of it for long: engines that fail in every way, clients that leave",
+     "goroutines, descriptors and memory are as before (an hour by make soak)",
+     [(CMD, "TestMixedFaults"), (FRONT, "TestMixedTraffic")]),
+]
+
+
+def run(package, names, soak):
+    env = dict(os.environ)
+    if soak:
+        env["SLUICE_SOAK"] = "1"
+    pattern = "^(" + "|".join(names) + ")$"
+    cmd = ["go", "test", "-json", "-count=1", "-timeout", "4h" if soak else "15m", "-run", pattern, package]
+    print("reliability:", " ".join(cmd), file=sys.stderr, flush=True)
+    lines, result, took = {}, {}, {}
+    out = subprocess.run(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    for text in out.stdout.splitlines():
+        try:
+            e = json.loads(text)
+        except ValueError:
+            continue
+        test = e.get("Test", "").split("/")[0]
+        if e["Action"] == "output":
+            lines.setdefault(test, []).append(e["Output"].rstrip("\n"))
+        elif e["Action"] in ("pass", "fail", "skip") and e.get("Test") == test:
+            result[test], took[test] = e["Action"], e.get("Elapsed", 0)
+    for name in names:
+        if result.get(name) is None:
+            result[name] = "missing"
+        if result[name] in ("fail", "missing"):
+            print("\n".join(lines.get(name, lines.get("", []))[-60:]), file=sys.stderr)
+    return lines, result, took
+
+
+def figures(number, lines, pattern):
+    found = []
+    for line in lines:
+        text = re.sub(r"^\s*[a-z_0-9]+_test\.go:\d+: ", "", line)
+        if text == line:
+            continue
+        own = re.match(r"reliability %d: (.*)" % number, text)
+        if own:
+            found.append(own.group(1))
+        elif pattern and re.search(pattern, text):
+            found.append(text)
+    return found
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--soak", action="store_true", help="the long ones at their length")
+    p.add_argument("--only", type=int, action="append", help="a point's number; prints, and writes nothing")
+    p.add_argument("--report", default=os.path.join(ROOT, "RELIABILITY.md"))
+    args = p.parse_args()
+    wanted = [(i, pt) for i, pt in enumerate(POINTS, 1) if not args.only or i in args.only]
+    packages = {}
+    for _, (_, _, tests) in wanted:
+        for t in tests:
+            packages.setdefault(t[0], []).append(t[1])
+    results = {pkg: run(pkg, sorted(set(names)), args.soak) for pkg, names in packages.items()}
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
+    out = ["# What the router survives", "",
+           "Written by `make reliability`%s from what the tests print; `make soak` runs the long ones at their length. Machine: %d CPUs, load %.0f at the end, %s; commit %s, %s."
+           % (" (`--soak`)" if args.soak else "", os.cpu_count(), os.getloadavg()[0], platform.machine(), head, time.strftime("%Y-%m-%d")),
+           "Figures are of that machine and hour: the bounds that hold anywhere stand in the tests.", ""]
+    bad = 0
+    for i, (what, happens, tests) in wanted:
+        out += ["## %d. %s" % (i, what), "", happens[0].upper() + happens[1:] + ".", "", "| test | result | figures |", "| --- | --- | --- |"]
+        for t in tests:
+            lines, result, took = results[t[0]]
+            word = {"pass": "passed", "fail": "FAILED", "skip": "skipped", "missing": "NOT RUN"}[result[t[1]]]
+            bad += result[t[1]] in ("fail", "missing")
+            shown = figures(i, lines.get(t[1], []), t[2] if len(t) > 2 else None)
+            if len(shown) > 4:
+                shown = shown[:4] + ["… (%d lines)" % (len(shown))]
+            out.append("| `%s` `%s` | %s, %.1f s | %s |" % (t[0][2:], t[1], word, took.get(t[1], 0), "<br>".join(s.replace("|", "\\|") for s in shown)))
+        out.append("")
+    text = "\n".join(out)
+    if args.only:
+        print(text)
+    else:
+        with open(args.report, "w") as f:
+            f.write(text)
+    if bad:
+        print("reliability: %d tests failed or were not there" % bad, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
