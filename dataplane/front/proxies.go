@@ -100,6 +100,7 @@ func (c *conn) countIn(live *Options) error {
 		var ok bool
 		if c.counted, ok = c.srv.conns.enter(c.ip, live.MaxConnsPerIP); !ok {
 			c.srv.tellFull(c)
+			c.lingered = true // its request may be there already
 			return errors.New("too many connections of this client")
 		}
 	}

@@ -89,7 +89,7 @@ func (s *server) probeOnce(ctx context.Context) {
 	}
 	took := time.Since(began)
 	switch {
-	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting): // our own want
+	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting) && s.up.Load(): // our own want
 		return
 	case err == nil && status/100 == 2:
 		s.probeFails = 0
