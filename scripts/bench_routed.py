@@ -148,7 +148,7 @@ def main():
             r = got[n]
             lines.append("| %s | %s | %s | %s | %s | %s | %s | %s |" % (
                 n, b.med(r["item"]), ratio(n, "item"), b.med(r["item user"]), b.med(r["item rate"], 0), b.med(r["request"], 0), ratio(n, "request"), b.med(r["request rate"], 0)))
-        lines += ["", "%d rounds of %.0f s and %.0f s%s. The Go client and the load on it allocated %s times an item (unix)." % (
+        lines += ["", "%d rounds of %.1f s and %.1f s%s. The Go client and the load on it allocated %s times an item (unix)." % (
             a.rounds, a.seconds, a.seconds / 2, a.note and "; " + a.note, "%.2f" % statistics.median(got.get("socket, unix", got[BASE])["allocs"]))]
         table = "\n".join(lines)
         print("\n" + table)
