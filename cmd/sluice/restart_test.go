@@ -219,6 +219,12 @@ func TestSystemdSockets(t *testing.T) {
 	}
 	defer client.Close()
 	defer adminLn.Close()
+	path := socketIn(t)
+	routed, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer routed.Close()
 	words := filepath.Join(t.TempDir(), "notify")
 	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: words, Net: "unixgram"})
 	if err != nil {
@@ -228,10 +234,10 @@ func TestSystemdSockets(t *testing.T) {
 	env, _ := serveEnv(t)
 	// LISTEN_PID must be the process's own: a shell becomes it.
 	sh := `LISTEN_PID=$$ exec "$@"`
-	cmd := exec.Command("/bin/sh", "-c", sh, "sh", builtBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1")
-	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=2", "LISTEN_FDNAMES=client:admin", "NOTIFY_SOCKET="+words)
-	for _, ln := range []net.Listener{client, adminLn} {
-		f, err := ln.(*net.TCPListener).File()
+	cmd := exec.Command("/bin/sh", "-c", sh, "sh", builtBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1", "--set", "routed.unix=/nowhere/r.sock")
+	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=3", "LISTEN_FDNAMES=client:admin:routed-unix", "NOTIFY_SOCKET="+words)
+	for _, ln := range []interface{ File() (*os.File, error) }{client.(*net.TCPListener), adminLn.(*net.TCPListener), routed} {
+		f, err := ln.File()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,8 +271,15 @@ func TestSystemdSockets(t *testing.T) {
 	if a := get(t, "http://"+adminLn.Addr().String()+"/"); a.Status != 200 {
 		t.Errorf("the console on the admin socket passed: %d", a.Status)
 	}
+	if a := askRouted(t, dialSoon(t, "unix://"+path), routedRequest(tokenIDs(20, 1), 3)); a.failure != nil || a.err != nil {
+		t.Errorf("the engine socket passed: %v %v", a.failure, a.err)
+	}
 	cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
+	eventually(t, patience, "the process has ended", func() bool { return !running(cmd.Process.Pid) })
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("systemd's socket file went with the process: %v", err)
+	}
 }
 
 // With a drain delay, load balancers learn of the end before requests are refused.

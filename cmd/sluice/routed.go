@@ -30,7 +30,7 @@ type wireSockets struct {
 var errPassing = errors.New("another process is taking this one's place")
 
 // open binds a way and has it served, unless the listeners are being passed on.
-func (w *wireSockets) open(way wireWay, serve func(net.Listener) error) error {
+func (w *wireSockets) open(way *wireWay, serve func(net.Listener) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.passing {
@@ -43,14 +43,9 @@ func (w *wireSockets) open(way wireWay, serve func(net.Listener) error) error {
 	if err := serve(ln); err != nil {
 		return err
 	}
-	w.add(takeover.Listener{Name: way.name, Address: way.addr, Unlink: way.name == socketRoutedUnix, Listener: ln})
+	w.bound = append(w.bound, takeover.Listener{Name: way.name, Address: way.addr, Unlink: way.unlink, Listener: ln})
+	w.addrs = append(w.addrs, ln.Addr())
 	return nil
-}
-
-// add notes a listener that is served. Called with mu, or before anybody else knows w.
-func (w *wireSockets) add(l takeover.Listener) {
-	w.bound = append(w.bound, l)
-	w.addrs = append(w.addrs, l.Addr())
 }
 
 // pass gives the listeners to be passed on; none is opened until keep.
@@ -73,6 +68,7 @@ func (w *wireSockets) own() {
 	}
 }
 
+// keep takes back what pass has said: the other process did not come to be.
 func (w *wireSockets) keep() {
 	w.mu.Lock()
 	w.passing = false
@@ -149,29 +145,34 @@ func (r *router) newRouted() (err error) {
 	return r.takeWire()
 }
 
-// wireWays are the ways to the framed socket: name of the listener, where it is wanted,
-// how it is bound.
-func (r *router) wireWays() (ways []wireWay) {
+// wireWay is one way to the framed socket.
+type wireWay struct {
+	name, key, addr string // of the listener, in the configuration, where it is wanted
+	unlink          bool   // see takeover.Listener
+	passed          net.Listener
+	make            func() (net.Listener, error)
+}
+
+func (w *wireWay) bind() (net.Listener, error) {
+	if w.passed != nil {
+		return w.passed, nil
+	}
+	return w.make()
+}
+
+// takeWire takes the listeners that were passed to this process, in whose queues callers
+// wait. Those of a router that is replaced are served as soon as this process may
+// accept, whatever start_wait says: that one had opened them.
+func (r *router) takeWire() error {
 	c := &r.cfg.Routed
 	if c.Unix != "" {
-		ways = append(ways, wireWay{socketRoutedUnix, "routed.unix", c.Unix, func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
+		r.wireWays = append(r.wireWays, wireWay{name: socketRoutedUnix, key: "routed.unix", addr: c.Unix, unlink: true, make: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
 	}
 	if c.TCP() {
-		ways = append(ways, wireWay{socketRouted, "routed.listen", c.Listen, func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
+		r.wireWays = append(r.wireWays, wireWay{name: socketRouted, key: "routed.listen", addr: c.Listen, make: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
 	}
-	return ways
-}
-
-type wireWay struct {
-	name, key, addr string
-	bind            func() (net.Listener, error)
-}
-
-// takeWire takes the listeners that were passed to this process. Callers wait in their
-// queues until this process may accept; so it does at once, whatever start_wait says:
-// the process before had opened them.
-func (r *router) takeWire() error {
-	for _, w := range r.wireWays() {
+	for i := range r.wireWays {
+		w := &r.wireWays[i]
 		ln, unlink, err := r.given.Passed(w.name, w.addr)
 		if err != nil {
 			return fmt.Errorf("%s: %w", w.key, err)
@@ -179,15 +180,19 @@ func (r *router) takeWire() error {
 		if ln == nil {
 			continue
 		}
-		if err := r.serveWireOn(w, ln); err != nil {
+		w.passed, w.unlink = ln, unlink
+		if !r.given.Replaces() {
+			continue
+		}
+		if err := r.openWire(context.Background(), w); err != nil {
 			return fmt.Errorf("%s: %w", w.key, err)
 		}
-		r.wireSockets.add(takeover.Listener{Name: w.name, Address: w.addr, Unlink: unlink, Listener: ln})
 	}
+	r.wireWays = slices.DeleteFunc(r.wireWays, func(w wireWay) bool { return w.passed != nil && r.given.Replaces() })
 	return nil
 }
 
-func (r *router) serveWireOn(w wireWay, ln net.Listener) error {
+func (r *router) serveWireOn(w *wireWay, ln net.Listener) error {
 	r.log.Info("engine socket", "addr", ln.Addr().String())
 	if w.name == socketRouted && r.wireTLS != nil {
 		return r.wire.ServeTLS(ln, r.wireTLS)
@@ -195,14 +200,11 @@ func (r *router) serveWireOn(w wireWay, ln net.Listener) error {
 	return r.wire.Serve(ln)
 }
 
-// serveWire opens what of the framed socket was not passed to this process, when there
-// are workers enough or the wait for them is over.
+// serveWire opens what of the framed socket is not open yet, when there are workers
+// enough or the wait for them is over.
 func (r *router) serveWire(ctx context.Context) error {
 	c := &r.cfg.Routed
-	ways := slices.DeleteFunc(r.wireWays(), func(w wireWay) bool {
-		return slices.ContainsFunc(r.wireSockets.bound, func(l takeover.Listener) bool { return l.Name == w.name })
-	})
-	if len(ways) == 0 {
+	if len(r.wireWays) == 0 {
 		return nil
 	}
 	wait, cancel := context.WithTimeout(ctx, c.StartWait)
@@ -219,7 +221,8 @@ func (r *router) serveWire(ctx context.Context) error {
 			return nil
 		}
 	}
-	for _, w := range ways {
+	for i := range r.wireWays {
+		w := &r.wireWays[i]
 		if err := r.openWire(ctx, w); errors.Is(err, errPassing) || ctx.Err() != nil {
 			return nil
 		} else if err != nil {
@@ -231,7 +234,7 @@ func (r *router) serveWire(ctx context.Context) error {
 
 // openWire opens one way to the framed socket. A process that takes another's place
 // may find the address taken, if it was not passed on: that one lets go of it at once.
-func (r *router) openWire(ctx context.Context, w wireWay) error {
+func (r *router) openWire(ctx context.Context, w *wireWay) error {
 	for end := time.Now().Add(bindTime); ; {
 		err := r.wireSockets.open(w, func(ln net.Listener) error { return r.serveWireOn(w, ln) })
 		switch {

@@ -16,6 +16,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/dataplane/wire"
+	"sluice/router/admin"
 	"sluice/router/routed/client"
 )
 
@@ -74,10 +75,9 @@ func TestRoutedHotRestart(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("restart: %v\n%s", err, out)
 		}
-		now := runtimeOf(t, dir)
-		if pids = append(pids, now.PID); now.PID == before.PID {
-			t.Fatal("the runtime file is the old process's")
-		}
+		var now admin.Runtime // which the new process writes a moment after it serves
+		eventually(t, patience, "the runtime file is the new process's", func() bool { now = runtimeOf(t, dir); return now.PID != before.PID })
+		pids = append(pids, now.PID)
 		for _, addr := range addrs {
 			// One attempt: there is no moment in which nobody listens.
 			ctx, cancel := context.WithTimeout(context.Background(), patience)

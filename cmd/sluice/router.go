@@ -53,6 +53,7 @@ type router struct {
 	wireLoops   *loop.Loops  // that drive its streams; nil: goroutines do
 	wireTLS     *tls.Config  // of its TCP listener; nil: none
 	wireSockets wireSockets
+	wireWays    []wireWay // that are to be opened
 	feeds       *kvevents.Feeds
 	loads       *kvevents.Loads
 	recorder    *record.Recorder
@@ -328,6 +329,11 @@ func (r *router) Close() {
 		}
 		if r.wireLoops != nil {
 			r.wireLoops.Close()
+		}
+		for _, w := range r.wireWays {
+			if w.passed != nil {
+				w.passed.Close() // the end may have come before it was opened
+			}
 		}
 		r.given.Close()
 		if r.heir != nil {

@@ -8,8 +8,9 @@ import (
 // awake is a clock of the time in which this process was there to hear anything.
 // Silence is measured by it: a process that was stopped, or got no processor for a
 // while, has not listened, and what came meanwhile lies unread in its sockets. So a
-// tick counts for one and a half steps at most, however late it comes, and whatever is found silent has been so over a number of ticks, each of which was a
-// chance to read.
+// tick counts for one and a half steps at most, however late it comes, and whatever
+// is found silent has been so over a number of ticks, each of which was a chance to
+// read.
 //
 // One goroutine ticks; anybody may read.
 type awake struct {
