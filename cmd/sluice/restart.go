@@ -117,6 +117,9 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 		return 0, err
 	}
 	r.heir = heir
+	if r.wire != nil {
+		r.wire.Leave() // who connects from now on is the new process's: to this one it would be for nothing
+	}
 	takeover.Notify("MAINPID="+strconv.Itoa(heir.PID), takeover.NotifyReady)
 	close(r.passedOn)
 	return heir.PID, nil
@@ -220,9 +223,6 @@ func (r *router) retire() error {
 	wire := make(chan struct{})
 	go func() {
 		defer close(wire)
-		if r.wire != nil {
-			r.wire.Leave() // who connects from now on is the new process's
-		}
 		r.drainWire(drain)
 	}()
 	defer func() { <-wire }()
