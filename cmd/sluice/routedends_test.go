@@ -295,3 +295,38 @@ func TestRoutedStopIsAnsweredAtOnce(t *testing.T) {
 	}
 	wantGone(t, r, "stopped-early")
 }
+
+// TestRoutedStopOfASlowReader: what had come before the stop is not lost on a caller
+// that has not taken it yet, and the usage says how much it is.
+func TestRoutedStopOfASlowReader(t *testing.T) {
+	for name, mod := range map[string]func(*sim.Options){"vLLM": nil, "SGLang": func(o *sim.Options) { o.Engine = "sglang" }} {
+		t.Run(name, func(t *testing.T) {
+			r, engines := startEngineRouter(t, 1, mod, nil)
+			plain := startSim(t, nil)
+			dialEngine(t, r, "unix").Close()
+			for i, window := range []int{1, 300, 3000} {
+				engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: time.Millisecond, N: 1})
+				c, err := client.Dial(context.Background(), "unix://"+r.cfg.Routed.Unix, client.Options{Window: window})
+				if err != nil {
+					t.Fatal(err)
+				}
+				prompt := tokenIDs(40, 70+i)
+				before := engines[0].Stats().Sum().GeneratedTokens
+				s := generateRouted(t, c, routedRequest(prompt, 20_000))
+				eventually(t, patience, "more is made than fits", func() bool { return engines[0].Stats().Sum().GeneratedTokens > before+200 })
+				s.Stop()
+				eventually(t, patience, "the leg is gone", func() bool { return engines[0].Stats().Sum().Running == 0 })
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				a := readRouted(ctx, s)
+				cancel()
+				n := len(a.tokens[0])
+				if a.err != nil || a.failure != nil || a.finish[0] != "cancelled" || a.usage == nil || a.usage.Completion != n || n == 0 {
+					t.Errorf("window %d: %v %v %q, usage %+v behind %d tokens", window, a.err, a.failure, a.finish[0], a.usage, n)
+				} else if want := undisturbed(t, plain, prompt, n); !slices.Equal(a.tokens[0], want) {
+					t.Errorf("window %d: of %d tokens some are others", window, n)
+				}
+				c.Close()
+			}
+		})
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/dataplane/loop"
 	"sluice/dataplane/upstream"
 )
@@ -47,7 +49,7 @@ func (s *stream) attach() bool {
 		s.armed = time.Time{}
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
-	s.lent = true
+	s.lent, s.in = true, t.In
 	s.opt.Loops.Attach(t)
 	return true
 }
@@ -72,6 +74,10 @@ func (l *looped) Left(e loop.End) {
 	s.opt.Go(func() (Result, bool) { return s.left(e) })
 }
 
+// shut ends the reading from an engine whose connection no loop has; the engine learns
+// of it at once.
+func (s *stream) shut() { _ = unix.Shutdown(s.in, unix.SHUT_RDWR) }
+
 // errStalled is the detail of a client that took next to nothing in WriteTimeout.
 var errStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", loop.MinProgress, os.ErrDeadlineExceeded)
 
@@ -83,7 +89,11 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 	s.res.Bytes += e.Sent
 	var failed error
 	if e.Why == loop.Full {
-		// The client takes no more for now: that is waited for here.
+		// The client takes no more for now: that is waited for here, where no loop reads
+		// that a Cut could end. So it shuts the connection, which stays open until Release.
+		if _, _, ok := s.resp.Lend(s.shut); !ok {
+			s.shut()
+		}
 		if failed = s.write(nil); failed == nil && !s.isOver() && !s.leaving {
 			return s.drive()
 		}

@@ -108,6 +108,7 @@ type stream struct {
 	calm     int
 	leaving  bool // for another engine, though this one is well
 	lent     bool // resp is, to a loop, or was
+	in       int  // the descriptor that is lent
 	res      Result
 }
 

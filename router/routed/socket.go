@@ -100,15 +100,23 @@ func (c *call) Put(p []byte) (due loop.Flusher, full bool, err error) {
 
 // Write implements relay.ClientConn. It waits while the caller takes nothing.
 func (c *call) Write(p []byte) (int, error) {
+	if err := c.sendHeld(); err != nil {
+		return 0, err
+	}
+	return c.outlet.Write(p)
+}
+
+// sendHeld sends what was held back on a loop's thread; it waits likewise.
+func (c *call) sendHeld() error {
 	for held := c.held; len(held) > 0; {
 		n := 4 + int(binary.BigEndian.Uint32(held))
 		if err := c.s.Send(held[4:n]); err != nil {
-			return 0, err
+			return err
 		}
 		held = held[n:]
 	}
 	c.held = c.held[:0]
-	return c.outlet.Write(p)
+	return nil
 }
 
 // goOn has ServeStream's goroutine go on with a stream that a loop has let go of.
@@ -163,6 +171,10 @@ func (e *Engine) run(c *call) {
 	c.s.Watch(nil, nil)
 	if c.s.Err() != nil {
 		return // killed, gone or stalled: nobody listens
+	}
+	// Legs that were cut under a caller that is slow leave items that came before.
+	if err = c.sendHeld(); err != nil {
+		return
 	}
 	if c.s.Stopped() {
 		c.begun(nil)
