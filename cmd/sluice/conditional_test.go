@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/sim"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -134,4 +135,47 @@ func TestBookedDecodeLeaves(t *testing.T) {
 		t.Errorf("%v retries: the lost one was tried", n)
 	}
 	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+}
+
+// TestSGLangIsNeverLocal: its decode engines cannot prefill, whatever is set for all
+// models.
+func TestSGLangIsNeverLocal(t *testing.T) {
+	engine := func(role string) func(*sim.Options) {
+		return func(o *sim.Options) { o.Role, o.Engine = role, "sglang" }
+	}
+	p, d := startSim(t, engine("prefill")), startSim(t, engine("decode"))
+	w := at(p, worker.Prefill, "p0")
+	withBootstrap(&w, p)
+	r := startRouter(t, func(c *config.Config) {
+		c.PD.LocalPrefillTokens, c.PD.LocalWhenFaster = 1<<20, true
+		own := c.PD
+		own.Family = "sglang"
+		c.Models = map[string]config.Model{"sim": {PD: &own}}
+	}, w, at(d, worker.Decode, "d0"))
+	for i := range 3 { // the second and third find the prompt held
+		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", fmt.Sprint("never-", i))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Plan") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || len(generating(p)) != i+1 {
+			t.Errorf("request %d: %d %s %v, %d prefills", i, a.Status, a.Body, a.Header, len(generating(p)))
+		}
+	}
+	if rec := r.explain(t, "never-2"); len(rec.Pairs) != 0 {
+		t.Errorf("pairs %+v", rec.Pairs)
+	}
+}
+
+// TestUnlearnedEstimates: where nothing was learned of the workers and no transfer was
+// measured, a request is planned all the same, and says by what.
+func TestUnlearnedEstimates(t *testing.T) {
+	p, d := startScripted(t, answerOK), startScripted(t, answerOK)
+	for _, mode := range []string{"text", "ids"} {
+		r := startRouter(t, func(c *config.Config) { c.PD.LocalWhenFaster, c.Tokens.Mode = true, mode }, p.at(worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "first")
+		plan := a.Header.Get("X-Sluice-Plan")
+		if a.Status != 200 || plan != "local; reason=faster" && plan != "remote; reason=unknown_prompt" {
+			t.Errorf("tokens %s: %d, plan %q", mode, a.Status, plan)
+		}
+		if rec := r.explain(t, "first"); len(rec.Pairs) != 1 {
+			t.Errorf("tokens %s: pairs %+v", mode, rec.Pairs)
+		}
+	}
 }

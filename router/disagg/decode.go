@@ -182,7 +182,10 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		head = q.r.opt().Timeouts.FirstByte
 	}
 	q.x.OnGone(q.cutWhenGone(rank, call, began))
-	defer q.x.OnGone(nil)
+	defer func() {
+		q.leaves.ended()
+		q.x.OnGone(nil)
+	}()
 	q.guard(call)
 	return q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",

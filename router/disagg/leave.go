@@ -31,6 +31,7 @@ type leaving struct {
 	releases  bool
 	by, known time.Time // known: by PD.CutAfter
 
+	over  atomic.Bool // the call has its head, or has failed
 	doubt atomic.Bool // the engine may not have known the leg; set before the cut
 }
 
@@ -41,6 +42,8 @@ const (
 	// questions must be answered one after the other: a long body is read in several
 	// turns of an engine's event loop.
 	questions = 2
+	// lookAgain is how often a wait looks whether the call has ended.
+	lookAgain = 100 * time.Millisecond
 	// askAgain is between two questions of which the first was not answered.
 	askAgain = 100 * time.Millisecond
 	// leastGrace and mostGrace bound how long after the last answer a leg is left alone:
@@ -62,24 +65,31 @@ func (l *leaving) gone() {
 // inDoubt says that the leg was cut and that its engine may not have known it.
 func (l *leaving) inDoubt() bool { return l != nil && l.doubt.Load() }
 
+// ended says that the call has its head, or has failed: what comes after is not
+// leaving's. A nil one takes it.
+func (l *leaving) ended() {
+	if l != nil {
+		l.over.Store(true)
+	}
+}
+
 // run ends by l.by, and of a Concurrent pair when prefill has ended, if that is later:
 // its blocks may be ready by then, answered or not, and are kept for minutes if no
-// decode asks for them. Of a call that has ended by itself it changes nothing.
+// decode asks for them.
 func (l *leaving) run() {
 	if l.beside != nil {
 		<-l.beside.done
 	}
-	if !l.admitted() || l.releases {
-		l.doubt.Store(true)
+	if sure := l.admitted() && !l.releases; !l.over.Load() {
+		l.doubt.Store(!sure)
+		l.call.Cut()
 	}
-	l.call.Cut()
 }
 
 // admitted waits until the engine has taken the leg in; false: l.by came first.
 func (l *leaving) admitted() bool {
 	if l.streamed {
-		sleepUntil(l.by)
-		return false
+		return l.sleep(time.Until(l.by) + 1) // never
 	}
 	for !l.call.Sent() {
 		if !l.sleep(5 * time.Millisecond) {
@@ -99,18 +109,18 @@ func (l *leaving) admitted() bool {
 	}
 }
 
-// sleep is false when l.by came before the time was over.
+// sleep is false when the call has ended, or l.by came before the time was over.
 func (l *leaving) sleep(d time.Duration) bool {
 	at := time.Now().Add(d)
-	if at.After(l.by) {
-		sleepUntil(l.by)
-		return false
+	late := at.After(l.by)
+	if late {
+		at = l.by
 	}
-	sleepUntil(at)
-	return true
+	for left := time.Until(at); left > 0 && !l.over.Load(); left = time.Until(at) {
+		time.Sleep(min(left, lookAgain))
+	}
+	return !late && !l.over.Load()
 }
-
-func sleepUntil(at time.Time) { time.Sleep(time.Until(at)) }
 
 // inquiries ask engines a small thing, to learn that what they were sent before has
 // been read: API servers take requests as they come. Each engine is asked one thing
