@@ -291,8 +291,11 @@ func TestForwardedClient(t *testing.T) {
 		{ForwardedRFC, "127.0.0.2", "127.0.0.2", []string{"Forwarded: for=6.6.6.6"}},
 		{ForwardedOff, "127.0.0.1", "127.0.0.1", []string{"Forwarded: for=6.6.6.6", "X-Forwarded-For: 6.6.6.6"}},
 	} {
+		var mu sync.Mutex // the socket's own order is not seen by the race detector
 		var toEngine string
 		r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: k.form}}, func(x *Exchange) {
+			mu.Lock()
+			defer mu.Unlock()
 			toEngine = ""
 			for _, f := range x.ForwardFields(nil) {
 				toEngine += f.Name + ": " + f.Value + "\n"
@@ -304,9 +307,11 @@ func TestForwardedClient(t *testing.T) {
 		if resp, body := c.answer(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
 			t.Errorf("%+v: %d %s", k, resp.StatusCode, body)
 		}
+		mu.Lock()
 		if want := "Content-Type: application/json\nX-Other: kept\nX-Forwarded-For: " + k.client + "\n"; toEngine != want {
 			t.Errorf("%+v: the engine is sent %q, want %q", k, toEngine, want)
 		}
+		mu.Unlock()
 	}
 }
 

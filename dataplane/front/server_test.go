@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -233,8 +234,11 @@ func TestPanicInHandler(t *testing.T) {
 }
 
 func TestForwardFields(t *testing.T) {
+	var mu sync.Mutex // the socket's own order is not seen by the race detector
 	var got []upstream.Field
 	r := start(t, Options{}, func(x *Exchange) {
+		mu.Lock()
+		defer mu.Unlock()
 		got = nil
 		for _, f := range x.ForwardFields(nil) {
 			got = append(got, upstream.Field{Name: strings.Clone(f.Name), Value: strings.Clone(f.Value)})
@@ -249,6 +253,8 @@ func TestForwardFields(t *testing.T) {
 		"Connection: keep-alive, X-Hop\r\nX-HOP: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\nTrailer: X-A\r\nProxy-Authorization: p\r\n" +
 		"Proxy-Connection: x\r\nUpgrade: h2c\r\nAccept-Encoding: gzip\r\nContent-Encoding: identity\r\ntraceparent: 00-1\r\nX-Session-ID: s\r\n"))
 	c.answer()
+	mu.Lock()
+	defer mu.Unlock()
 	want := []upstream.Field{{Name: "aUTHorization", Value: "Bearer k"}, {Name: "traceparent", Value: "00-1"},
 		{Name: "X-Session-ID", Value: "s"}, {Name: "Content-Type", Value: "application/json"}}
 	if len(got) != len(want) {
