@@ -117,9 +117,15 @@ class Departures:
         """Sends a request whose prefill has answered and whose decode waits in the gate."""
         self.gate.hold()
         left = http_calls.send(self.router.url, CHAT, body)
-        if self.until(lambda: self.gate.kept > 0, 30, 0.02) is None:
+        if self.until(self.handed_over, 30, 0.02) is None:
             raise RuntimeError("decode was not sent")
         return left, self.p.metrics().usage_blocks()
+
+    def handed_over(self):
+        """Prefill has answered and holds its blocks, and something waits in the gate:
+        that alone may be a probe."""
+        prefill = self.p.metrics()
+        return self.gate.kept > 0 and prefill.usage_blocks() > 0 and not prefill.sum("vllm:num_requests_running")
 
     def gone_between(self):
         """Decode has been sent and is not known to its engine yet: it must not be
@@ -135,7 +141,7 @@ class Departures:
         made = self.d.metrics().sum("vllm:generation_tokens_total")
         self.gate.hold()
         with http_calls.Later(self.router.url, CHAT, body) as stream:
-            self.until(lambda: self.gate.kept > 0, 30, 0.02)
+            self.until(self.handed_over, 30, 0.02)
             held = self.p.metrics().usage_blocks()
             self.gate.release()
             stream.lines(10)  # an event is a line and an empty line
