@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -191,7 +192,9 @@ func askRoutedHTTP(t testing.TB, r *testRouter, body string) (*answer, *routedAn
 
 // routedJSON is a request as the HTTP twin takes it.
 func routedJSON(r *client.Request) string {
-	b, err := json.Marshal(map[string]any{"model": r.Model, "token_ids": r.TokenIDs, "stop_conditions": r.StopConditions, "sampling_options": r.SamplingOptions, "annotations": r.Annotations})
+	of := map[string]any{"id": r.Context.ID, "traceparent": r.Context.Traceparent}
+	maps.DeleteFunc(of, func(_ string, v any) bool { return v == "" })
+	b, err := json.Marshal(map[string]any{"model": r.Model, "token_ids": r.TokenIDs, "stop_conditions": r.StopConditions, "sampling_options": r.SamplingOptions, "annotations": r.Annotations, "context": of})
 	if err != nil {
 		panic(err)
 	}
@@ -260,9 +263,23 @@ func TestRoutedFamilies(t *testing.T) {
 				}
 			}
 			prompt := tokenIDs(50, 20)
-			raw, a := askRoutedHTTP(t, f.router, routedJSON(routedRequest(prompt, 12)))
+			f.forget()
+			r := routedRequest(prompt, 12)
+			r.Annotations = []string{"decision"}
+			r.Context.ID, r.Context.Traceparent = "routed-http", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+			raw, a := askRoutedHTTP(t, f.router, routedJSON(r))
 			if want := undisturbed(t, f.plain, prompt, 12); raw.Status != 200 || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" || a.usage == nil || a.usage.Completion != 12 {
 				t.Errorf("HTTP: %d %q %+v\ngot  %v\nwant %v\n%s", raw.Status, a.finish[0], a.usage, a.tokens[0], want, raw.Body)
+			}
+			if !slices.ContainsFunc(a.comments, func(s string) bool { return strings.HasPrefix(s, "worker_id: decode-") }) {
+				t.Errorf("HTTP: the decision is %q", a.comments)
+			}
+			for _, e := range f.engines() {
+				for _, seen := range generating(e) {
+					if got := seen.Header("traceparent"); got != r.Context.Traceparent || !strings.HasPrefix(seen.Header("X-Request-Id"), r.Context.ID) {
+						t.Errorf("HTTP: an engine saw the trace parent %q and the request id %q", got, seen.Header("X-Request-Id"))
+					}
+				}
 			}
 			for _, private := range []string{"kv_transfer_params", "disaggregated_params", "remote_host", "bootstrap"} {
 				if bytes.Contains(raw.Body, []byte(private)) {

@@ -21,10 +21,12 @@ type Exchange struct {
 	RequestID string       // the client's X-Request-Id (checked, at most 128 visible ASCII), or made
 	Doc       jsonscan.Doc // scanned; Doc.Body is the body, decoded and whole
 	Received  time.Time    // when the head had been read
-	// Through, when the Handler has set it, is what an event stream passes through on
-	// its way to the client: it is given the client's end, and whether the bytes
-	// come in chunk framing, and gives what to write to in its place.
-	Through func(dst relay.ClientConn, chunked bool) relay.ClientConn
+	// Through, when the Handler has set it, is called when an event stream is the
+	// answer, and gives what that passes through on its way to the client: a function
+	// that is given the client's end, and whether the bytes come in chunk framing, and
+	// gives what to write to in its place. It is called when the Exchange is no longer
+	// valid.
+	Through func() func(dst relay.ClientConn, chunked bool) relay.ClientConn
 	// Attached is what one Handler tells the next one of the request.
 	Attached any
 
@@ -96,8 +98,8 @@ func (x *Exchange) Header(name string) []byte {
 	return x.head.find(name)
 }
 
-// Say puts a request header in the place of the client's of that name. Engines are
-// not sent it.
+// Say puts a request header in the place of the client's of that name,
+// for engines too, where they may see such a one.
 func (x *Exchange) Say(name, value string) { x.says = append(x.says, setHeader{name, value}) }
 
 func (x *Exchange) said(name string) []byte {
@@ -258,7 +260,7 @@ func (x *Exchange) ReplyEvents(body []byte) {
 	x.ctx.Response.Header.SetContentType("text/event-stream; charset=utf-8")
 	if x.Through != nil {
 		var through held
-		_, _ = x.Through(&through, false).Write(body)
+		_, _ = x.Through()(&through, false).Write(body)
 		body = through
 	}
 	x.ctx.Response.SetBody(body)

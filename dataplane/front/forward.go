@@ -13,7 +13,8 @@ import (
 // X-Request-Id, X-Sluice-*, X-data-parallel-rank, those that name hosts
 // (X-Prefiller-Host-Port, X-Data-Parallel-Host-Port), those that tell where a request
 // comes from (Forwarded, X-Forwarded-*, X-Real-IP, Origin) are left out; so are the
-// client's keys where OwnKeys says that they are none of the engine's. A missing
+// client's keys where OwnKeys says that they are none of the engine's. What a Handler
+// has said (Say) stands in the place of the client's lines of that name. A missing
 // Content-Type becomes application/json, and behind trusted proxies X-Forwarded-For is
 // ClientIP. Strings are valid until return.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
@@ -24,11 +25,16 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
 		name := x.head.nameOf(l)
-		if withheld(name) || isForwarding(name) || x.head.isOption(name) || x.srv.opt.OwnKeys && isKey(name) {
+		if withheld(name) || isForwarding(name) || x.head.isOption(name) || x.said(borrow(name)) != nil || x.srv.opt.OwnKeys && isKey(name) {
 			continue
 		}
 		typed = typed || equalFold(name, "Content-Type")
 		dst = append(dst, upstream.Field{Name: borrow(name), Value: borrow(x.head.valueOf(l))})
+	}
+	for i := range x.says {
+		if s := &x.says[i]; !withheld([]byte(s.name)) {
+			dst = append(dst, upstream.Field{Name: s.name, Value: s.value})
+		}
 	}
 	if !typed {
 		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})

@@ -87,7 +87,10 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		return
 	}
 	st := x.newStream()
-	st.resp, st.call, st.hooks, st.status, st.through = resp, call, hooks, resp.Status, x.Through
+	st.resp, st.call, st.hooks, st.status, st.through = resp, call, hooks, resp.Status, nil
+	if x.Through != nil {
+		st.through = x.Through()
+	}
 	x.composeHead(st)
 	x.handOver(st)
 }

@@ -1,6 +1,7 @@
 package routed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 
@@ -40,9 +41,19 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	for _, h := range p.says {
 		x.Say(h.Name, h.Value)
 	}
+	if len(x.Header("traceparent")) == 0 { // the header's word goes before the body's
+		for _, h := range p.context.trace {
+			x.Say(h.Name, h.Value)
+		}
+	}
 	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], &p.r.hints
-	x.Through = func(dst relay.ClientConn, chunked bool) relay.ClientConn {
-		return newEventsOut(e.converter(p, x.AnswerHeader), dst, chunked)
+	// The stream outlives the exchange, and the body that what was parsed borrows from.
+	for _, f := range [...]field{fEOS, fStopIDs} {
+		p.r.vals[f] = bytes.Clone(p.r.vals[f])
+	}
+	x.Through = func() func(dst relay.ClientConn, chunked bool) relay.ClientConn {
+		c := e.converter(p, x.AnswerHeader)
+		return func(dst relay.ClientConn, chunked bool) relay.ClientConn { return newEventsOut(c, dst, chunked) }
 	}
 	e.opt.Runner.ServeInference(x)
 }
