@@ -124,10 +124,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 
 // configured reads what a configuration asks for.
 func (d *doctor) configured(file string) error {
-	c, err := config.Load(file)
-	if err == nil {
-		err = c.ApplyEnv(os.Environ())
-	}
+	c, err := config.LoadOver(file, os.Environ())
 	if err != nil {
 		return err
 	}

@@ -15,8 +15,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Validate checks the whole configuration once more; for one made in code. Load,
-// ApplyEnv and Apply have checked already.
+// Validate checks the whole configuration once more; for one made in code. Load
+// and Resolve have checked already.
 func (c *Config) Validate() error {
 	if c.origins == nil {
 		c.origins = map[string]origin{}

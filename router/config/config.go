@@ -7,8 +7,8 @@ import (
 )
 
 // Config is the whole configuration after defaults. Values come from, each over
-// the one before: the defaults, the file (Load), the environment (ApplyEnv), the
-// flags (Flags.Apply). Workers add up instead: one named by environment or flag
+// the one before: the defaults, the file (Load), the environment, the flags
+// (Flags.Resolve does all three, and checks the whole once). Workers add up instead: one named by environment or flag
 // replaces the one of the same id and otherwise joins the file's.
 //
 // Field tags are the names in the file; environment names are SLUICE_ + the

@@ -151,6 +151,32 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 	return f.Resolve(environ)
 }
 
+// What one field of the file asks of another may come from the environment or a flag;
+// where it comes from nowhere the fault has its place in the file, beside the others.
+func TestWholeIsCheckedOnce(t *testing.T) {
+	const file = "register:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
+	c, err := resolve(t, file, []string{"SLUICE_REGISTER_TOKEN=0123456789abcdef"}, nil)
+	if err != nil || c.Register.Token != "0123456789abcdef" {
+		t.Errorf("a token of the environment: %v", err)
+	}
+	if _, err = resolve(t, file, nil, []string{"--set", "register.token=0123456789abcdef"}); err != nil {
+		t.Errorf("a token by a flag: %v", err)
+	}
+	if _, err = resolve(t, "", []string{"SLUICE_TRANSFERS_UCX=on", "SLUICE_REGISTER_TOKEN=0123456789abcdef"}, []string{"--register", "127.0.0.1:8081"}); err != nil {
+		t.Errorf("a listener by a flag: %v", err)
+	}
+	_, err = resolve(t, file+"listn: x\n", []string{"SLUICE_LISTEN=nowhere"}, nil)
+	var all Errors
+	if !errors.As(err, &all) || len(all) != 3 {
+		t.Fatalf("%v", err)
+	}
+	for _, want := range []string{"c.yaml:2:", "register.token: is not given", "c.yaml:5:1: listn", "SLUICE_LISTEN"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in %v", want, err)
+		}
+	}
+}
+
 func TestPrecedence(t *testing.T) {
 	file := "listen: 127.0.0.1:1\nlog: {level: warn}\ntimeouts: {prefill: 1s, decode: 1s, drain: 1s}\nworkers:\n  - {id: a, url: 'http://h:1', labels: [file]}\n  - {id: b, url: 'http://h:2'}\n"
 	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok-0123456789ab", "SLUICE_PD_DECODE_LABELS=x+y",
@@ -199,7 +225,7 @@ func TestOverrideErrors(t *testing.T) {
 		{"no ranks", nil, []string{"--engine", "http://h:1,ranks=0"}, `"0" is no count of ranks from 1 to 4096`},
 		{"block size", nil, []string{"--engine", "http://h:1,block_size=x"}, `--engine: key block_size: "x" is no number of tokens`},
 		{"port", nil, []string{"--decode", "http://h:1,init_port=1+99999"}, `--decode: workers[0].options.init_port: "99999" is no port; want 1 to 65535`},
-		{"all of them", []string{"SLUICE_LISTEN=x"}, []string{"--listen=127.0.0.1:1"}, `SLUICE_LISTEN: listen: "x": not an address with a port`},
+		{"flag over env", []string{"SLUICE_LISTEN=127.0.0.1:1"}, []string{"--listen=x"}, `--listen: listen: "x": not an address with a port`},
 	} {
 		_, err := resolve(t, "", c.env, c.args)
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -93,12 +93,11 @@ var workerVars = []struct {
 // it is nobody's typing mistake.
 var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$`)
 
-// ApplyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
+// applyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
 // path of a field, and SLUICE_ENGINE, SLUICE_PREFILL, SLUICE_DECODE, each a list
 // of workers parted by spaces. A name that begins as a group of fields does but
-// ends in none is an error, like an unknown field in a file.
-func (c *Config) ApplyEnv(environ []string) error {
-	var f faults
+// ends in none is a fault, like an unknown field in a file.
+func (c *Config) applyEnv(environ []string, f *faults) {
 	names := map[string]string{} // variable -> path
 	groups := map[string]bool{}
 	leaves(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) {
@@ -119,12 +118,12 @@ func (c *Config) ApplyEnv(environ []string) error {
 			return w.name == name
 		}); i >= 0 {
 			for _, spec := range strings.Fields(text) {
-				c.addWorker(workerVars[i].role, spec, name, &f)
+				c.addWorker(workerVars[i].role, spec, name, f)
 			}
 			continue
 		}
 		if path, ok := names[name]; ok {
-			c.set(path, text, name, &f)
+			c.set(path, text, name, f)
 			continue
 		}
 		for group := range groups {
@@ -140,9 +139,6 @@ func (c *Config) ApplyEnv(environ []string) error {
 			}
 		}
 	}
-	c.finish()
-	c.check(&f)
-	return f.err()
 }
 
 func envName(path string) string {
@@ -247,17 +243,16 @@ func (f *Flags) ConfigPath() string {
 	return os.Getenv("SLUICE_CONFIG")
 }
 
-// Apply puts the flags over c and checks the whole.
-func (f *Flags) Apply(c *Config) error {
-	var faults faults
+// apply puts the flags over c and checks the whole.
+func (f *Flags) apply(c *Config, faults *faults) error {
 	for _, s := range f.sets {
-		c.set(s.path, s.text, s.flag, &faults)
+		c.set(s.path, s.text, s.flag, faults)
 	}
 	for _, w := range f.workers {
-		c.addWorker(w.role, w.text, w.flag, &faults)
+		c.addWorker(w.role, w.text, w.flag, faults)
 	}
 	c.finish()
-	c.check(&faults)
+	c.check(faults)
 	return faults.err()
 }
 
@@ -266,31 +261,34 @@ func (f *Flags) Apply(c *Config) error {
 func (f *Flags) Resolve(environ []string) (*Config, error) {
 	path := f.ConfigPath()
 	if path == "" {
-		return f.over(Default(), environ)
+		return f.over(Default(), environ, &faults{})
 	}
-	c, err := Load(path)
+	text, err := readFile(path)
 	if err != nil {
 		return nil, err
 	}
-	if c, err = f.over(c, environ); err != nil {
+	again := func(text []byte) (*Config, error) {
+		var found faults
+		return f.over(read(path, text, &found), environ, &found)
+	}
+	c, err := again(text)
+	if err != nil {
 		return nil, err
 	}
-	c.path, c.again = path, func(text []byte) (*Config, error) {
-		c, err := Parse(path, text)
-		if err != nil {
-			return nil, err
-		}
-		return f.over(c, environ)
-	}
+	c.path, c.again = path, again
 	return c, nil
 }
 
-// over puts environment and flags over c.
-func (f *Flags) over(c *Config, environ []string) (*Config, error) {
-	if err := c.ApplyEnv(environ); err != nil {
-		return nil, err
-	}
-	if err := f.Apply(c); err != nil {
+// LoadOver is Load with the environment over the file.
+func LoadOver(path string, environ []string) (*Config, error) {
+	return (&Flags{config: path}).Resolve(environ)
+}
+
+// over puts environment and flags over c, and checks the whole: found are the faults
+// of c's file.
+func (f *Flags) over(c *Config, environ []string, found *faults) (*Config, error) {
+	c.applyEnv(environ, found)
+	if err := f.apply(c, found); err != nil {
 		return nil, err
 	}
 	return c, nil

@@ -73,7 +73,7 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 // Resolve is the whole way of a sidecar's configuration: its defaults, the
 // environment, the flags, and the checks. Flags.Resolve is a router's.
 func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
-	c, err := f.over(sidecarDefault(), environ)
+	c, err := f.over(sidecarDefault(), environ, &faults{})
 	if err != nil {
 		return nil, err
 	}

@@ -29,25 +29,40 @@ const (
 // Errors with every fault found, each with its line and column. An empty file is
 // the defaults.
 func Load(path string) (*Config, error) {
+	text, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(path, text)
+}
+
+func readFile(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("config: cannot read %q: %w; `sluice init URL…` writes a file to begin with", path, errors.Unwrap(err))
 	}
-	return Parse(path, text)
+	return text, nil
 }
 
 // Parse is Load of text that stands in no file, or was read already; name
 // stands for the file in errors.
 func Parse(name string, text []byte) (*Config, error) {
 	var f faults
-	c := Default()
-	d := decoder{file: name, faults: &f, origins: c.origins}
-	if root := d.parse(text); root != nil {
-		d.value(root, reflect.ValueOf(c).Elem(), "", "")
-	}
+	c := read(name, text, &f)
 	c.finish()
 	c.check(&f)
 	return c, f.err()
+}
+
+// read is Parse without the checks of the whole, which are made once everything that
+// goes over a file is there: a token may be in the environment alone.
+func read(name string, text []byte, f *faults) *Config {
+	c := Default()
+	d := decoder{file: name, faults: f, origins: c.origins}
+	if root := d.parse(text); root != nil {
+		d.value(root, reflect.ValueOf(c).Elem(), "", "")
+	}
+	return c
 }
 
 // decoder walks the syntax tree instead of the library's own decoding into
