@@ -11,7 +11,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -205,7 +204,7 @@ func TestLeaseEnds(t *testing.T) {
 func TestWhoMayCall(t *testing.T) {
 	s := serve(t, nil)
 	for name, tok := range map[string]string{"none": "", "wrong": "registration-token-2", "a prefix": token[:10], "longer": token + "x"} {
-		for _, call := range [][2]string{{"PUT", "/v1/workers/a"}, {"GET", "/v1/workers"}, {"GET", "/v1/nixl/metadata"}, {"GET", "/nothing"}} {
+		for _, call := range [][2]string{{"PUT", "/v1/workers/a"}, {"GET", "/v1/workers"}, {"GET", "/v1/connector"}, {"GET", "/nothing"}} {
 			if status, h, _ := s.call(t, call[0], call[1], tok, plain); status != 401 || h.Get("WWW-Authenticate") == "" {
 				t.Errorf("token %s: %v answered %d", name, call, status)
 			}
@@ -363,23 +362,6 @@ func TestIDsAreOwned(t *testing.T) {
 	s.call(t, "PUT", "/v1/workers/b", token, strings.Replace(plain, "8000", "8001", 1))
 	if status, h, body := s.call(t, "PUT", "/v1/workers/c", token, strings.Replace(plain, "8000", "8002", 1)); status != 429 || h.Get("Retry-After") == "" {
 		t.Errorf("over max_workers: %d %s", status, body)
-	}
-}
-
-func TestNIXLMetadata(t *testing.T) {
-	s := serve(t, nil)
-	if status, _, body := s.call(t, "GET", "/v1/nixl/metadata", token, ""); status != 404 || !strings.Contains(body, "no NIXL agent") {
-		t.Errorf("%d %s", status, body)
-	}
-	s = serve(t, func(o *Options) { o.NIXL = func() ([]byte, error) { return []byte("\x00meta"), nil } })
-	if status, _, body := s.call(t, "GET", "/v1/nixl/metadata", token, ""); status != 200 || body != "\x00meta" {
-		t.Errorf("%d %q", status, body)
-	}
-	s = serve(t, func(o *Options) {
-		o.NIXL = func() ([]byte, error) { return nil, errors.New("libnixl.so is not there") }
-	})
-	if status, _, body := s.call(t, "GET", "/v1/nixl/metadata", token, ""); status != 404 || !strings.Contains(body, "libnixl.so") {
-		t.Errorf("%d %s", status, body)
 	}
 }
 

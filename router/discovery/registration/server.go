@@ -31,9 +31,6 @@ type Options struct {
 	// State gives a worker's state and its reason; ok is false for an id that
 	// the fleet does not have.
 	State func(id string) (state worker.State, reason string, ok bool)
-	// NIXL gives the metadata of the router's own NIXL agent, for connectors to
-	// load; its error says why there is none. nil: there is none.
-	NIXL func() ([]byte, error)
 	// Connector gives what GET /v1/connector answers, as JSON; reached is the
 	// address that the caller has reached this machine at. An error says why there
 	// is nothing to report to; nil: there never is.
@@ -171,10 +168,9 @@ func (s *Server) mux() *http.ServeMux {
 	mux.HandleFunc("POST /v1/workers/{id}/renew", s.renew)
 	mux.HandleFunc("DELETE /v1/workers/{id}", s.drop)
 	mux.HandleFunc("GET /v1/workers", s.list)
-	mux.HandleFunc("GET /v1/nixl/metadata", s.nixl)
 	mux.HandleFunc("GET /v1/connector", s.connector)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, &refusal{404, "unknown_route", "no such route; there are PUT and DELETE /v1/workers/{id}, POST /v1/workers/{id}/renew, GET /v1/workers, GET /v1/nixl/metadata, GET /v1/connector", 0})
+		fail(w, &refusal{404, "unknown_route", "no such route; there are PUT and DELETE /v1/workers/{id}, POST /v1/workers/{id}/renew, GET /v1/workers, GET /v1/connector", 0})
 	})
 	return mux
 }
@@ -264,20 +260,6 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 		list[i].State, list[i].Reason = s.state(list[i].ID)
 	}
 	answer(w, http.StatusOK, map[string]any{"version": Version, "workers": list})
-}
-
-func (s *Server) nixl(w http.ResponseWriter, r *http.Request) {
-	why := "this router has no NIXL agent"
-	if s.opt.NIXL != nil {
-		meta, err := s.opt.NIXL()
-		if err == nil {
-			w.Header().Set("Content-Type", "application/octet-stream")
-			w.Write(meta)
-			return
-		}
-		why = err.Error()
-	}
-	fail(w, &refusal{404, "no_nixl", why, 0})
 }
 
 func (s *Server) leaseOf(id string, lease time.Duration, changed bool) Lease {
