@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,12 +55,25 @@ func startHost(command []string) (*hostProcess, error) {
 	h := &hostProcess{cmd: exec.Command(command[0], command[1:]...), conn: c.(*net.UnixConn), done: make(chan struct{})}
 	h.cmd.ExtraFiles = []*os.File{theirs}
 	h.cmd.Stdout, h.cmd.Stderr = os.Stderr, os.Stderr
+	h.cmd.Env = hostEnviron(os.Environ())
 	if err := h.cmd.Start(); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("nixl: cannot start the agent's process: %w", err)
 	}
 	go h.wait()
 	return h, nil
+}
+
+// hostEnviron is what the process may know of the environment: of our own variables,
+// which hold tokens and keys, only those that say where libraries are.
+func hostEnviron(environ []string) []string {
+	kept := make([]string, 0, len(environ))
+	for _, v := range environ {
+		if !strings.HasPrefix(v, "SLUICE_") || strings.HasPrefix(v, "SLUICE_NIXL_") || strings.HasPrefix(v, "SLUICE_UCX_") {
+			kept = append(kept, v)
+		}
+	}
+	return kept
 }
 
 // wait tells the agents of the process's end.

@@ -25,6 +25,15 @@ func isolate(t testing.TB) []string {
 	return []string{os.Args[0]}
 }
 
+// The process gets none of the router's tokens and keys, and still what it needs to
+// find and set up libraries.
+func TestHostEnviron(t *testing.T) {
+	kept := []string{"PATH=/bin", LibraryVariable + "=/x", UCXVariable + "=/y", "UCX_TLS=tcp", "NIXL_LOG_LEVEL=info"}
+	if got := hostEnviron(append([]string{"SLUICE_REGISTER_TOKEN=planted", "SLUICE_ADMIN_TOKEN=planted", "SLUICE_ENGINE=http://u:planted@h"}, kept...)); !slices.Equal(got, kept) {
+		t.Errorf("got %q, want %q", got, kept)
+	}
+}
+
 // hostOf is the process that an agent lives in.
 func hostOf(t testing.TB, a *Agent) *os.Process {
 	t.Helper()
