@@ -1,3 +1,5 @@
+//go:build linux && !race
+
 package sock
 
 import (
@@ -19,13 +21,4 @@ func Send(fd int, p []byte) (int, syscall.Errno) {
 func Recv(fd int, p []byte) (int, syscall.Errno) {
 	n, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(min(len(p), MaxPiece)), unix.MSG_DONTWAIT, 0, 0)
 	return int(n), errno
-}
-
-// Unsent is how many bytes written to the socket the other side has not acknowledged.
-func Unsent(fd int) int {
-	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
-	if err != nil {
-		return 0 // what is wrong with it, the next write will say
-	}
-	return n
 }

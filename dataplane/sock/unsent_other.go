@@ -1,0 +1,6 @@
+//go:build !linux
+
+package sock
+
+// Unsent is not known here.
+func Unsent(int) int { return 0 }
