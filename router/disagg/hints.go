@@ -31,6 +31,9 @@ type Hints struct {
 	// OverlapWeight and Temperature take the place of the configured ones for this
 	// request; nil leaves them.
 	OverlapWeight, Temperature *float64
+	// Fields says by which field the caller has said what a header of steering says,
+	// for errors; nil or without the header: by the header.
+	Fields map[string]string
 }
 
 // Medium is one image (or the like) in a prompt: the blocks that hold a part of

@@ -360,7 +360,12 @@ func askedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 
 // refuse answers with an error of the router's own and ends the explain record.
 func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
-	q.x.Error(reason, "", message, retryAfter)
+	q.refuseParam(reason, "", message, retryAfter)
+}
+
+// refuseParam is refuse for a reason that has to do with one member of the request.
+func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
+	q.x.Error(reason, param, message, retryAfter)
 	q.endRecord(schedule.Outcome{
 		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})

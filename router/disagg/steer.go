@@ -227,6 +227,11 @@ func (q *request) steeredWrong(header, value, what string) bool {
 	if len(value) > most {
 		value = value[:most] + "…"
 	}
+	if h, ok := q.x.Attached.(*Hints); ok && h.Fields[header] != "" {
+		field := h.Fields[header]
+		q.refuseParam(front.BadField, field, fmt.Sprintf("field %q: got %q: %s", field, value, what), 0)
+		return false
+	}
 	q.refuse(front.BadHeader, fmt.Sprintf("header %s: %q: %s", header, value, what), 0)
 	return false
 }

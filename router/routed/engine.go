@@ -190,10 +190,15 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 // steer says in headers what routing says, as any client would.
 func (p *plan) steer() error {
 	r := p.r
-	say := func(name, value string) {
-		if value != "" {
-			p.says = append(p.says, upstream.Field{Name: name, Value: value})
+	say := func(name, value, field string) {
+		if value == "" {
+			return
 		}
+		p.says = append(p.says, upstream.Field{Name: name, Value: value})
+		if r.hints.Fields == nil {
+			r.hints.Fields = make(map[string]string)
+		}
+		r.hints.Fields[name] = field
 	}
 	pin := func(f, rank field) string {
 		if !r.has(f) {
@@ -208,28 +213,33 @@ func (p *plan) steer() error {
 		}
 		return id
 	}
-	pins := ""
-	for _, one := range [...]string{pin(fInstance, fRank), pin(fDecodeWorker, fRank), pin(fPrefillWorker, fPrefillRank)} {
-		if one != "" && pins != "" {
-			pins += ","
+	pins, pinned := "", ""
+	for _, f := range [...]struct{ worker, rank field }{{fInstance, fRank}, {fDecodeWorker, fRank}, {fPrefillWorker, fPrefillRank}} {
+		one := pin(f.worker, f.rank)
+		if one == "" {
+			continue
 		}
-		pins += one
+		if pins != "" {
+			pins, pinned = pins+","+one, "routing"
+			continue
+		}
+		pins, pinned = one, rules[f.worker].in+rules[f.worker].name
 	}
 	if pins == "" && (r.has(fRank) || r.has(fPrefillRank)) {
 		return &FieldError{Field: "routing.dp_rank", Got: "a rank without a worker", Want: "the worker that it is of beside it, as backend_instance_id, decode_worker_id or prefill_worker_id"}
 	}
-	say("X-Sluice-Worker", pins)
+	say("X-Sluice-Worker", pins, pinned)
 	if r.has(fAllowed) {
-		say("X-Sluice-Allowed-Workers", joined(r.vals[fAllowed]))
+		say("X-Sluice-Allowed-Workers", joined(r.vals[fAllowed]), "routing.allowed_worker_ids")
 	}
 	labels, err := r.labels()
 	if err != nil {
 		return err
 	}
-	say("X-Sluice-Require-Labels", labels)
-	say("X-Sluice-Session", r.text(fSession))
+	say("X-Sluice-Require-Labels", labels, "routing.routing_constraints.labels")
+	say("X-Sluice-Session", r.text(fSession), "routing.session_id")
 	if r.isTrue(fPrefillOnly) {
-		say("X-Sluice-Prefill-Only", "true")
+		say("X-Sluice-Prefill-Only", "true", "routing.prefill_only")
 	}
 	return nil
 }
