@@ -225,10 +225,12 @@ func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 		case <-a.died:
 			return a.Health()
 		case <-tick.C:
-			if err := a.Health(); err != nil {
-				return err
+			err := a.Health()
+			if err == nil {
+				err = a.answers(ctx)
 			}
-			if err := a.answers(ctx); err != nil {
+			if err != nil {
+				a.giveUp(err)
 				return err
 			}
 		}

@@ -264,6 +264,14 @@ func (a *Agent) answers(ctx context.Context) error {
 	return err
 }
 
+// giveUp ends the process that an agent lives in, if it has one: it is of no more use, and
+// closing the agent would wait for it as long again.
+func (a *Agent) giveUp(why error) {
+	if d, own := a.driver.(*isolated); own {
+		d.host.kill(why.Error())
+	}
+}
+
 // noPeer is no handle of a peer.
 const noPeer = 1<<64 - 1
 

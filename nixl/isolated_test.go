@@ -114,6 +114,10 @@ func TestIsolatedStandstill(t *testing.T) {
 	began := time.Now()
 	eventually(t, "another process", func() bool { a := tier.Agent(); return a != nil && a != first })
 	t.Logf("another one after %s", time.Since(began))
+	// The time was waited for once: the process was ended before its agent was closed.
+	if d := first.driver.(*isolated); !strings.Contains(d.host.why, "was killed: ") {
+		t.Errorf("the process that stood still: %q", d.host.why)
+	}
 }
 
 // What the other process writes is not trusted.
