@@ -287,6 +287,21 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+func TestDescribeRouted(t *testing.T) {
+	for text, want := range map[string]string{
+		"{unix: /run/s.sock}": "listens on /run/s.sock as an engine (framed socket), with no token\n",
+		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "listens on 127.0.0.1:7 as an engine (framed socket, plain TCP), with the token given\n",
+		"{http: true}": "answers POST /v1/routed/generate",
+	} {
+		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nrouted: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+	if got := mustParseText(t, "workers: [{url: 'http://h:1'}]").Describe(); strings.Contains(got, "as an engine") {
+		t.Error(got)
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                   "there is no worker",

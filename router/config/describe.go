@@ -25,6 +25,7 @@ func (c *Config) Describe() string {
 	default:
 		line("listens on %s for admin, with the token given", c.Admin.Listen)
 	}
+	c.describeRouted(line)
 
 	specs := c.Specs()
 	line("\nworkers: %d", len(specs))
@@ -68,6 +69,28 @@ func (c *Config) Describe() string {
 		}
 	}
 	return b.String()
+}
+
+// describeRouted says where the router can be called as an engine, and by whom.
+func (c *Config) describeRouted(line func(format string, args ...any)) {
+	r := &c.Routed
+	callers := "no token"
+	if r.Token != "" {
+		callers = "the token given"
+	}
+	if r.Unix != "" {
+		line("listens on %s as an engine (framed socket), with %s", r.Unix, callers)
+	}
+	if r.Listen != "off" {
+		over := "plain TCP"
+		if r.TLSCert != "" {
+			over = "TLS"
+		}
+		line("listens on %s as an engine (framed socket, %s), with %s", r.Listen, over, callers)
+	}
+	if r.HTTP {
+		line("answers POST /v1/routed/generate beside the other paths")
+	}
 }
 
 func describeSpec(s worker.Spec) string {
