@@ -81,7 +81,7 @@ func (c *Config) describeRouted(line func(format string, args ...any)) {
 	if r.Unix != "" {
 		line("listens on %s as an engine (framed socket), with %s", r.Unix, callers)
 	}
-	if r.Listen != "off" {
+	if r.TCP() {
 		over := "plain TCP"
 		if r.TLSCert != "" {
 			over = "TLS"
