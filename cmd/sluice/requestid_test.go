@@ -3,6 +3,7 @@ package main
 import (
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -72,6 +73,48 @@ func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
 			if id := rec.Header("X-Request-Id"); !strings.Contains(string(rec.Body), `-`+id+`-`) {
 				t.Errorf("decode %q was given a handle of another attempt: %s", id, rec.Body)
 			}
+		}
+	}
+}
+
+// Clients send one id twice, as gateways do that try again. Where engines find the
+// hand-over by it, each has an id of its own there, one for both legs.
+func TestOneIDTwiceJoinsNoTwoHandOvers(t *testing.T) {
+	push := func(role string) func(*sim.Options) {
+		return func(o *sim.Options) { o.PD, o.Role = "nixl-push", role }
+	}
+	p, d := startSim(t, push("prefill")), startSim(t, push("decode"))
+	r := startRouter(t, func(c *config.Config) { c.PD.Family = "nixl-push" }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	const n = 8
+	var wg sync.WaitGroup
+	for i := range n {
+		ask := func() {
+			a, err := tryPost(t.Context(), r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "twice")
+			if err != nil {
+				t.Error(err)
+			} else if got := a.Header.Get("X-Request-Id"); a.Status != 200 || got != "twice" {
+				t.Errorf("status %d, id %q: %s", a.Status, got, a.Body)
+			}
+		}
+		if i == 0 {
+			ask() // where prefill listens is known from now on
+			continue
+		}
+		wg.Go(ask)
+	}
+	wg.Wait()
+	prefills, decodes := ids(generating(p)), ids(generating(d))
+	slices.Sort(prefills)
+	slices.Sort(decodes)
+	if !slices.Equal(prefills, decodes) {
+		t.Errorf("prefill saw %q, decode %q", prefills, decodes)
+	}
+	if len(prefills) != n || len(slices.Compact(prefills)) != n {
+		t.Errorf("prefill saw %q; want %d ids that differ", prefills, n)
+	}
+	for _, id := range prefills {
+		if !strings.HasPrefix(id, "twice-x") {
+			t.Errorf("an engine saw %q; want the client's id with an end of its own", id)
 		}
 	}
 }

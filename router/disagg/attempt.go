@@ -119,8 +119,9 @@ func (q *request) startPair() {
 	q.booked, q.planned = schedule.Choice{}, ""
 	q.pair = Pair{
 		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
-		RequestID: q.legID(), Token: rand.Uint64() >> 1, PrefillCached: -1,
+		Token: rand.Uint64() >> 1, PrefillCached: -1,
 	}
+	q.pair.RequestID = q.legID()
 }
 
 // decodePlainly gives the whole request to decode, or answers and returns false
@@ -176,13 +177,18 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 
 // legID is the request id the engines see: the client's own for the first
 // attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
-// wrong on an id they have seen.
+// wrong on an id they have seen. Clients send one id twice, at once too; where that
+// would join two requests (Traits.ByID) a pair's legs have an end of their own, which no
+// engine takes for its own random one (eight hexadecimal digits).
 func (q *request) legID() string {
-	n := q.before + q.attempt
-	if n <= 1 {
-		return q.x.RequestID
+	id := q.x.RequestID
+	if n := q.before + q.attempt; n > 1 {
+		id += "-" + strconv.Itoa(n)
 	}
-	return q.x.RequestID + "-" + strconv.Itoa(n)
+	if q.plan.Traits.ByID && q.pair.Token != 0 {
+		id += "-x" + strconv.FormatUint(q.pair.Token, 36)
+	}
+	return id
 }
 
 // headers makes the header lines of one leg.

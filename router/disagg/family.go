@@ -87,6 +87,9 @@ type Traits struct {
 	// Keyed: in a Concurrent pair decode asks prefill for blocks by an id, and for one
 	// that is gone it gets none, so a second decode may ask to have them freed.
 	Keyed bool
+	// ByID: both engines find the hand-over by the legs' X-Request-Id alone, so an id
+	// that another request has, or had a moment ago, must not come twice.
+	ByID bool
 	// Told: engines of this family may run Sluice's connector, so that each
 	// hand-over can be watched (Options.Transfers).
 	Told bool

@@ -19,7 +19,7 @@ func (nixlPush) Name() string { return "nixl-push" }
 // Traits implements Family.
 func (f nixlPush) Traits() Traits {
 	t := f.nixlPull.Traits()
-	t.Keyed = true
+	t.Keyed, t.ByID = true, true
 	return t
 }
 
