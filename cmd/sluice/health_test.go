@@ -196,6 +196,9 @@ func TestEmptyPoolIsNamedWithItsLabels(t *testing.T) {
 	began := time.Now()
 	a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "empty")
 	wantReason(t, a, 503, "no_decode_worker")
+	if a.Header.Get("X-Sluice-Waited") == "" {
+		t.Error("a request that waited in vain does not say so")
+	}
 	if time.Since(began) < 100*time.Millisecond || a.Header.Get("Retry-After") == "" {
 		t.Errorf("after %v, Retry-After %q; want pool_wait and a hint", time.Since(began), a.Header.Get("Retry-After"))
 	}

@@ -51,8 +51,8 @@ func (q *request) findPool() bool {
 		return q.missing() == "" || q.pool == nil && v.Settled()
 	})
 	q.takeView(view)
+	q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
 	if ok && q.missing() == "" {
-		q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
 		return true
 	}
 	switch {
