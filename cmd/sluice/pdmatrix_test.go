@@ -507,8 +507,8 @@ time. Every answer called right was compared with that of an undisturbed engine.
 - **freed at once**: every block, room, lease and reservation was gone, by nobody's time-out; the leases of these engines are 30 s and longer.
 - **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
-- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered a
-  question that was put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
+- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
+  questions, one after the other, that were put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
 `)
 	return b.String()
 }
