@@ -295,8 +295,9 @@ func (k *Keeper) tell(ctx context.Context, l *lease, message string) bool {
 		k.failed.Add(1)
 		return false
 	}
+	met := k.peers[l.engine] != nil
 	err := k.try(ctx, l, message)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errOther) {
+	if err != nil && met && ctx.Err() == nil && !errors.Is(err, errOther) {
 		delete(k.peers, l.engine)
 		err = k.try(ctx, l, message)
 	}
