@@ -163,6 +163,9 @@ func (q *request) emptyPool() {
 		msg += "; the pool is empty"
 	} else {
 		msg += fmt.Sprintf("; %d known, none ready", members)
+		if len(labels) > 0 {
+			msg += " with such a label"
+		}
 	}
 	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.opt().Timeouts.PoolWait), time.Second)
 }
