@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -294,4 +295,33 @@ func TestSilentSideChannel(t *testing.T) {
 	k.Hold(prefillRank("0.32.0"), handleOf("e", "r", "1")).Abandoned()
 	eventually(t, "the failure is counted", func() bool { _, _, f := k.Counts(); return f == 1 })
 	k.Close()
+}
+
+// An engine that takes connections and says nothing keeps nothing from the others.
+func TestRealSilentEngine(t *testing.T) {
+	ours, err := nixl.Open(t.Context(), nixl.Config{Name: "router", Search: realNIXL(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	k, err := New(Options{Agent: func() *nixl.Agent { return ours }, Release: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_, port, _ := net.SplitHostPort(silent.Addr().String())
+	e, rank := startEngine(t, "e1", "*"), prefillRank("0.32.0+cpu")
+	for i := range 8 {
+		k.Hold(rank, handleOf(fmt.Sprintf("silent%d", i), "cmpl-x-0-aa", port)).Abandoned()
+	}
+	k.Hold(rank, handleOf("e1", "cmpl-gone-0-aa", e.port)).Abandoned()
+	eventually(t, "the other engine's blocks are released", func() bool { return len(e.heard()) == 1 })
+	if _, _, failed := k.Counts(); failed > 0 {
+		t.Errorf("%d silent engines were waited for first", failed)
+	}
 }

@@ -1,8 +1,10 @@
 package sidechannel
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
@@ -15,6 +17,7 @@ import (
 
 const (
 	askTimeout  = 5 * time.Second
+	askSlice    = 50 * time.Millisecond // after which a question under way looks whether it is still wanted
 	maxAnswer   = 64 << 20
 	metaMessage = "get_meta_msg"
 )
@@ -84,23 +87,26 @@ func member(b []byte, name string) ([]byte, error) {
 	return nil, fmt.Errorf("%w: no member %s", errAnswer, name)
 }
 
-// fetch asks one rank's metadata at tcp://HOST:PORT.
-func fetch(ctx *zmq.Context, endpoint string, request []byte) (engine string, metadata []byte, err error) {
-	s, err := ctx.NewSocket(zmq.REQ)
+// fetch asks one rank's metadata at tcp://HOST:PORT; it ends within a moment of ctx.
+func fetch(ctx context.Context, zctx *zmq.Context, endpoint string, request []byte) (engine string, metadata []byte, err error) {
+	s, err := zctx.NewSocket(zmq.REQ)
 	if err != nil {
 		return "", nil, err
 	}
 	defer s.Close()
-	err = errors.Join(s.SetLinger(0), s.SetRcvtimeo(askTimeout), s.SetSndtimeo(askTimeout), s.SetMaxmsgsize(maxAnswer), s.Connect(endpoint))
+	err = errors.Join(s.SetLinger(0), s.SetRcvtimeo(askSlice), s.SetSndtimeo(askSlice), s.SetMaxmsgsize(maxAnswer), s.Connect(endpoint))
 	if err == nil {
 		_, err = s.SendBytes(request, 0)
 	}
 	var frames [][]byte
-	if err == nil {
+	for began := time.Now(); err == nil; {
 		frames, err = s.RecvMessageBytes(0)
+		if err == nil {
+			return readAnswer(frames[0])
+		}
+		if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) && ctx.Err() == nil && time.Since(began) < askTimeout {
+			err = nil
+		}
 	}
-	if err != nil {
-		return "", nil, fmt.Errorf("sidechannel: cannot ask %s: %w", endpoint, err)
-	}
-	return readAnswer(frames[0])
+	return "", nil, fmt.Errorf("sidechannel: cannot ask %s: %w", endpoint, err)
 }
