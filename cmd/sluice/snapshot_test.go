@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,9 +58,15 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 	p.cmd.Process.Kill()
 	p.wait(t, 10*time.Second)
 
-	// Without the snapshot, what is no longer replayed is not known.
+	// Without the snapshot, what is no longer replayed is not known: the first talk of the
+	// engine that had most of them, twelve at least.
+	count := map[string]int{}
+	for _, who := range home {
+		count[who]++
+	}
+	old := slices.IndexFunc(home, func(who string) bool { return 2*count[who] >= talks })
 	p = start(filepath.Join(dir, "another.snap"))
-	if _, cached := ask(p, 0); cached != 0 {
+	if _, cached := ask(p, old); cached != 0 {
 		t.Fatalf("%d cached tokens foretold without a snapshot: this test shows nothing", cached)
 	}
 	p.cmd.Process.Kill()
@@ -67,7 +74,7 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 
 	p = start(snap)
 	for _, i := range []int{0, 1, 2, 9, 17} {
-		if who, cached := ask(p, i); who != home[i] && i != 0 || cached < 64 {
+		if who, cached := ask(p, i); who != home[i] && i != old || cached < 64 {
 			t.Errorf("after the restart, talk %d went to %s with %d cached tokens foretold, its home is %s", i, who, cached, home[i])
 		}
 	}
