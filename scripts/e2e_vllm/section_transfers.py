@@ -102,7 +102,7 @@ class Section:
         context = self.context
         self.port = free_port()
         found = glob.glob(os.path.join(context.cache, "venv/lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
-        self.library = found[0] if found else ""
+        self.capi = found[0] if found else ""
         self.engines = {}
         for name, role, told in self.engines_of:
             ours = {
@@ -117,7 +117,7 @@ class Section:
 
     def tiers(self, *names):
         """Each tier's name and what makes it the router's best."""
-        nixl = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.library}
+        nixl = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.capi}
         best = {
             "nixl": nixl,
             "ucx": {**nixl, "SLUICE_TRANSFERS_NIXL": "off"},
@@ -160,7 +160,7 @@ class Section:
         flags = ["--prefill", f"{tap.url},id=p2", "--decode", f"{gate.url},id=d1"]
         for mode, check in (("release", checks.released), ("off", checks.kept)):
             env = {
-                "SLUICE_TRANSFERS_NIXL_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": mode,
+                "SLUICE_TRANSFERS_NIXL_LIBRARY": self.capi, "SLUICE_TRANSFERS_SIDE_CHANNEL": mode,
                 "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "SLUICE_HEALTH_INTERVAL": "500ms",
             }  # fmt: skip
             router = Router(self.context.router, self.context.run_dir, "router-side-channel-" + mode, flags, env)
@@ -178,7 +178,7 @@ class Section:
         gate, p2, d1 = Gate(self.engines["d1"].url), self.engines["p2"], self.engines["d1"]
         flags = ["--prefill", f"{p2.url},id=p2", "--decode", f"{gate.url},id=dead,kv_events=off", "--decode", f"{d1.url},id=d1"]
         env = {
-            "SLUICE_TRANSFERS_NIXL_LIBRARY": self.library, "SLUICE_TRANSFERS_SIDE_CHANNEL": "renew",
+            "SLUICE_TRANSFERS_NIXL_LIBRARY": self.capi, "SLUICE_TRANSFERS_SIDE_CHANNEL": "renew",
             "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **renewal.environment(),
         }  # fmt: skip
         router = Router(self.context.router, self.context.run_dir, "router-renew", flags, env)
