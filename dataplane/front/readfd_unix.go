@@ -16,21 +16,17 @@ func (c *conn) tryRead(fd uintptr) bool {
 	if a.buf == nil {
 		a.buf = membudget.Default.Get(membudget.MinBuffer)
 	}
-	for {
-		n, errno := sock.Recv(int(fd), a.buf.B[a.w:])
-		switch errno {
-		case 0:
-			a.n = n
-			return true
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			if a.w == 0 {
-				a.drop()
-			}
-			return false
-		default:
-			a.err = errno
-			return true
+	n, errno := sock.Recv(int(fd), a.buf.B[a.w:])
+	switch errno {
+	case 0:
+		a.n = n
+	case syscall.EAGAIN:
+		if a.w == 0 {
+			a.drop()
 		}
+		return false
+	default:
+		a.err = errno
 	}
+	return true
 }

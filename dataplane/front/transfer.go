@@ -23,38 +23,26 @@ type transfer struct {
 func (t *transfer) init() { t.recv, t.send = t.doRecv, t.doSend }
 
 func (t *transfer) doRecv(fd uintptr) bool {
-	for {
-		n, errno := sock.Recv(int(fd), t.in)
-		switch {
-		case errno == syscall.EINTR:
-			continue
-		case errno == syscall.EAGAIN:
-			return false
-		case errno != 0:
-			t.inErr = os.NewSyscallError("recvfrom", errno)
-		case n == 0:
-			t.inErr = io.EOF
-		}
-		t.inN = n
-		return true
+	n, errno := sock.Recv(int(fd), t.in)
+	switch {
+	case errno == syscall.EAGAIN:
+		return false
+	case errno != 0:
+		t.inErr = os.NewSyscallError("recvfrom", errno)
+	case n == 0:
+		t.inErr = io.EOF
 	}
+	t.inN = n
+	return true
 }
 
 func (t *transfer) doSend(fd uintptr) bool {
-	for t.outN < len(t.out) {
-		n, errno := sock.Send(int(fd), t.out[t.outN:])
-		switch errno {
-		case 0:
-			t.outN += n
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return false
-		default:
-			t.outErr = os.NewSyscallError("sendto", errno)
-			return true
-		}
+	n, errno := sock.Send(int(fd), t.out[t.outN:])
+	t.outN += n
+	if errno != 0 && errno != syscall.EAGAIN {
+		t.outErr = os.NewSyscallError("sendto", errno)
 	}
-	return true
+	return errno != syscall.EAGAIN
 }
 
 // receive is Conn.Read.
@@ -69,7 +57,7 @@ func (c *conn) receive(p []byte) (int, error) {
 	if err == nil {
 		err = t.inErr
 	}
-	return max(t.inN, 0), err
+	return t.inN, err
 }
 
 // transmit is Conn.Write.

@@ -152,8 +152,6 @@ func (p *epoll) read(t *Task, all bool) {
 		buf := p.buf[p.used : p.used+readSize]
 		n, errno := sock.Recv(t.In, buf)
 		switch {
-		case errno == syscall.EINTR:
-			continue
 		case errno == syscall.EAGAIN:
 			return
 		case errno != 0 || n == 0:

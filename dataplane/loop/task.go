@@ -185,17 +185,8 @@ func (t *Task) drop(budget *membudget.Budget) {
 // sendSome writes what Out takes of p at once; errno is 0 when that was not all
 // because Out is full.
 func (t *Task) sendSome(p []byte) (n int, errno syscall.Errno) {
-	for n < len(p) {
-		m, errno := sock.Send(t.Out, p[n:])
-		switch errno {
-		case 0:
-			n += m
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return n, 0
-		default:
-			return n, errno
-		}
+	if n, errno = sock.Send(t.Out, p); errno == syscall.EAGAIN {
+		errno = 0
 	}
-	return n, 0
+	return n, errno
 }

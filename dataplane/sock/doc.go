@@ -5,8 +5,8 @@
 //
 // Its functions are called with a descriptor that somebody else keeps open: a loop's
 // threads do, and callbacks of syscall.RawConn. They never wait and never allocate;
-// what they move in one call is bounded, because nothing can preempt them.
+// what they move in one system call is bounded, because nothing can preempt them.
 package sock
 
-// MaxPiece is the most that one call moves, in bytes: some 20 µs of copying.
+// MaxPiece is the most that one system call moves, in bytes: some 20 µs of copying.
 const MaxPiece = 64 << 10

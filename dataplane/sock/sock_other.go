@@ -10,16 +10,14 @@ import (
 	"syscall"
 )
 
-// Send writes as much of p as the socket takes at once, MaxPiece at most.
-func Send(fd int, p []byte) (int, syscall.Errno) {
-	n, err := syscall.Write(fd, p[:min(len(p), MaxPiece)])
-	return max(n, 0), errnoOf(err)
+func send(fd int, p []byte) (int, syscall.Errno) {
+	n, err := syscall.Write(fd, p)
+	return n, errnoOf(err)
 }
 
-// Recv reads what the socket has, MaxPiece at most.
-func Recv(fd int, p []byte) (int, syscall.Errno) {
-	n, err := syscall.Read(fd, p[:min(len(p), MaxPiece)])
-	return max(n, 0), errnoOf(err)
+func recv(fd int, p []byte) (int, syscall.Errno) {
+	n, err := syscall.Read(fd, p)
+	return n, errnoOf(err)
 }
 
 func errnoOf(err error) syscall.Errno {

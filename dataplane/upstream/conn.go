@@ -225,38 +225,29 @@ func (c *conn) exchange(out []byte, t time.Duration) {
 func (c *conn) step(fd uintptr) bool {
 	if !c.sent {
 		c.sent = true
-		for c.wrote < len(c.out) {
-			n, errno := sock.Send(int(fd), c.out[c.wrote:])
-			switch errno {
-			case 0:
-				c.wrote += n
-			case syscall.EINTR:
-			case syscall.EAGAIN:
-				return true
-			default:
+		n, errno := sock.Send(int(fd), c.out[c.wrote:])
+		c.wrote += n
+		if errno != 0 {
+			if errno != syscall.EAGAIN {
 				c.writeErr = os.NewSyscallError("sendto", errno)
-				return true
 			}
+			return true
 		}
 		c.call.markSent()
 		return false
 	}
-	for {
-		n, errno := sock.Recv(int(fd), c.buf[c.w:])
-		switch {
-		case errno == syscall.EINTR:
-			continue
-		case errno == syscall.EAGAIN:
-			return false
-		case errno != 0:
-			c.readErr = os.NewSyscallError("recvfrom", errno)
-		case n == 0:
-			c.readErr = io.EOF
-		default:
-			c.w += n
-		}
-		return true
+	n, errno := sock.Recv(int(fd), c.buf[c.w:])
+	switch {
+	case errno == syscall.EAGAIN:
+		return false
+	case errno != 0:
+		c.readErr = os.NewSyscallError("recvfrom", errno)
+	case n == 0:
+		c.readErr = io.EOF
+	default:
+		c.w += n
 	}
+	return true
 }
 
 // write sends what is left of an exchange, or a whole vector.
