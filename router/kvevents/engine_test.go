@@ -2,10 +2,14 @@ package kvevents
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +46,7 @@ func newEngine(t *testing.T, replay bool) *engine {
 	t.Helper()
 	e := &engine{t: t, kept: map[uint64][]byte{}, dropOnce: map[uint64]bool{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	e.ctx = must(zmq.NewContext())
-	e.open("tcp://127.0.0.1:*", 0)
+	e.openAnywhere(0)
 	ready := make(chan string)
 	if replay {
 		go e.serveReplay(ready)
@@ -66,23 +70,52 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// open binds the publishing socket. A port that is being given up may be busy
-// for a moment. hwm is its high-water mark; 0 is none.
-func (e *engine) open(endpoint string, hwm int) {
+// openAnywhere binds the publishing socket to a port below the range that the
+// system gives out by itself: tests give the port up and bind it again, and no
+// other socket of this machine takes it in between.
+func (e *engine) openAnywhere(hwm int) {
 	e.t.Helper()
+	e.newPub(hwm)
+	eventually(e.t, "bind a port", func() bool {
+		return e.pub.Bind(fmt.Sprintf("tcp://127.0.0.1:%d", 20_000+rand.IntN(12_000))) == nil
+	})
+	e.Endpoint = must(e.pub.GetLastEndpoint())
+}
+
+// open binds the publishing socket to an endpoint.
+func (e *engine) open(endpoint string) {
+	e.t.Helper()
+	e.newPub(0)
+	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
+}
+
+// newPub makes the publishing socket. hwm is its high-water mark; 0 is none.
+func (e *engine) newPub(hwm int) {
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)
 	e.pub.SetXpubVerbose(1) // a second subscriber is told of while the first one is still leaving
 	e.pub.SetSndhwm(hwm)
-	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
-	e.Endpoint = must(e.pub.GetLastEndpoint())
+}
+
+// leave closes the publishing socket and waits until nobody listens at its
+// endpoint: ZMQ's Close only asks for that, and a thread of its own does it.
+func (e *engine) leave() {
+	e.t.Helper()
+	e.pub.Close()
+	eventually(e.t, "nobody listens at "+e.Endpoint, func() bool {
+		c, err := net.Dial("tcp", strings.TrimPrefix(e.Endpoint, "tcp://"))
+		if err == nil {
+			c.Close()
+		}
+		return errors.Is(err, syscall.ECONNREFUSED)
+	})
 }
 
 // reopen breaks all connections and listens again at the same address.
 func (e *engine) reopen(between func()) {
-	e.pub.Close()
+	e.leave()
 	between()
-	e.open(e.Endpoint, 0)
+	e.open(e.Endpoint)
 }
 
 // subscribed waits for a new subscription, so that what is published from then

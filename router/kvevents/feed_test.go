@@ -455,7 +455,7 @@ func TestReplayEndpointNobodyListensAt(t *testing.T) {
 func TestOverflow(t *testing.T) {
 	e := newEngine(t, true)
 	e.pub.Close()
-	e.open("tcp://127.0.0.1:*", 5)
+	e.openAnywhere(5)
 	s := newScribe(20, 1)
 	all := batches(s, 200)
 	ballast := wireBatch(nil, pack(nil, []any{"Ballast", make([]byte, 1<<16)})) // fills the kernel's buffers
@@ -484,7 +484,7 @@ func TestOverflow(t *testing.T) {
 
 func TestBindMode(t *testing.T) {
 	e := newEngine(t, true)
-	e.pub.Close() // its port is free for the feed now
+	e.leave() // its port is free for the feed now
 	r := newRig(t, e, nil)
 	r.src.Bind = true
 	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
@@ -531,7 +531,7 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, replay %v", name, replay), func(t *testing.T) {
 				e := newEngine(t, replay)
-				e.pub.Close()
+				e.leave()
 				r := newRig(t, e, nil)
 				r.src.Bind = true
 				eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
@@ -561,7 +561,7 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 
 func TestEngineComesLate(t *testing.T) {
 	e := newEngine(t, true)
-	e.pub.Close()
+	e.leave()
 	r := newRig(t, e, nil)
 	r.start()
 	if r.state() != worker.FeedSyncing {
@@ -571,7 +571,7 @@ func TestEngineComesLate(t *testing.T) {
 	for _, b := range all {
 		e.keep(b)
 	}
-	e.open(e.Endpoint, 0)
+	e.open(e.Endpoint)
 	r.awaitState(worker.FeedLive)
 	r.holds(all...)
 }

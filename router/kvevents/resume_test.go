@@ -163,16 +163,14 @@ func TestResumeDropsWhatIsNotProven(t *testing.T) {
 	t.Run("an engine that never comes", func(t *testing.T) {
 		e := newEngine(t, true)
 		r := resumed(t, e, life)
-		e.pub.Close() // nobody listens there now
-		opt := r.feeds.opt
-		r.feeds.opt.ReplayTimeout = 20 * time.Millisecond
-		defer func() { r.feeds.opt = opt }()
+		e.leave()
+		r.feeds.opt.ReplayTimeout = 20 * time.Millisecond // no feed reads it yet
 		r.start()
 		eventually(t, "the rank is dropped", func() bool { return r.index.Held(r.rank.Slot) == 0 })
 		if r.state() != worker.FeedSyncing {
 			t.Errorf("state %v", r.state())
 		}
-		e.open(e.Endpoint, 0)
+		e.open(e.Endpoint)
 	})
 }
 
