@@ -121,7 +121,7 @@ func TestRecordAndReplay(t *testing.T) {
 		want string
 	}{
 		{[]string{cut}, 0, "cut short"}, {[]string{stump}, 1, "no request was placed"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
-		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
+		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--set", "overlap_weight=NaN", files[0]}, 2, "0 or more"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
 		{[]string{files[0], "--policy"}, 2, "before the files"},
 	} {
 		var out, errs bytes.Buffer

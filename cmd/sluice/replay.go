@@ -16,6 +16,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"sluice/router/config"
+	"sluice/router/record"
 	"sluice/router/whatif"
 )
 
@@ -26,6 +27,7 @@ record: it puts the recorded events through the index, and the recorded requests
 through the scheduler, over simulated caches that each variant's own choices fill.
 The table tells of each: the share of prompt tokens that were cached, how much more
 the busiest rank computed than the mean, and an estimate of the time to first token.
+Files of several recordings get a table for each recording.
 Compare the rows of the model with each other; the lines below the table say how
 well the model meets what was recorded.
 
@@ -63,7 +65,7 @@ func (v *variants) Set(s string) error {
 	for _, pair := range strings.Split(s, ",") {
 		name, text, found := strings.Cut(pair, "=")
 		x, err := strconv.ParseFloat(text, 64)
-		if _, is := known[name]; !is || !found || err != nil || x < 0 || x > 1e9 {
+		if _, is := known[name]; !is || !found || err != nil || !(x >= 0 && x <= 1e9) { // NaN is neither
 			return fmt.Errorf("want NAME=VALUE[,…] with a value of 0 or more and a name among %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 		set[name] = x
@@ -72,8 +74,8 @@ func (v *variants) Set(s string) error {
 	return nil
 }
 
-// runReplay prints what variants would have done. Exit codes: 0 printed, 1 a file
-// cannot be used, 2 called wrongly.
+// runReplay prints what variants would have done, for each recording that the files
+// are of. Exit codes: 0 printed, 1 a file cannot be used, 2 called wrongly.
 func runReplay(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -101,23 +103,51 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sluice replay: flags such as %q stand before the files\n", fs.Arg(i))
 		return 2
 	}
-	trace, err := whatif.Load(fs.Args(), func(err error) {
-		fmt.Fprintf(stderr, "sluice replay: %v; what there is of it is used\n", err)
-	})
+	groups, err := record.GroupByRecording(fs.Args())
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice replay:", err)
-		return 1
-	}
-	if len(trace.Requests) == 0 {
-		fmt.Fprintln(stderr, "sluice replay: no request was placed while this was recorded")
 		return 1
 	}
 	if len(list) == 0 {
 		list = []whatif.Variant{{Name: "round_robin", Policy: "round_robin"}, {Name: "least_loaded", Policy: "least_loaded"},
 			{Name: "overlap_weight=0", Policy: "kv", Weights: map[string]float64{"overlap_weight": 0}}}
 	}
-	replay(stdout, trace, list)
-	return 0
+	code := 1
+	for i, g := range groups {
+		trace, err := whatif.Load(g.Files, func(err error) {
+			fmt.Fprintf(stderr, "sluice replay: %v; what there is of it is used\n", err)
+		})
+		if err != nil {
+			fmt.Fprintln(stderr, "sluice replay:", err)
+			return 1
+		}
+		if len(groups) > 1 {
+			heading(stdout, i, &g)
+		}
+		if len(trace.Requests) == 0 {
+			fmt.Fprintln(stderr, "sluice replay: no request was placed while this was recorded")
+			continue
+		}
+		replay(stdout, trace, list)
+		code = 0
+	}
+	return code
+}
+
+// heading says which of several recordings a table is of.
+func heading(w io.Writer, i int, g *record.Group) {
+	if i > 0 {
+		fmt.Fprintln(w)
+	}
+	files := g.Files[0]
+	if more := len(g.Files) - 1; more > 0 {
+		files += fmt.Sprintf(" and %d more", more)
+	}
+	if g.Began.IsZero() {
+		fmt.Fprintf(w, "%s:\n", files)
+		return
+	}
+	fmt.Fprintf(w, "Recording begun %s, %s:\n", g.Began.Format(time.DateTime), files)
 }
 
 // replay runs the variants side by side and prints the table.

@@ -31,6 +31,7 @@ const (
 	Dropped                  // entries that did not fit the queue
 	Held                     // a rank held blocks before the entries that follow
 	LeftOut                  // blocks held that were too many to be written
+	Began                    // which recording this is part of, and when that began
 )
 
 // Entry is one line of a recording; which fields are set goes by Kind. Slices
@@ -76,6 +77,7 @@ type Entry struct {
 	Status, Cached, PromptT, OutToT int // Ended; Cached -1: the engine did not say
 	TTFT, Total                     time.Duration
 	Count                           uint64 // Dropped, LeftOut
+	Recording                       uint64 // Began: a number drawn when it began, the same in all of its files
 }
 
 func words[T ~uint64](dst []byte, v []T) []byte {
@@ -142,6 +144,8 @@ func (e *Entry) Append(b []byte) []byte {
 		b = number(number(b, int(e.TTFT/time.Microsecond)), int(e.Total/time.Microsecond))
 	case Dropped, LeftOut:
 		b = binary.AppendUvarint(b, e.Count)
+	case Began:
+		b = binary.LittleEndian.AppendUint64(b, e.Recording)
 	case Held:
 		b = flag(append(number(b, int(e.Slot)), byte(e.Tier)), e.Exact)
 		b = flag(b, e.HasParent)
@@ -307,6 +311,8 @@ func (c *cursor) read(e *Entry) error {
 		e.TTFT, e.Total = time.Duration(c.number())*time.Microsecond, time.Duration(c.number())*time.Microsecond
 	case Dropped, LeftOut:
 		e.Count = c.uvarint()
+	case Began:
+		e.Recording = c.u64()
 	case Held:
 		e.Slot, e.Tier, e.Exact = c.slot(), kvindex.Tier(c.byte()), c.byte() != 0
 		e.HasParent, e.Parent, e.ParentSeq = c.byte() != 0, kvindex.EngineHash(c.u64()), blockhash.Seq(c.u64())

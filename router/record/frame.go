@@ -24,7 +24,7 @@ import (
 // frame has an empty body: a file without it was cut short.
 const (
 	magic       = "SLUICREC"
-	version     = 2 // since 2: Held, LeftOut
+	version     = 3 // since 2: Held, LeftOut; since 3: Began
 	headerSize  = 16
 	frameHead   = 16
 	maxFrame    = 64 << 20 // compressed

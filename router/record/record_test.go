@@ -104,6 +104,10 @@ func TestWhatIsReadIsWhatWasWritten(t *testing.T) {
 			t.Errorf("entry %d is of %v", i, all[i].At)
 		}
 	}
+	if all[0].Kind != Began || all[0].Recording == 0 {
+		t.Fatalf("it begins with %+v, want the recording's number", all[0])
+	}
+	kinds, all = kinds[1:], all[1:]
 	want := []Kind{Settings, Joined, Joined, Joined, Stored, Pool, Chosen, Ended, Stored, Chosen, Ended, Removed, Cleared, Left, Pool, Chosen}
 	if !slices.Equal(kinds, want) {
 		t.Fatalf("kinds %v, want %v", kinds, want)
@@ -178,7 +182,7 @@ func TestFilesThatAreNone(t *testing.T) {
 
 func FuzzEntries(f *testing.F) {
 	for _, e := range []Entry{{Kind: Settings, Policy: "kv"}, {Kind: Joined, Rank: worker.ID{Worker: "w", Rank: 2}},
-		{Kind: Stored, Engine: []kvindex.EngineHash{1}, Local: []blockhash.Local{2}}, {Kind: Chosen, Seqs: []blockhash.Seq{3}}, {Kind: Dropped, Count: 9}} {
+		{Kind: Stored, Engine: []kvindex.EngineHash{1}, Local: []blockhash.Local{2}}, {Kind: Chosen, Seqs: []blockhash.Seq{3}}, {Kind: Dropped, Count: 9}, {Kind: Began, Recording: 7}} {
 		f.Add(e.Append(nil))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -323,8 +327,8 @@ func TestFilesAreRotated(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if all[0].Kind != Settings || all[1].Kind != Joined {
-			t.Errorf("%s begins with %v and %v", f, all[0].Kind, all[1].Kind)
+		if all[0].Kind != Began || all[1].Kind != Settings || all[2].Kind != Joined {
+			t.Errorf("%s begins with %v, %v and %v", f, all[0].Kind, all[1].Kind, all[2].Kind)
 		}
 		pools := map[uint64]bool{}
 		for i := range all {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ const (
 type session struct {
 	r     *Recorder
 	sink  Sink
+	began Entry
 	queue chan item
 	held  atomic.Int64 // bytes in the queue
 	lost  atomic.Uint64
@@ -68,7 +70,7 @@ type poolKey struct {
 
 func newSession(r *Recorder, sink Sink) *session {
 	s := &session{r: r, sink: sink, queue: make(chan item, queueLength), stop: make(chan struct{}), done: make(chan struct{}),
-		pools: make(map[poolKey]uint64)}
+		pools: make(map[poolKey]uint64), began: Entry{Kind: Began, At: time.Now(), Recording: rand.Uint64() | 1}}
 	s.free.New = func() any { return new(buffer) }
 	return s
 }
@@ -175,6 +177,7 @@ func (s *session) take(it item) error {
 // restate writes what entries refer to, so that a file may begin here.
 func (s *session) restate() {
 	now := time.Now()
+	s.entries = s.began.Append(s.entries)
 	e := Entry{Kind: Settings, At: now, Policy: s.r.opt.Policy, Weights: s.r.opt.Weights}
 	s.entries = e.Append(s.entries)
 	for _, rank := range s.r.opt.Ranks() {

@@ -89,7 +89,7 @@ type loader struct {
 	blocks  int
 }
 
-// Load reads a recording's files, in the order of their names. A file that ends too
+// Load reads one recording's files (record.GroupByRecording), in the order of their names. A file that ends too
 // early (its router was killed, its disk was full) is used as far as it goes, and
 // unfinished is told, with what the reader says of it; any other damage is an error.
 func Load(paths []string, unfinished func(err error)) (*Trace, error) {
@@ -139,6 +139,9 @@ func (l *loader) file(path string, unfinished func(error)) error {
 
 func (l *loader) entry(e *record.Entry) {
 	t := l.t
+	if e.Kind == record.Began {
+		return // in each file, and of the first one's time
+	}
 	if l.last = e.At; l.first.IsZero() {
 		l.first = e.At
 	}

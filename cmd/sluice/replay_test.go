@@ -1,0 +1,63 @@
+package main
+
+import (
+	"bytes"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvindex"
+	"sluice/router/record"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// Two recordings in one folder: what the second says was held when it began was not
+// yet there for the first one's requests.
+func TestReplayTellsRecordingsApart(t *testing.T) {
+	dir := t.TempDir()
+	w := worker.New(worker.Spec{ID: "w", Models: []string{"m"}, BlockSize: 16})
+	seqs := []blockhash.Seq{11, 12, 13, 14}
+	for _, cached := range []int{0, 64} {
+		told := make(chan struct{}) // a recording that is stopped earlier does not have what is held
+		rec := record.New(record.Options{Ranks: func() []*worker.Rank { return w.Ranks }, Policy: "kv",
+			Contents: func(_ *worker.Rank, yield func(bool, *kvindex.Exported) bool) {
+				if cached > 0 {
+					yield(true, &kvindex.Exported{Engine: []kvindex.EngineHash{1, 2, 3, 4}, Seqs: seqs})
+				}
+				close(told)
+			}})
+		files, err := record.NewFiles(record.FilesOptions{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := rec.Start(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.Chose(&schedule.Query{Leg: schedule.Whole, Candidates: w.Ranks, PromptTokens: 80, RequestID: "r", Attempt: 1},
+			schedule.Choice{Rank: w.Ranks[0], CachedTokens: cached}, seqs, 16, true)
+		rec.Ended("r", schedule.Outcome{Status: 200, CachedTokens: cached, PromptTokens: 80, OutputTokens: 1})
+		<-told
+		if err := g.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	paths, _ := filepath.Glob(filepath.Join(dir, "*.rec"))
+	if len(paths) != 2 {
+		t.Fatalf("files %v", paths)
+	}
+	var out, errs bytes.Buffer
+	if code := runReplay(paths, &out, &errs); code != 0 || errs.Len() != 0 {
+		t.Fatalf("%d, %s", code, &errs)
+	}
+	var shown []string
+	for _, m := range regexp.MustCompile(`recorded choices +(\d+\.\d) %`).FindAllStringSubmatch(out.String(), -1) {
+		shown = append(shown, m[1])
+	}
+	heads := regexp.MustCompile(`(?m)^Recording begun .*:$`).FindAllString(out.String(), -1)
+	if len(shown) != 2 || shown[0] != "0.0" || shown[1] != "80.0" || len(heads) != 2 {
+		t.Errorf("cached %v, under %q, want 0.0 and 80.0 of two recordings\n%s", shown, heads, &out)
+	}
+}
