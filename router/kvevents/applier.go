@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"math/bits"
+	"slices"
 
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
@@ -63,6 +64,7 @@ func (a *Applier) Apply(payload []byte) (err error) {
 		a.counts["wrong_rank"]++
 		return nil
 	}
+	defer a.letGo()
 	for {
 		more, wrong := a.dec.Next(&a.ev)
 		switch {
@@ -82,6 +84,16 @@ func (a *Applier) Apply(payload []byte) (err error) {
 		default:
 			a.event(&a.ev)
 		}
+	}
+}
+
+// keptEntries is how long a list is kept for the next event. Those of engines are far
+// shorter; one message of the largest size would else hold its memory for good.
+const keptEntries = 1 << 17
+
+func (a *Applier) letGo() {
+	if max(cap(a.ev.Hashes), cap(a.ev.Tokens), cap(a.ev.Locals), cap(a.parts)) > keptEntries {
+		a.ev, a.parts, a.stored = Event{}, nil, kvindex.Stored{}
 	}
 }
 
@@ -123,7 +135,8 @@ func (a *Applier) indexed(ev *Event) bool {
 		if a.Index.Held(a.Rank.Slot) > 0 {
 			a.distrust("resets") // what was taken for it was another group's
 		}
-		a.group, a.blockSize = ev.Group, 0
+		a.group = ev.Group
+		a.newSize(0)
 	}
 	a.groupTold = true
 	return ev.Group == a.group
@@ -144,13 +157,19 @@ func (a *Applier) fits(ev *Event, tier kvindex.Tier) bool {
 		if a.blockSize != 0 {
 			a.distrust("resets")
 		}
-		a.blockSize = size
+		a.newSize(size)
 		a.Rank.EventBlockSize.Store(int64(size))
 	}
 	if size == a.blockSize {
 		return tier == kvindex.Device || a.coarsen(tier, 1)
 	}
 	return a.blockSize > 0 && size%a.blockSize == 0 && !ev.Pairs && !ev.Extra && a.cut(ev, tier)
+}
+
+// newSize notes the device's block size; how many of the old one's a slower tier's
+// stood for says nothing of the new one.
+func (a *Applier) newSize(size int) {
+	a.blockSize, a.coarse = size, [kvindex.NumTiers]int{}
 }
 
 // coarsen notes how many of our blocks one of a tier's stands for. An engine
@@ -206,11 +225,23 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 	}
 }
 
+// partsAtOnce is how many of a slower tier's blocks are cut for removal at a time: a
+// message may name as many as it has bytes, each of which may be maxCoarse of ours.
+const partsAtOnce = 64
+
 func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
-	if n := a.coarse[tier]; n > 1 {
-		a.parts = partsOf(a.parts[:0], hashes, n)
-		hashes = a.parts
+	n := a.coarse[tier]
+	if n <= 1 {
+		a.removeOurs(tier, hashes)
+		return
 	}
+	for some := range slices.Chunk(hashes, partsAtOnce) {
+		a.parts = partsOf(a.parts[:0], some, n)
+		a.removeOurs(tier, a.parts)
+	}
+}
+
+func (a *Applier) removeOurs(tier kvindex.Tier, hashes []kvindex.EngineHash) {
 	removed, unknown := a.Index.Remove(a.Rank.Slot, tier, hashes)
 	a.counts["removed"] += removed
 	a.counts["unknown_removed"] += unknown

@@ -259,6 +259,64 @@ func TestSlowerTiersMayHaveLargerBlocks(t *testing.T) {
 	}
 }
 
+// Short blocks of the device came first: what a slower tier's stood for then says
+// nothing once the size is known.
+func TestSlowerTiersAfterShortBlocks(t *testing.T) {
+	a := applierOf(t)
+	tokens := func(n int) (out []any) {
+		for i := range n {
+			out = append(out, i)
+		}
+		return out
+	}
+	a.must(t, wireEvent{hashes: []any{1}, tokens: tokens(4), blockSize: 4, medium: "GPU"}.asMap(),
+		wireEvent{hashes: []any{51}, tokens: tokens(16), blockSize: 16, medium: "CPU"}.asMap(),
+		wireEvent{hashes: []any{2}, tokens: tokens(16), blockSize: 16, medium: "GPU"}.asMap(),
+		wireEvent{hashes: []any{51, 52}, tokens: tokens(32), blockSize: 16, medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 3 || a.counts["ignored"] != 0 {
+		t.Errorf("%d held, counted %v; want one block on the device and two on the host", got, a.counts)
+	}
+	a.must(t, wireEvent{kind: "BlockRemoved", hashes: []any{51, 52}, medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 1 || a.counts["unknown_removed"] != 0 {
+		t.Errorf("%d held, counted %v after the host's went", got, a.counts)
+	}
+}
+
+// A removal may name as many blocks of a slower tier as its message has bytes, and
+// each may be 256 of ours: neither they nor a long event's lists stay in memory.
+func TestLongEventsAreNotKept(t *testing.T) {
+	a := applierOf(t)
+	tokens := make([]any, 4*maxCoarse)
+	for i := range tokens {
+		tokens[i] = i
+	}
+	a.must(t, wireEvent{hashes: []any{1}, tokens: tokens[:4], blockSize: 4, medium: "GPU"}.asMap(),
+		wireEvent{hashes: []any{99}, tokens: tokens, blockSize: len(tokens), medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 1+maxCoarse {
+		t.Fatalf("%d held, want one block on the device and %d on the host", got, maxCoarse)
+	}
+	hashes := make([]any, 3*partsAtOnce)
+	for i := range hashes {
+		hashes[i] = 100 + i
+	}
+	hashes[2*partsAtOnce+1] = 99
+	a.must(t, wireEvent{kind: "BlockRemoved", hashes: hashes, medium: "CPU"}.asMap())
+	if got := a.Index.Held(0); got != 1 || a.counts["removed"] != maxCoarse || a.counts["unknown_removed"] != (len(hashes)-1)*maxCoarse {
+		t.Errorf("%d held, counted %v", got, a.counts)
+	}
+	if cap(a.parts) > 2*partsAtOnce*maxCoarse {
+		t.Errorf("room for %d parts is kept", cap(a.parts))
+	}
+	long := make([]any, keptEntries+1)
+	for i := range long {
+		long[i] = 1
+	}
+	a.must(t, wireEvent{kind: "BlockRemoved", hashes: long, medium: "GPU"}.asMap())
+	if cap(a.ev.Hashes) > keptEntries {
+		t.Errorf("room for %d hashes is kept", cap(a.ev.Hashes))
+	}
+}
+
 func TestProve(t *testing.T) {
 	layouts(t, func(t *testing.T, e *engine) {
 		life := batches(newScribe(36, 1), 20)
