@@ -36,6 +36,7 @@ type feed struct {
 
 	log        *slog.Logger
 	unreadable uint64 // messages, ever
+	sayAgain   time.Time
 
 	*Applier
 	position
@@ -284,7 +285,7 @@ func (f *feed) wasReplayed(seq uint64, payload []byte) bool {
 // gap handles a number above the one waited for.
 func (f *feed) gap(seq uint64, payload []byte) {
 	f.counts["gaps"]++
-	f.log.Info("kv events: gap", "want", f.next, "got", seq)
+	f.say("kv events: gap", seq)
 	if f.canAsk() {
 		f.catchUp(true, false)
 	}
@@ -296,13 +297,22 @@ func (f *feed) gap(seq uint64, payload []byte) {
 // restart handles a number below the one waited for: a new life of the engine.
 // What the old one held goes before anything new is applied.
 func (f *feed) restart(seq uint64, payload []byte) {
-	f.log.Info("kv events: the engine has restarted", "want", f.next, "got", seq)
+	f.say("kv events: the engine has restarted", seq)
 	f.newLife()
 	if f.canAsk() {
 		f.catchUp(false, false)
 	}
 	if !f.stopping.Load() {
 		f.afterCatchUp(seq, payload)
+	}
+}
+
+// say logs what a number led to, once a second at most: an engine may send any numbers,
+// and the counters have all of them.
+func (f *feed) say(what string, seq uint64) {
+	if now := time.Now(); !now.Before(f.sayAgain) {
+		f.sayAgain = now.Add(time.Second)
+		f.log.Info(what, "want", f.next, "got", seq)
 	}
 }
 

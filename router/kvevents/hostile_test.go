@@ -3,9 +3,11 @@ package kvevents
 import (
 	"bytes"
 	"encoding/binary"
+	"log/slog"
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -369,4 +371,31 @@ func TestManyRanks(t *testing.T) {
 		want := r.describe(r.oracle(payloads...))
 		eventually(t, "every rank", func() bool { return r.describe(r.index) == want })
 	}
+}
+
+// An engine whose numbers make no sense is counted, each time, and not logged each time.
+func TestNumbersThatJump(t *testing.T) {
+	var log syncLines
+	r, e := liveRig(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	began := time.Now()
+	const times = 500
+	payload := newScribe(43, 1).batch()
+	e.send(0, payload)
+	for range times {
+		e.send(1<<63, payload)
+		e.send(7, payload)
+	}
+	r.await("gaps", times)
+	r.await("restarts", times)
+	if most := int64(2 + time.Since(began)/time.Second); log.n.Load() > most {
+		t.Errorf("%d lines for %d gaps and restarts, want %d at most", log.n.Load(), 2*times, most)
+	}
+}
+
+// syncLines counts what is written.
+type syncLines struct{ n atomic.Int64 }
+
+func (l *syncLines) Write(b []byte) (int, error) {
+	l.n.Add(1)
+	return len(b), nil
 }
