@@ -66,7 +66,7 @@ POINTS = [
      [("./router/discovery/registration", "TestAddressesMustLieInTheNetworks"), ("./router/discovery/named", "TestRebinding"), ("./router/discovery/named", "TestRefused"), (CMD, "TestOverridingHeadersStayOut"), (CMD, "TestForbiddenFieldsInside")]),
     ("Strangers at ZMQ sockets: frames too large, foreign, of other languages' serializers",
      "loopback by default; sizes are capped; what is not understood is dropped and counted, nothing is unpickled",
-     [("./router/kvevents", "TestOversize"), ("./router/kvevents", "TestFarOversize"), ("./router/kvevents", "TestStrangersAtABoundFeed"), ("./nixl/notify", "TestHostileFrames")]),
+     [("./router/kvevents", "TestOversize"), ("./router/kvevents", "TestFarOversize"), ("./router/kvevents", "TestStrangersAtABoundFeed"), ("./nixl/notify", "TestHostileFrames"), ("./nixl/zmtp", "TestMessageWithoutEnd"), ("./nixl/zmtp", "TestNetworksAtAccept")]),
     ("A transfer library that answers every status, nothing, or hangs; one that crashes",
      "the tier falls and comes back; no request is lost",
      [("./nixl", "TestFakeBehaviours"), ("./nixl", "TestTierGivesUpOnHangs"), (CMD, "TestIsolatedAgentsCrash", r"crashed, \d+ has its place")]),

@@ -17,6 +17,7 @@ import (
 
 	"sluice/native"
 	"sluice/nixl"
+	"sluice/nixl/zmtp"
 )
 
 // probeArgument makes this binary the process in which a library is tried:
@@ -211,39 +212,39 @@ func settled(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 	return f
 }
 
-// probeZMQ sends a message over the loopback.
+// probeZMQ has libzmq send a message to our socket, over the loopback.
 func probeZMQ() finding {
 	major, minor, patch := zmq4.Version()
 	f := finding{State: findingOff, Advice: "the loopback does not carry ZMQ: see the firewall and the sandbox of this process"}
+	came := make(chan struct{}, 1)
 	err := func() error {
-		pull, err := zmq4.NewSocket(zmq4.PULL)
+		pull, err := zmtp.Listen(zmtp.Options{Endpoint: "tcp://127.0.0.1:*", Message: func([]byte) { came <- struct{}{} }})
 		if err != nil {
 			return err
 		}
+		defer pull.Close()
 		push, err := zmq4.NewSocket(zmq4.PUSH)
 		if err != nil {
 			return err
 		}
-		if err = errors.Join(pull.SetRcvtimeo(3*time.Second), push.SetLinger(0), pull.Bind("tcp://127.0.0.1:*")); err != nil {
-			return err
-		}
-		at, err := pull.GetLastEndpoint()
-		if err == nil {
-			err = push.Connect(at)
-		}
-		if err == nil {
+		if err = errors.Join(push.SetLinger(0), push.SetSndtimeo(3*time.Second), push.Connect(pull.Endpoint())); err == nil {
 			_, err = push.Send("sluice", 0)
 		}
-		if err == nil {
-			_, err = pull.Recv(0)
+		if err != nil {
+			return err
 		}
-		return err
+		select {
+		case <-came:
+			return nil
+		case <-time.After(3 * time.Second):
+			return errors.New("it did not come within 3s")
+		}
 	}()
 	if err != nil {
 		f.Detail = fmt.Sprintf("libzmq %d.%d.%d, built in; a message over the loopback: %v", major, minor, patch, err)
 		return f
 	}
-	return finding{State: findingOK, Detail: fmt.Sprintf("libzmq %d.%d.%d; a message went over the loopback", major, minor, patch)}
+	return finding{State: findingOK, Detail: fmt.Sprintf("libzmq %d.%d.%d; a message went over the loopback to the router's own socket", major, minor, patch)}
 }
 
 func probeCUDA() finding {

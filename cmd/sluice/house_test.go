@@ -35,7 +35,7 @@ var directDependencies = []string{
 	"github.com/goccy/go-yaml",                // strict config with line and column
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
 	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
-	"github.com/pebbe/zmq4",                   // KV events, LMCache's notifications
+	"github.com/pebbe/zmq4",                   // KV events; engines' side channels
 	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/nixl/notify"
+	"sluice/nixl/zmtp"
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/obs"
@@ -18,9 +19,9 @@ import (
 // notifications gives the runner the board on which LMCache's prefill workers
 // tell that KV has been written; nil where no model is of that family.
 //
-// ZMQ binds its socket itself, so a router that takes another's place cannot be
-// given it: it waits until that one has let go (release), and requests that need
-// the board wait with it, for bindTime at most.
+// Connections belong to the process that has introduced itself on them, so a router that
+// takes another's place is not given the socket: it waits until that one has let go
+// (release), and requests that need the board wait with it, for bindTime at most.
 type notifications struct {
 	board   atomic.Pointer[notify.Board] // nil: not bound yet
 	bound   chan struct{}                // closed when it is, or never will be
@@ -45,7 +46,7 @@ func newNotifications(cfg *config.Config, w *transfers.Watch, replaces bool, log
 	n := &notifications{bound: make(chan struct{}), stop: make(chan struct{})}
 	bind := func() error {
 		board, err := notify.Listen(notify.Options{
-			Endpoint: cfg.LMCache.NotifyEndpoint(), TTL: cfg.LMCache.FinishedReqTTL, Sweep: cfg.LMCache.CleanupInterval,
+			Endpoint: cfg.LMCache.NotifyEndpoint(), Networks: config.Prefixes(cfg.LMCache.Networks), TTL: cfg.LMCache.FinishedReqTTL, Sweep: cfg.LMCache.CleanupInterval,
 			Report: w.Frame, Log: log,
 		})
 		if err == nil {
@@ -128,6 +129,7 @@ func (n *notifications) watch(m *obs.Metrics) {
 		m.Func(func() float64 { return float64(of(n.stats())) }, "sluice_kv_notifications_total", "outcome", outcome)
 	}
 	m.Func(func() float64 { return float64(n.stats().Unclaimed) }, "sluice_kv_notifications_unclaimed")
+	watchSocket(m, "lmcache", func() zmtp.Stats { return n.stats().Socket })
 }
 
 // completions is what the runner takes; a nil pointer in an interface would not

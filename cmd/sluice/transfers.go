@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"sluice/nixl"
+	"sluice/nixl/zmtp"
 	"sluice/router/config"
 	"sluice/router/obs"
 	"sluice/router/sidechannel"
@@ -34,6 +35,7 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 	if cfg.Register.On() {
 		opt.Networks = cfg.Register.Prefixes()
 	}
+	opt.ZMQNetworks = config.Prefixes(cfg.Transfers.ZMQNetworks)
 	return transfers.Start(opt)
 }
 
@@ -44,6 +46,18 @@ func newSideChannel(cfg *config.Config, w *transfers.Watch, log *slog.Logger) (*
 		return nil, nil
 	}
 	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log})
+}
+
+// watchSocket exposes who is connected to a ZMQ socket of ours, and who was not let.
+func watchSocket(m *obs.Metrics, socket string, stats func() zmtp.Stats) {
+	m.Func(func() float64 { return float64(stats().Conns) }, "sluice_zmq_connections", "socket", socket)
+	for why, of := range map[string]func(zmtp.Stats) int64{
+		"network": func(s zmtp.Stats) int64 { return s.Strangers },
+		"crowded": func(s zmtp.Stats) int64 { return s.Crowded },
+		"broken":  func(s zmtp.Stats) int64 { return s.Broken },
+	} {
+		m.Func(func() float64 { return float64(of(stats())) }, "sluice_zmq_refused_total", "socket", socket, "reason", why)
+	}
 }
 
 // connectorDocument answers GET /v1/connector.
@@ -70,6 +84,9 @@ func (r *router) watchTransfers() {
 		return
 	}
 	m.Func(func() float64 { return float64(w.Waiting()) }, "sluice_kv_transfers_watched")
+	if _, ok := w.Socket(); ok {
+		watchSocket(m, "reports", func() zmtp.Stats { s, _ := w.Socket(); return s })
+	}
 	for name := range w.Reports() {
 		m.Func(func() float64 { return float64(w.Reports()[name]) }, "sluice_kv_reports_total", "report", name)
 	}

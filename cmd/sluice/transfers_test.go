@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -276,5 +277,38 @@ func TestNoTiersByDefault(t *testing.T) {
 	}
 	if h := string(get(t, r.URL+"/health").Body); !strings.Contains(h, `"active":"http"`) {
 		t.Errorf("health: %s", h)
+	}
+}
+
+// Who may push to the ZMQ sockets is held to the networks of the configuration, of the
+// reports' and of LMCache's; others are closed at once, and counted.
+func TestNetworksOfZMQSockets(t *testing.T) {
+	away := []string{"203.0.113.0/24"}
+	port := freePort(t)
+	r := launchRouter(t, both(family("lmcache"), func(c *config.Config) {
+		c.Transfers.ZMQListen, c.Transfers.ZMQNetworks = "tcp://127.0.0.1:*", away
+		c.LMCache.ProxyPort, c.LMCache.Networks = port, away
+	}))
+	eventually(t, 30*time.Second, "the ZMQ tier is up", func() bool { return r.transfers.Up(nixl.TierZMQ) })
+	d, err := r.transfers.Document(netip.Addr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for socket, at := range map[string]string{"reports": strings.TrimPrefix(d.ZMQ.Endpoint, "tcp://"), "lmcache": fmt.Sprintf("127.0.0.1:%d", port)} {
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(30 * time.Second))
+		if b, err := io.ReadAll(c); len(b) > 0 {
+			t.Errorf("%s: a stranger is greeted with %q, %v", socket, b, err)
+		}
+		c.Close()
+		eventually(t, 30*time.Second, socket+" counts it", func() bool {
+			return r.metric(`sluice_zmq_refused_total{socket="`+socket+`",reason="network"}`) == 1
+		})
+		if n := r.metric(`sluice_zmq_connections{socket="` + socket + `"}`); n != 0 {
+			t.Errorf("%s: %v connections", socket, n)
+		}
 	}
 }

@@ -1,5 +1,3 @@
-//go:build cgo
-
 package notify
 
 import (
@@ -8,12 +6,11 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"net/netip"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
+	"sluice/nixl/zmtp"
 )
 
 // Options of a Board. Zero values take the defaults.
@@ -26,7 +23,8 @@ type Options struct {
 	Capacity int            // ids kept that nobody has asked for; further ones are dropped [65536]
 	// Report is given every frame that is not msgpack: the reports of the
 	// router's own connector, which come over the same socket. It borrows the
-	// frame, says whether it was one, and must not block. [none are taken]
+	// frame, says whether it was one, must not block, and is called by several
+	// goroutines at a time. [none are taken]
 	Report func(frame []byte) bool
 	Log    *slog.Logger // [none]
 }
@@ -39,7 +37,8 @@ type Stats struct {
 	Expired   int64 // ids dropped after TTL
 	Dropped   int64 // notifications dropped for lack of room
 	Foreign   int64 // messages that are no notification
-	Malformed int64 // frames that could not be read
+	Malformed int64 // messages that could not be read, or of more than one frame
+	Socket    zmtp.Stats
 }
 
 // Errors that callers tell apart.
@@ -49,25 +48,21 @@ var (
 )
 
 const (
-	// maxFrame is ample for a notification, 27 bytes and the id. ZMQ cuts the
-	// connection of a peer that sends more.
+	// maxFrame is ample for a notification, 27 bytes and the id. A peer that sends
+	// more loses its connection.
 	maxFrame = 4 << 10
 	shards   = 16
 )
 
 // Board receives notifications. All methods may be called from any goroutine.
 type Board struct {
-	opt      Options
-	endpoint string
-	ctx      *zmq.Context
-	pull     *zmq.Socket // used by run alone
-	wake     *zmq.Socket // run's end of kick
-	kick     *zmq.Socket
-	seed     maphash.Seed
-	table    [shards]shard
-	ended    chan struct{} // run has returned
-	closed   chan struct{} // Close has begun
-	closing  sync.Once
+	opt     Options
+	pull    *zmtp.Pull
+	seed    maphash.Seed
+	table   [shards]shard
+	swept   chan struct{} // run has returned
+	closed  chan struct{} // Close has begun
+	closing sync.Once
 
 	received, early, unclaimed, expired, dropped, foreign, malformed atomic.Int64
 }
@@ -94,79 +89,20 @@ func Listen(opt Options) (*Board, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	b := &Board{opt: opt, seed: maphash.MakeSeed(), ended: make(chan struct{}), closed: make(chan struct{})}
+	b := &Board{opt: opt, seed: maphash.MakeSeed(), swept: make(chan struct{}), closed: make(chan struct{})}
 	for i := range b.table {
 		b.table[i].entries = make(map[string]*entry)
 	}
-	if err := b.bind(); err != nil {
-		b.release()
-		return nil, fmt.Errorf("notify: cannot listen on %q: %w", opt.Endpoint, err)
+	var err error
+	if b.pull, err = zmtp.Listen(zmtp.Options{Endpoint: opt.Endpoint, Networks: opt.Networks, Message: b.take, MaxFrame: maxFrame, Log: opt.Log}); err != nil {
+		return nil, fmt.Errorf("notify: %w", err)
 	}
 	go b.run()
 	return b, nil
 }
 
-func (b *Board) bind() (err error) {
-	if b.ctx, err = zmq.NewContext(); err != nil {
-		return err
-	}
-	socket := func(kind zmq.Type) *zmq.Socket {
-		if err != nil {
-			return nil
-		}
-		var s *zmq.Socket
-		if s, err = b.ctx.NewSocket(kind); err == nil {
-			err = s.SetLinger(0)
-		}
-		return s
-	}
-	b.pull, b.wake, b.kick = socket(zmq.PULL), socket(zmq.PAIR), socket(zmq.PAIR)
-	if err != nil {
-		return err
-	}
-	const inside = "inproc://notify-wake"
-	if err = errors.Join(b.wake.Bind(inside), b.kick.Connect(inside)); err != nil {
-		return err
-	}
-	if err = errors.Join(b.pull.SetMaxmsgsize(maxFrame), b.pull.SetHeartbeatIvl(10*time.Second), b.pull.SetHeartbeatTimeout(30*time.Second)); err != nil {
-		return err
-	}
-	if err = b.filter(); err != nil {
-		return err
-	}
-	if err = b.pull.Bind(b.opt.Endpoint); err != nil {
-		return err
-	}
-	b.endpoint, err = b.pull.GetLastEndpoint()
-	return err
-}
-
-// filter lets connect only who is in the networks. An IPv4 socket has no use for
-// networks of IPv6, and ZMQ refuses them; when none are left nobody could connect.
-func (b *Board) filter() error {
-	six, taken := strings.Contains(b.opt.Endpoint, "["), 0
-	if six {
-		if err := b.pull.SetIpv6(true); err != nil {
-			return err
-		}
-	}
-	for _, p := range b.opt.Networks {
-		if p.Addr().Is4() == six {
-			continue
-		}
-		if err := b.pull.SetTcpAcceptFilter(p.String()); err != nil {
-			return fmt.Errorf("network %s: %w", p, err)
-		}
-		taken++
-	}
-	if taken == 0 && len(b.opt.Networks) > 0 {
-		return fmt.Errorf("none of the networks %v can reach it", b.opt.Networks)
-	}
-	return nil
-}
-
 // Endpoint is where the board is bound, with the port it was given.
-func (b *Board) Endpoint() string { return b.endpoint }
+func (b *Board) Endpoint() string { return b.pull.Endpoint() }
 
 // Expect registers the wait for n notifications of one request; those that have
 // come already count. It fails with ErrDuplicate while another ticket of the id
@@ -201,15 +137,16 @@ func (b *Board) Expect(id string, n int) (*Ticket, error) {
 	return t, nil
 }
 
-// Done is closed when the board receives nothing any more: after Close, or when
-// ZMQ failed under it.
-func (b *Board) Done() <-chan struct{} { return b.ended }
+// Done is closed when nobody can connect to the board any more: after Close, or when
+// its socket failed under it.
+func (b *Board) Done() <-chan struct{} { return b.pull.Done() }
 
 // Stats gives the counters.
 func (b *Board) Stats() Stats {
+	socket := b.pull.Stats()
 	return Stats{
 		Received: b.received.Load(), Early: b.early.Load(), Unclaimed: b.unclaimed.Load(), Expired: b.expired.Load(),
-		Dropped: b.dropped.Load(), Foreign: b.foreign.Load(), Malformed: b.malformed.Load(),
+		Dropped: b.dropped.Load(), Foreign: b.foreign.Load(), Malformed: b.malformed.Load() + socket.Parts, Socket: socket,
 	}
 }
 
@@ -217,21 +154,9 @@ func (b *Board) Stats() Stats {
 func (b *Board) Close() {
 	b.closing.Do(func() {
 		close(b.closed)
-		b.kick.SendBytes(nil, 0)
-		<-b.ended
-		b.release()
+		b.pull.Close()
+		<-b.swept
 	})
-}
-
-func (b *Board) release() {
-	for _, s := range []*zmq.Socket{b.pull, b.wake, b.kick} {
-		if s != nil {
-			s.Close()
-		}
-	}
-	if b.ctx != nil {
-		b.ctx.Term()
-	}
 }
 
 func (b *Board) shard(id string) *shard {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestReleasedMessages reads what the releases' own definitions encode
@@ -48,11 +47,11 @@ func TestNotificationAllocatesNothing(t *testing.T) {
 	for i := range b.table {
 		b.table[i].entries = map[string]*entry{"r": {ticket: &Ticket{need: 1 << 30, done: make(chan struct{})}}}
 	}
-	f, now := frame("ProxyNotif", "r"), time.Now()
+	f := frame("ProxyNotif", "r")
 	b.seed = listen(t, Options{}).seed
 	if n := testing.AllocsPerRun(1000, func() {
 		id, _ := parse(f)
-		b.arrived(id, now)
+		b.arrived(id)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -188,6 +188,7 @@ type LMCache struct {
 	// written (their pd_proxy_host and pd_proxy_port) [127.0.0.1].
 	ProxyHost string   `yaml:"proxy_host"`
 	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // likewise; 0 takes a free one [8500]
+	Networks  []string `yaml:"networks"`                       // CIDRs that prefill workers push from; others' connections are closed [any]
 	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' ports, for workers without peer_host [that of their URL]
 	InitPort  []string `yaml:"peer_init_port"`                 // for decode workers without init_port, one a tensor-parallel rank
 	AllocPort []string `yaml:"peer_alloc_port"`                // for decode workers without alloc_port, likewise
@@ -221,9 +222,10 @@ type Transfers struct {
 	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
 	// where engines can learn of it and a model hands over by NIXL. On asks for
 	// zmq_listen or register.listen, whatever the models' families [auto].
-	ZMQ        string `yaml:"zmq" oneof:"auto on off"`
-	ZMQListen  string `yaml:"zmq_listen"`                         // tcp://HOST:PORT of that socket [a free port of register.listen's host]
-	BoardSlots int    `yaml:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
+	ZMQ         string   `yaml:"zmq" oneof:"auto on off"`
+	ZMQListen   string   `yaml:"zmq_listen"`                         // tcp://HOST:PORT of that socket [a free port of register.listen's host]
+	ZMQNetworks []string `yaml:"zmq_networks"`                       // CIDRs whose reports it takes; others' connections are closed [register.networks; without register.listen any]
+	BoardSlots  int      `yaml:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
 	// StallTimeout is how long a decode whose engine runs the connector may be
 	// without a word of its transfer and without an answer; then the pair is run
 	// again. 0 waits as long as timeouts.decode [0].

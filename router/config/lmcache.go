@@ -65,6 +65,7 @@ func (c *Config) checkLMCache(bad report) {
 			}
 		}
 	}
+	checkNetworks(bad, "lmcache.networks", c.LMCache.Networks)
 	if !c.UsesFamily("lmcache") {
 		return
 	}

@@ -131,11 +131,7 @@ func (c *Config) checkRegister(bad report) {
 	if r.Lease > r.MaxLease {
 		bad("register.lease", "%q is over register.max_lease, %q", r.Lease, r.MaxLease)
 	}
-	for i, n := range r.Networks {
-		if _, err := netip.ParsePrefix(n); err != nil {
-			bad(fmt.Sprintf("register.networks[%d]", i), "%s is no network; want a CIDR, as 10.0.0.0/16 or fd00::/8", quoted(n))
-		}
-	}
+	checkNetworks(bad, "register.networks", r.Networks)
 	if host, _, _ := net.SplitHostPort(r.Listen); len(r.Networks) == 0 {
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
 			bad("register.networks", "are not given; want the CIDRs that workers call from and serve on, as 10.0.0.0/16")
@@ -149,13 +145,25 @@ func (r *Register) Prefixes() []netip.Prefix {
 	if len(r.Networks) == 0 {
 		return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	}
-	var out []netip.Prefix
-	for _, n := range r.Networks {
+	return Prefixes(r.Networks)
+}
+
+// Prefixes are networks that have been checked, parsed; nil for none.
+func Prefixes(networks []string) (out []netip.Prefix) {
+	for _, n := range networks {
 		if p, err := netip.ParsePrefix(n); err == nil {
 			out = append(out, p.Masked())
 		}
 	}
 	return out
+}
+
+func checkNetworks(bad report, path string, networks []string) {
+	for i, n := range networks {
+		if _, err := netip.ParsePrefix(n); err != nil {
+			bad(fmt.Sprintf("%s[%d]", path, i), "%s is no network; want a CIDR, as 10.0.0.0/16 or fd00::/8", quoted(n))
+		}
+	}
 }
 
 // describeSources says where more workers come from.

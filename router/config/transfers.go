@@ -1,7 +1,9 @@
 package config
 
 import (
+	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 )
@@ -49,6 +51,24 @@ func (c *Config) ReportEndpoint() string {
 	return "tcp://" + net.JoinHostPort(host, "*")
 }
 
+// openSockets warns of ZMQ sockets that any host of any network may push to.
+func (c *Config) openSockets() (out []string) {
+	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
+		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, takes reports of transfers from any host that reaches it, for there is no register.networks to hold it to; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
+	}
+	if l := &c.LMCache; c.UsesFamily("lmcache") && len(l.Networks) == 0 && !onLoopback(l.NotifyEndpoint()) {
+		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, takes LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, as 10.0.0.0/16", quoted(l.ProxyHost)))
+	}
+	return out
+}
+
+// onLoopback says whether only this machine reaches an endpoint.
+func onLoopback(endpoint string) bool {
+	host, _, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
+	ip, bad := netip.ParseAddr(host)
+	return err == nil && (host == "localhost" || bad == nil && ip.IsLoopback())
+}
+
 func (c *Config) checkTransfers(bad report) {
 	t := &c.Transfers
 	if n := t.BoardSlots; n%64 != 0 {
@@ -64,6 +84,7 @@ func (c *Config) checkTransfers(bad report) {
 			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
 		}
 	}
+	checkNetworks(bad, "transfers.zmq_networks", t.ZMQNetworks)
 	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Register.On() {
 		bad("transfers.zmq", "on, and neither transfers.zmq_listen nor register.listen is set, where its socket would be; want one of them")
 	}

@@ -51,3 +51,38 @@ func TestTransferTiers(t *testing.T) {
 		t.Errorf("reports are taken at %q", e)
 	}
 }
+
+// A ZMQ socket that takes any host is warned of, with the field and what to set; one that
+// is held to networks, or that only this machine reaches, is not.
+func TestOpenSocketsAreWarnedOf(t *testing.T) {
+	const lmcache = "workers: [{url: 'http://h:1', role: decode, options: {init_port: ['1'], alloc_port: ['2']}}]\npd: {family: lmcache}\n"
+	for text, want := range map[string]string{
+		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091'}":                                                         "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://*:8091'}":                                                                "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://[fd00::1]:8091'}":                                                        "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://127.0.0.1:8091'}":                                                        "",
+		"transfers: {zmq_listen: 'tcp://[::1]:8091'}":                                                            "",
+		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091', zmq_networks: [10.0.0.0/16]}":                            "",
+		"transfers: {zmq_listen: 'tcp://*:8091'}\nregister: {listen: '127.0.0.1:8081', token: 0123456789abcdef}": "",
+		lmcache + "lmcache: {proxy_host: 0.0.0.0}":                                                               "lmcache.networks",
+		lmcache + "lmcache: {proxy_host: 0.0.0.0, networks: [10.0.0.0/16]}":                                      "",
+		lmcache:                          "",
+		"lmcache: {proxy_host: 0.0.0.0}": "", // no model is of that family
+	} {
+		got := ""
+		for _, w := range mustParseText(t, "listen: 127.0.0.1:8080\n"+text).Warnings() {
+			if strings.Contains(w, "from any host") {
+				got += w
+			}
+		}
+		if (got == "") != (want == "") || !strings.Contains(got, "set "+want) && want != "" {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+	_, err := Parse("t.yaml", []byte("transfers: {zmq_networks: [10.0.0.1]}\nlmcache: {networks: [here]}"))
+	for _, want := range []string{`transfers.zmq_networks[0]: "10.0.0.1" is no network; want a CIDR`, `lmcache.networks[0]: "here" is no network`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+}

@@ -88,6 +88,8 @@ var Catalog = []Family{
 	{"sluice_kv_handles_pinned", "gauge", "", "Prefill hand-overs whose blocks a prefill worker keeps for a decode not yet begun."},
 	{"sluice_kv_notifications_total", "counter", "outcome", "LMCache's notifications: received; of these early (nobody waited yet), expired (nobody ever did), dropped (no room); beside them foreign and malformed messages."},
 	{"sluice_kv_notifications_unclaimed", "gauge", "", "Requests notified of that nobody waits for."},
+	{"sluice_zmq_connections", "gauge", "socket", "Connections to the router's ZMQ sockets: lmcache (notifications), reports (of connectors)."},
+	{"sluice_zmq_refused_total", "counter", "socket, reason", "Connections to them that were closed: network (from outside of the networks allowed), crowded (too many), broken (no ZMTP 3 PUSH socket, a frame too long, or too slow)."},
 	{"sluice_kv_tier_up", "gauge", "tier", "1 while the router can be told of KV transfers by this tier: nixl, ucx, zmq; http, the engines' answers, always."},
 	{"sluice_kv_transfers_watched", "gauge", "", "Hand-overs that the router waits to be told of."},
 	{"sluice_kv_transfers_total", "counter", "outcome", "Watched hand-overs that ended: done, failed, expired (prefill let go of the blocks unread), stalled (transfers.stall_timeout), untold."},

@@ -3,6 +3,7 @@ package transfers
 import (
 	"sluice/nixl"
 	"sluice/nixl/completion"
+	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
 
@@ -65,12 +66,24 @@ func (w *Watch) Reports() map[string]int64 {
 	if w.ucx != nil {
 		unread += w.ucx.Counters().Unread
 	}
-	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": w.book.Malformed(), "refused": w.refused.Load() + w.book.Refused() + int64(seen.Unmatched),
+	malformed := w.book.Malformed()
+	if socket, ok := w.Socket(); ok {
+		malformed += socket.Parts
+	}
+	m := map[string]int64{"unknown": w.book.Unknown(), "malformed": malformed, "refused": w.refused.Load() + w.book.Refused() + int64(seen.Unmatched),
 		"unread": int64(unread), "forged": w.forged.Load(), "crowded": w.book.Crowded()}
 	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
 		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.book.Count(e, false), w.book.Count(e, true)
 	}
 	return m
+}
+
+// Socket counts the connections of the ZMQ tier; ok is false where there is none.
+func (w *Watch) Socket() (s zmtp.Stats, ok bool) {
+	if w == nil || w.zmq == nil {
+		return s, false
+	}
+	return w.zmq.stats(), true
 }
 
 // Waiting is how many hand-overs are watched now.

@@ -19,15 +19,16 @@ import (
 
 // Options of a Watch.
 type Options struct {
-	NIXL       bool              // open an agent
-	Search     nixl.Search       // where NIXL may be
-	Parameters map[string]string // of NIXL's backend; nil for its own
-	UCX        *UCX              // UCX's active messages; nil: none
-	Isolate    []string          // the command of a process that each agent lives in (nixl.ServeHost); nil: this one
-	Endpoint   string            // of the ZMQ PULL socket; "" none
-	Networks   []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
-	Slots      int               // of the completion board, a multiple of 64 [16384]
-	Log        *slog.Logger      // [none]
+	NIXL        bool              // open an agent
+	Search      nixl.Search       // where NIXL may be
+	Parameters  map[string]string // of NIXL's backend; nil for its own
+	UCX         *UCX              // UCX's active messages; nil: none
+	Isolate     []string          // the command of a process that each agent lives in (nixl.ServeHost); nil: this one
+	Endpoint    string            // of the ZMQ PULL socket; "" none
+	Networks    []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
+	ZMQNetworks []netip.Prefix    // whose reports are taken over ZMQ; nil: those of Networks
+	Slots       int               // of the completion board, a multiple of 64 [16384]
+	Log         *slog.Logger      // [none]
 
 	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
 }

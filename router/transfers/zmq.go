@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"sluice/nixl"
-	"sluice/nixl/notify"
+	"sluice/nixl/zmtp"
 )
 
 // zmqTier keeps a PULL socket bound for the connector's reports.
@@ -23,7 +23,9 @@ type zmqTier struct {
 	mu     sync.Mutex
 	state  nixl.TierState
 	reason string
-	bound  string // with the port it was given; "" while it is not up
+	bound  string     // with the port it was given; "" while it is not up
+	pull   *zmtp.Pull // nil likewise
+	before zmtp.Stats // of the sockets that were closed
 }
 
 const (
@@ -33,7 +35,11 @@ const (
 
 func (w *Watch) startZMQ(opt *Options) *zmqTier {
 	ctx, cancel := context.WithCancel(context.Background())
-	z := &zmqTier{w: w, endpoint: opt.Endpoint, networks: opt.Networks, retry: opt.retry, stop: cancel, done: make(chan struct{}),
+	networks := opt.ZMQNetworks
+	if len(networks) == 0 {
+		networks = opt.Networks
+	}
+	z := &zmqTier{w: w, endpoint: opt.Endpoint, networks: networks, retry: opt.retry, stop: cancel, done: make(chan struct{}),
 		state: nixl.TierStarting, reason: "its socket is being bound"}
 	if z.retry <= 0 {
 		z.retry = zmqRetry
@@ -48,16 +54,18 @@ func (z *zmqTier) run(ctx context.Context) {
 	defer close(z.done)
 	pause := z.retry
 	for {
-		board, err := notify.Listen(notify.Options{Endpoint: z.endpoint, Networks: z.networks, Report: z.w.frame, Log: z.w.log})
+		pull, err := zmtp.Listen(zmtp.Options{Endpoint: z.endpoint, Networks: z.networks, Message: func(m []byte) { z.w.frame(m) }, Log: z.w.log})
 		if err == nil {
 			pause = z.retry
-			z.set(nixl.TierUp, board.Endpoint(), "reports are taken at "+board.Endpoint())
+			z.use(pull)
+			z.set(nixl.TierUp, pull.Endpoint(), "reports are taken at "+pull.Endpoint())
 			select {
 			case <-ctx.Done():
-			case <-board.Done():
-				err = fmt.Errorf("ZMQ failed at %s", board.Endpoint())
+			case <-pull.Done():
+				err = fmt.Errorf("the socket failed at %s", pull.Endpoint())
 			}
-			board.Close()
+			pull.Close()
+			z.use(nil)
 		}
 		if ctx.Err() != nil {
 			z.set(nixl.TierOff, "", "closed")
@@ -70,6 +78,26 @@ func (z *zmqTier) run(ctx context.Context) {
 		}
 		pause = min(2*pause, zmqMaxRetry)
 	}
+}
+
+// use makes pull the socket whose counters are shown beside those of the ones before.
+func (z *zmqTier) use(pull *zmtp.Pull) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull != nil {
+		z.before = z.pull.Stats().Since(z.before)
+	}
+	z.pull = pull
+}
+
+// stats counts over all sockets of the tier.
+func (z *zmqTier) stats() zmtp.Stats {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull == nil {
+		return z.before
+	}
+	return z.pull.Stats().Since(z.before)
 }
 
 func (z *zmqTier) set(s nixl.TierState, bound, reason string) {

@@ -1,0 +1,100 @@
+package zmtp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+)
+
+// writeWithin bounds our few writes, which fit into any socket's buffer: who has so many
+// of them waiting that one does not, does not read.
+const writeWithin = 2 * time.Second
+
+// conn is one peer's connection. All of it belongs to the goroutine that serves it.
+type conn struct {
+	session
+	pull  *Pull
+	tcp   *net.TCPConn
+	host  netip.Addr
+	since int  // frames that had ended when the deadline for reading was set
+	timed bool // it is set
+	err   error
+}
+
+// serve reads until the connection ends, and says why; nil where the peer has closed it.
+func (c *conn) serve() error {
+	c.deadline(c.pull.opt.Handshake)
+	if err := c.write(ours[:]); err != nil {
+		return err
+	}
+	raw, err := c.tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	// Without a call that the scheduler is told of, which would wake the runtime's watch
+	// as well (docs/nixl.md, "What was measured").
+	err = raw.Read(func(fd uintptr) bool { return c.drain(int(fd)) })
+	switch {
+	case c.err != nil && c.err != io.EOF:
+		return c.err
+	case errors.Is(err, os.ErrDeadlineExceeded) && c.stage != open:
+		return errSlow
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errStuck
+	}
+	return nil
+}
+
+var (
+	errSlow  = errors.New("its handshake takes too long")
+	errStuck = errors.New("it began a frame and does not end it")
+)
+
+// drain takes all that the socket has; true when the connection is over.
+func (c *conn) drain(fd int) bool {
+	for {
+		n, errno := recv(fd, c.space())
+		switch {
+		case errno == syscall.EAGAIN:
+			c.rest()
+			return false
+		case errno == syscall.ECONNRESET || errno == 0 && n == 0:
+			c.err = io.EOF
+		case errno != 0:
+			c.err = errno
+		default:
+			c.err = c.came(n)
+		}
+		if c.err != nil {
+			return true
+		}
+	}
+}
+
+// rest sees to the deadline before the next wait: a peer that is between frames may be
+// silent for as long as it likes, one in the midst of a frame may not.
+func (c *conn) rest() {
+	switch partial := c.partial(); {
+	case c.stage != open:
+	case partial && (!c.timed || c.since != c.ended):
+		c.deadline(c.pull.opt.Frame)
+	case !partial && c.timed:
+		c.timed = false
+		c.tcp.SetReadDeadline(time.Time{})
+	}
+}
+
+func (c *conn) deadline(d time.Duration) {
+	c.timed, c.since = true, c.ended
+	c.tcp.SetReadDeadline(time.Now().Add(d))
+}
+
+func (c *conn) write(p []byte) error {
+	c.tcp.SetWriteDeadline(time.Now().Add(writeWithin))
+	_, err := c.tcp.Write(p)
+	return err
+}
