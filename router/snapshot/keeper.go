@@ -16,7 +16,7 @@ import (
 
 // Options of a Keeper. Path, Index and Ranks are required.
 type Options struct {
-	Path     string
+	Path     string        // its folder is made when it is not there, mode 0700
 	Interval time.Duration // between two snapshots [5m]
 	// Pending is how long a rank of the last snapshot that has not joined again is
 	// kept, and goes into the next ones [30m].
@@ -70,6 +70,9 @@ func New(opt Options) (*Keeper, error) {
 	}
 	if !can {
 		return nil, errors.New("snapshot: this index cannot be written down")
+	}
+	if err := writable(opt.Path); err != nil {
+		opt.Log.Error("no snapshot of the index can be written as things are", "err", err)
 	}
 	sweep(opt.Path)
 	last, err := Open(opt.Path)

@@ -36,6 +36,13 @@ type part struct {
 // Open reads a snapshot through and checks all of it. Its error names the file
 // and what is wrong; a file that is not there is fs.ErrNotExist.
 func Open(path string) (*File, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() { // a pipe would be waited for, without end
+		err = fmt.Errorf("%w: it is no regular file", ErrForeign)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("snapshot: cannot read %q: %w", path, err)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: cannot read %q: %w", path, err)

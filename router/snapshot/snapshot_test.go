@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -198,6 +199,15 @@ func TestFilesThatAreRefused(t *testing.T) {
 	// Blocks left out of a rank: every section is whole, only the sum of all tells.
 	two := one + sectionHead + int(binary.LittleEndian.Uint32(good[headerSize+one+4:]))
 	try("bereft", append(bytes.Clone(good[:headerSize+one]), good[headerSize+two:]...), ErrCorrupted)
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{pipe, dir, "/dev/null"} {
+		if _, err := Open(name); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v, want %v and its name", name, err, ErrForeign)
+		}
+	}
 	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
@@ -223,6 +233,30 @@ func TestAKeeperStartsWithoutABadFile(t *testing.T) {
 		t.Fatalf("the end's snapshot did not replace it: %v", err)
 	}
 	f.Close()
+}
+
+// A folder that is not there is made; one that cannot be is told of at the start.
+func TestTheFolderOfASnapshot(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{filepath.Join(dir, "a", "b", "index.snap"): "", filepath.Join(file, "index.snap"): "cannot make the folder"} {
+		var log bytes.Buffer
+		h := newHouse(t, 1, 3, 4)
+		k, err := New(Options{Path: path, Index: h.index, Ranks: func() []*worker.Rank { return h.ranks }, Interval: time.Hour, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			Position: func(worker.ID) (kvevents.Position, bool) { return kvevents.Position{Next: 1}, true }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := log.String(); want == "" && told != "" || !strings.Contains(told, want) {
+			t.Errorf("%s: logged at the start %q, want %q", path, told, want)
+		}
+		if err := k.Close(); (err == nil) != (want == "") {
+			t.Errorf("%s: written at the end: %v", path, err)
+		}
+	}
 }
 
 // Ranks that have not come back yet are not lost by the next snapshot, and nobody

@@ -106,6 +106,20 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 	return w.stats, nil
 }
 
+// writable makes the folder of a snapshot where need be and says whether a file can be
+// made in it, so that it is told at the start and not an interval later.
+func writable(path string) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("snapshot: cannot make the folder of %q: %w", path, err)
+	}
+	f, err := os.CreateTemp(dir, temporary(path))
+	if err != nil {
+		return fmt.Errorf("snapshot: cannot write beside %q: %w", path, err)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
 // temporary is the pattern of the names of what is being written.
 func temporary(path string) string { return "." + filepath.Base(path) + "-*" }
 
