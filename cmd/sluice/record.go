@@ -31,6 +31,12 @@ func (r *router) newRecorder() *record.Recorder {
 	r.metrics.Func(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
 	r.metrics.Func(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
 	r.metrics.Func(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
+	r.metrics.Func(func() float64 {
+		if rec.On() {
+			return 1
+		}
+		return 0
+	}, "sluice_record_active")
 	return rec
 }
 

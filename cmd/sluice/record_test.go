@@ -111,7 +111,7 @@ func TestRecordAndReplay(t *testing.T) {
 
 	cut := filepath.Join(dir, "cut")
 	os.WriteFile(cut, raw[:len(raw)-5], 0o600)
-	stump := filepath.Join(dir, "stump") // its only frame is cut, so nothing is left of it
+	stump := filepath.Join(dir, "stump") // the frame with its requests is cut, so nothing is left of them
 	os.WriteFile(stump, raw[:len(raw)-30], 0o600)
 	foreign := filepath.Join(dir, "foreign")
 	os.WriteFile(foreign, []byte("hello"), 0o600)
@@ -147,7 +147,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	go func() {
 		code <- runRecord(ctx, []string{"--runtime-file", r.cfg.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
-	eventually(t, 10*time.Second, "the recording is under way", r.recorder.On)
+	eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.metric("sluice_record_active") == 1 })
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
 	eventually(t, 10*time.Second, "it is written", func() bool {
 		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
@@ -161,7 +161,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
 	}
-	eventually(t, 10*time.Second, "the router records no more", func() bool { return !r.recorder.On() })
+	eventually(t, 10*time.Second, "the router records no more", func() bool { return r.metric("sluice_record_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 	trace, err := whatif.Load(files, func(error) {})
 	if err != nil {

@@ -56,7 +56,7 @@ func TestRecordOverTheAPI(t *testing.T) {
 	}
 	defer r.Close()
 	var e record.Entry
-	if err := r.Next(&e); err != nil || e.Kind != record.Settings {
+	if err := r.Next(&e); err != nil || e.Kind != record.Began {
 		t.Errorf("the file begins with %v, %v", e.Kind, err)
 	}
 }

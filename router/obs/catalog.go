@@ -113,6 +113,7 @@ var Catalog = []Family{
 	{"sluice_record_entries_total", "counter", "", "Entries written to recordings (record.dir, sluice record)."},
 	{"sluice_record_dropped_total", "counter", "", "Entries not recorded because the queue was full; the recording has their number too."},
 	{"sluice_record_bytes_total", "counter", "", "Compressed bytes given to recordings."},
+	{"sluice_record_active", "gauge", "", "1 while a recording is under way (record.dir, sluice record); where record.dir is set, 0 says that it broke off, as on a full disk, and the log why."},
 	{"sluice_build_info", "gauge", "version", "1, with the version in its label."},
 }
 

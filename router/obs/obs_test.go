@@ -150,7 +150,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	// Kept by others, through Func and WatchPairs.
 	elsewhere := map[string]bool{"sluice_routed_connections": true, "sluice_routed_streams": true, "sluice_routed_stalled_total": true, "sluice_routed_request_bytes": true, "sluice_routed_requests_total": true, "sluice_routed_refused_total": true, "sluice_routed_certificate_expiry_timestamp_seconds": true,
 		"sluice_descriptor_shortage_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_kv_handles_pinned": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unclaimed": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
-		"sluice_record_entries_total": true, "sluice_record_dropped_total": true, "sluice_record_bytes_total": true,
+		"sluice_record_entries_total": true, "sluice_record_dropped_total": true, "sluice_record_bytes_total": true, "sluice_record_active": true,
 		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true,
 		"sluice_kv_tier_up": true, "sluice_kv_side_channel_total": true, "sluice_kv_transfers_watched": true, "sluice_kv_transfers_total": true, "sluice_kv_reports_total": true}
 	for _, f := range Catalog {

@@ -12,21 +12,24 @@ import (
 // order, and one too short to say whose it is stands alone.
 func TestFilesAreGroupedByRecording(t *testing.T) {
 	dir := t.TempDir()
-	place := func(name, from string, cut int) string {
+	place := func(name, from string, keep int) string { // so many bytes, or all but so many
 		raw, err := os.ReadFile(from)
 		if err != nil {
 			t.Fatal(err)
 		}
+		if keep <= 0 {
+			keep += len(raw)
+		}
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, raw[:len(raw)-cut], 0o600); err != nil {
+		if err := os.WriteFile(path, raw[:keep], 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
 	before := time.Now()
 	one, two := record(t, 2), record(t, 2)
-	a, b, c := place("1", one, 0), place("2", two, 0), place("3", one, frameHead) // without its end
-	d := place("4", two, 60)                                                      // of its only frame a part
+	a, b, c := place("1", one, 0), place("2", two, 0), place("3", one, -frameHead) // without its end
+	d := place("4", two, headerSize+frameHead+5)                                   // a part of its first frame
 	got, err := GroupByRecording([]string{d, c, a, b, a})
 	if err != nil {
 		t.Fatal(err)

@@ -128,6 +128,9 @@ func (s *session) write() (err error) {
 	if err := s.contents(s.r.opt.Ranks()); err != nil {
 		return err
 	}
+	if err := s.flush(); err != nil { // whoever asked for the recording sees that it has begun
+		return err
+	}
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
 	for {
