@@ -108,6 +108,14 @@ func (sc *scratch) dearest() int {
 	return at
 }
 
+// pickByCost takes the least cost, or draws by cost where there is a temperature.
+func (s *Scheduler) pickByCost(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+	if s.warmth(q) > 0 {
+		return s.pickWarm(f, q, sc, rng)
+	}
+	return pickLeast(f, q, sc, rng, false)
+}
+
 // pickWarm draws by a softmax over the costs, scaled by their range.
 func (s *Scheduler) pickWarm(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	// The least-cost pass fills the record and says where the range starts.
@@ -129,7 +137,7 @@ func (s *Scheduler) pickWarm(f *frame, q *Query, sc *scratch, rng *uint64) bool 
 	if most == least {
 		return true
 	}
-	scale := 1 / (s.warmth(q) * (most - least))
+	scale := min(1/(s.warmth(q)*(most-least)), math.MaxFloat64) // the least cost's weight is 1 at any
 	sum := 0.0
 	for i, c := range sc.costs {
 		sum += math.Exp((least - c) * scale)
@@ -183,12 +191,12 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 const bounded = 1.25
 
 // pickSticky takes the rank that the session's hash falls on, as long as it has
-// no more than its share of the requests under way; else the least cost. The rank
+// no more than its share of the requests under way; else by cost. The rank
 // is found by rendezvous, so sessions move only from ranks that leave, and several
 // routers agree.
-func pickSticky(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+func (s *Scheduler) pickSticky(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	home, requests, usable := homeOf(q)
-	if !pickLeast(f, q, sc, rng, false) {
+	if !s.pickByCost(f, q, sc, rng) {
 		return false
 	}
 	if home == nil || home == sc.best.rank {

@@ -281,6 +281,9 @@ func TestTemperatureLoosens(t *testing.T) {
 	if n := share(0); n[0] != 3000 {
 		t.Errorf("temperature 0: %v", n)
 	}
+	if n := share(1e-320); n[0] != 3000 {
+		t.Errorf("next to no temperature: %v", n)
+	}
 	n := share(0.5) // weights 1, e^-1, e^-2
 	for i, want := range []int{1996, 734, 270} {
 		if n[i] < want*85/100 || n[i] > want*115/100 {

@@ -197,13 +197,10 @@ func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	sc.kept = sc.kept[:0]
 	switch s.tuned().policy {
 	case byCost:
-		if s.warmth(q) > 0 {
-			return s.pickWarm(f, q, sc, rng)
-		}
 		if q.Session != 0 {
-			return pickSticky(f, q, sc, rng)
+			return s.pickSticky(f, q, sc, rng)
 		}
-		return pickLeast(f, q, sc, rng, false)
+		return s.pickByCost(f, q, sc, rng)
 	case leastLoaded:
 		return pickLeast(f, q, sc, rng, true)
 	case bySession:

@@ -11,9 +11,13 @@ import (
 // A session stays where it is while its rank has no more than its share of the
 // load, and comes back when it has so again.
 func TestSessionsYieldToLoad(t *testing.T) {
-	for _, n := range []int{8, 100} {
-		rs := ranks(n)
-		s := New(plain)
+	for _, c := range []struct {
+		n           int
+		temperature float64
+	}{{8, 0}, {100, 0}, {8, 0.5}, {100, 0.5}} {
+		n, rs, opt := c.n, ranks(c.n), plain
+		opt.Temperature = c.temperature
+		s := New(opt)
 		q := &Query{Leg: Whole, Candidates: rs, PromptTokens: 100, Session: 77}
 		home := func() *worker.Rank {
 			c, _ := s.Choose(q)
