@@ -7,5 +7,7 @@
 // does the same for one member of an engine's response, Iter walks what a scan
 // has accepted. A scan checks the whole body (RFC 8259, UTF-8, a depth cap),
 // because what two parsers read differently is how requests are smuggled. The
-// package never copies the body and never allocates on the good path.
+// package never copies the body and never allocates on the good path. Where there is
+// AVX2 strings are passed over 32 bytes at a time (wide_amd64.go); -tags purego does
+// without.
 package jsonscan

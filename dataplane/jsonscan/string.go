@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"unicode/utf16"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // String appends the unescaped string member to dst. With no escape in the
@@ -55,6 +56,38 @@ func packTops(m uint64) uint32 {
 // malformed string gives ^offset of what is wrong: len(b), a control character,
 // or the backslash of a bad escape.
 func stringEnd(b []byte, i int) (end int, high bool) {
+	if !wide {
+		return stringEndBy8(b, i)
+	}
+	var acc uint64
+	for i+32 <= len(b) {
+		at, above := wideString(unsafe.SliceData(b), i, len(b), &escapeLens)
+		if above != 0 {
+			acc = tops
+		}
+		if i = at; i == len(b) {
+			break
+		}
+		switch c := b[i]; {
+		case c == '"':
+			return i + 1, acc != 0
+		case c == '\\':
+			n := escapeLen(b[i:])
+			if n == 0 {
+				return ^i, false
+			}
+			i += n
+		case c < ' ':
+			return ^i, false
+		default: // less than a block is left
+			return stringTail(b, i, acc)
+		}
+	}
+	return stringTail(b, i, acc)
+}
+
+// stringEndBy8 is stringEnd with what every machine has.
+func stringEndBy8(b []byte, i int) (end int, high bool) {
 	var acc uint64
 blocks:
 	for i+32 <= len(b) {

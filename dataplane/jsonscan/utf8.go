@@ -1,12 +1,33 @@
 package jsonscan
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"unicode/utf8"
+	"unsafe"
+)
 
-// validUTF8 is utf8.Valid at an even pace: text that mixes scripts costs a
+// validUTF8 is utf8.Valid, quick for text of any script.
+func validUTF8(b []byte) bool {
+	if !wide || len(b) < 32 {
+		return validBy8(b)
+	}
+	at, ok := wideUTF8(unsafe.SliceData(b), len(b))
+	if !ok {
+		return false
+	}
+	// The last rune before at goes on behind it, perhaps.
+	from := at - 1
+	for from > at-utf8.UTFMax && !utf8.RuneStart(b[from]) {
+		from--
+	}
+	return validBy8(b[from:])
+}
+
+// validBy8 is utf8.Valid at an even pace: text that mixes scripts costs a
 // branch per rune there, and here one shift per byte. The state is a bit offset
 // into the byte's row, which holds the next state for each state; what lies above
 // its low six bits is the rest of the row.
-func validUTF8(b []byte) bool {
+func validBy8(b []byte) bool {
 	var state uint64
 	for len(b) >= 8 {
 		w := binary.LittleEndian.Uint64(b)

@@ -1,0 +1,23 @@
+//go:build !purego
+
+package jsonscan
+
+import "golang.org/x/sys/cpu"
+
+// wide: 32 bytes are looked at together, by AVX2.
+var wide = cpu.X86.HasAVX2
+
+// wideString passes over the characters of a string from p[i] on, of n bytes at p, in
+// blocks of 32 bytes. It stops at a quote, a control character, or a backslash that
+// begins no escape of two bytes by lens; else where less than a block is left. high is
+// not 0 where a byte that it looked at, up to 63 behind at, is 0x80 or more.
+//
+//go:noescape
+func wideString(p *byte, i, n int, lens *[256]uint8) (at int, high uint32)
+
+// wideUTF8 checks the whole blocks of 32 bytes among n bytes at p, by the method of
+// Keiser and Lemire ("Validating UTF-8 in less than one instruction per byte", 2021).
+// at is where the last one ends; whether the last rune before at is whole is not said.
+//
+//go:noescape
+func wideUTF8(p *byte, n int) (at int, ok bool)
