@@ -18,6 +18,43 @@ func Send(fd int, p []byte) (n int, errno syscall.Errno) {
 	return n, 0
 }
 
+// SendVector is Send of several pieces, one behind the other, as few calls as MaxPiece
+// allows.
+func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
+	from := 0 // of v[0]
+	for {
+		var batch [16][]byte
+		count, size := 0, 0
+		for i := 0; i < len(v) && count < len(batch) && size < MaxPiece; i++ {
+			p := v[i]
+			if i == 0 {
+				p = p[from:]
+			}
+			if len(p) > 0 {
+				batch[count] = p[:min(len(p), MaxPiece-size)]
+				size += len(batch[count])
+				count++
+			}
+		}
+		if count == 0 {
+			return n, 0
+		}
+		m, errno := sendVector(fd, batch[:count])
+		switch errno {
+		case 0:
+			n += m
+		case syscall.EINTR:
+			continue
+		default:
+			return n, errno
+		}
+		for m += from; len(v) > 0 && m >= len(v[0]); v = v[1:] {
+			m -= len(v[0])
+		}
+		from = m
+	}
+}
+
 // Recv reads what the socket has, MaxPiece at most; EAGAIN where it has nothing, 0 bytes
 // at its end.
 func Recv(fd int, p []byte) (n int, errno syscall.Errno) {

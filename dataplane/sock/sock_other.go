@@ -15,6 +15,8 @@ func send(fd int, p []byte) (int, syscall.Errno) {
 	return n, errnoOf(err)
 }
 
+func sendVector(fd int, v [][]byte) (int, syscall.Errno) { return send(fd, v[0]) }
+
 func recv(fd int, p []byte) (int, syscall.Errno) {
 	n, err := syscall.Read(fd, p)
 	return n, errnoOf(err)

@@ -60,14 +60,12 @@ type conn struct {
 	r, w  int
 
 	// step's state: what to send, how it went.
-	out      []byte
+	out      net.Buffers // what is left of vecSpare
+	vecSpare [][]byte
 	call     *Call
 	sent     bool
-	wrote    int
 	writeErr error
 	readErr  error
-	vec      net.Buffers
-	vecSpare [][]byte
 
 	// armed is the read deadline set on the socket; it may be earlier than
 	// the wanted one (see read).
@@ -203,8 +201,8 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 // writes, so an answer can only be signalled after the forgetting; after a
 // time-out and a second RawConn.Read, step tries to read first. An engine that
 // closed the connection a moment before shows by the reset our write provokes.
-func (c *conn) exchange(out []byte, t time.Duration) {
-	c.out, c.sent, c.wrote, c.writeErr, c.readErr = out, false, 0, nil, nil
+func (c *conn) exchange(t time.Duration) {
+	c.sent, c.writeErr, c.readErr = false, nil, nil
 	c.until(t)
 	for {
 		err := c.raw.Read(c.stepFunc)
@@ -225,8 +223,8 @@ func (c *conn) exchange(out []byte, t time.Duration) {
 func (c *conn) step(fd uintptr) bool {
 	if !c.sent {
 		c.sent = true
-		n, errno := sock.Send(int(fd), c.out[c.wrote:])
-		c.wrote += n
+		n, errno := c.send(int(fd))
+		consume(&c.out, n)
 		if errno != 0 {
 			if errno != syscall.EAGAIN {
 				c.writeErr = os.NewSyscallError("sendto", errno)
@@ -250,25 +248,43 @@ func (c *conn) step(fd uintptr) bool {
 	return true
 }
 
-// write sends what is left of an exchange, or a whole vector.
-func (c *conn) write(head []byte, body [][]byte, size int, t time.Duration) error {
+func (c *conn) send(fd int) (int, syscall.Errno) {
+	if len(c.out) == 1 {
+		return sock.Send(fd, c.out[0])
+	}
+	return sock.SendVector(fd, c.out)
+}
+
+// forgetOut lets go of the request's body, which is borrowed until Do returns, and no
+// longer.
+func (c *conn) forgetOut() {
+	clear(c.vecSpare)
+	c.out, c.call = nil, nil
+}
+
+// consume takes n bytes off v.
+func consume(v *net.Buffers, n int) {
+	for len(*v) > 0 && n >= len((*v)[0]) {
+		n -= len((*v)[0])
+		*v = (*v)[1:]
+	}
+	if n > 0 {
+		(*v)[0] = (*v)[0][n:]
+	}
+}
+
+// write sends what is left in out, of a request of size bytes, and waits where it must.
+func (c *conn) write(size int, t time.Duration) error {
 	limit := now() + c.ep.opt.WriteTimeout + time.Duration(size/(256<<10))*time.Second
 	if t != 0 {
 		limit = min(limit, t)
 	}
 	_ = c.nc.SetWriteDeadline(epoch.Add(limit))
 	var err error
-	if len(body) == 0 {
-		_, err = c.nc.Write(head)
+	if _, ok := c.nc.(*os.File); ok && len(c.out) > 1 {
+		err = writeVector(c.raw, &c.out)
 	} else {
-		c.vecSpare = append(append(c.vecSpare[:0], head), body...)
-		c.vec = c.vecSpare
-		if _, ok := c.nc.(*os.File); ok {
-			err = writeVector(c.raw, &c.vec)
-		} else {
-			_, err = c.vec.WriteTo(c.nc)
-		}
-		clear(c.vecSpare) // borrowed until Do returns, and no longer
+		_, err = c.out.WriteTo(c.nc)
 	}
 	_ = c.nc.SetWriteDeadline(time.Time{})
 	if err != nil && isTimeout(err) {

@@ -175,28 +175,31 @@ func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
 	c.head.reset(0)
 	c.call = call
 	out := req.appendHead(c.buf[:0], c.ep, size)
-	body := req.Body
+	c.vecSpare = append(c.vecSpare[:0], out)
 	if len(out)+size <= blockSize {
-		for _, b := range body {
+		for _, b := range req.Body {
 			out = append(out, b...)
 		}
-		body = nil
+		c.vecSpare[0] = out
+	} else {
+		c.vecSpare = append(c.vecSpare, req.Body...)
 	}
-	if c.raw != nil && body == nil {
-		c.exchange(out, by)
+	c.out = c.vecSpare
+	defer c.forgetOut()
+	if c.raw != nil {
+		c.exchange(by)
 		switch {
-		case c.writeErr == nil && c.wrote < len(out) && c.readErr == nil:
-			c.writeErr = c.write(out[c.wrote:], nil, len(out), deadline)
+		case c.writeErr == nil && len(c.out) > 0 && c.readErr == nil:
+			c.writeErr = c.write(size, deadline)
 			by = headBy(req, deadline)
 		case !c.sent:
 			return PhaseDial, c.readErr
 		}
 	} else {
 		c.sent, c.readErr = true, nil
-		c.writeErr = c.write(out, body, len(out)+size, deadline)
+		c.writeErr = c.write(size, deadline)
 		by = headBy(req, deadline)
 	}
-	c.out, c.call = nil, nil
 	if c.writeErr == nil {
 		call.markSent()
 	} else {

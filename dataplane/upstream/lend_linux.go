@@ -62,14 +62,3 @@ func writeVector(raw syscall.RawConn, v *net.Buffers) error {
 	}
 	return failed
 }
-
-// consume takes n bytes off v.
-func consume(v *net.Buffers, n int) {
-	for len(*v) > 0 && n >= len((*v)[0]) {
-		n -= len((*v)[0])
-		*v = (*v)[1:]
-	}
-	if n > 0 {
-		(*v)[0] = (*v)[0][n:]
-	}
-}
