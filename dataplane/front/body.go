@@ -13,8 +13,14 @@ import (
 
 const (
 	// A body begins in a buffer of at most firstBody bytes and grows with what
-	// has come: a declared length costs the client bytes, not us memory.
-	firstBody = 64 << 10
+	// has come: a declared length costs the client bytes, not us memory. So much comes
+	// with the head in the first read of a connection; then a body of up to shortBody
+	// takes its whole length, of which 1 in shortGrowth has come, a longer one that of
+	// which 1 in longGrowth has.
+	firstBody   = 12 << 10
+	shortBody   = 1 << 20
+	shortGrowth = 32
+	longGrowth  = 8
 	// What is left of a body that nobody wants is read away within these
 	// bounds to keep the connection; else the connection is closed.
 	drainBytes = 256 << 10
@@ -130,8 +136,9 @@ func (x *Exchange) readBody() bool {
 			// One byte over the limit tells an end from an excess.
 			want := min(4*b.read, limit+1)
 			// The last step is a long one, so that little of the body lies in the buffer
-			// that is replaced: two of nearly its size would be three times the body.
-			if b.length >= 0 && b.length <= 8*b.read {
+			// that is replaced, and is copied: two of nearly its size would be three times
+			// the body.
+			if b.length >= 0 && (b.length <= longGrowth*b.read || b.length <= min(shortGrowth*b.read, shortBody)) {
 				want = b.length
 			}
 			if !b.lease.Grow(int(want)) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/dataplane/membudget"
 )
 
 // doc is a JSON body of n bytes.
@@ -107,7 +109,7 @@ func TestStalledBodiesHoldLittle(t *testing.T) {
 	}
 	until(t, "bodies begun", func() bool { return r.s.budget.Used() > 0 })
 	time.Sleep(50 * time.Millisecond)
-	if used := r.s.budget.Peak(); used > 50*firstBody {
+	if used := r.s.budget.Peak(); used > 50*int64(membudget.SizeOf(firstBody)) {
 		t.Errorf("50 stalled bodies of 30 MiB take %d bytes", used)
 	}
 	t.Logf("reliability 2: 50 bodies of 30 MiB that stopped after 9 KiB held %d KiB", r.s.budget.Peak()>>10)
