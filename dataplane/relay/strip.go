@@ -7,16 +7,16 @@ import "bytes"
 // stand on top.
 var private = [...]string{"disaggregated_params", "kv_transfer_params", "ec_transfer_params"}
 
-// Strip is the Rewriter that replaces the values of private members by null. It
-// has no state.
+// Strip is the Rewriter that cuts private members out, with their names. It has no
+// state.
 type Strip struct{}
 
 // Event implements Rewriter.
 func (Strip) Event(dst, event []byte) []byte { return AppendStripped(dst, event) }
 
-// AppendStripped appends an event or a whole JSON answer without the values of its
-// private members; one that holds none is copied as it is. A private member in
-// what is no JSON is not passed on: nothing at all is appended.
+// AppendStripped appends an event or a whole JSON answer without its private members;
+// all other bytes stay as they are, and one that holds none is copied whole. A private
+// member in what is no JSON is not passed on: nothing at all is appended.
 func AppendStripped(dst, text []byte) []byte {
 	if !holdsPrivate(text) {
 		return append(dst, text...)
@@ -26,42 +26,51 @@ func AppendStripped(dst, text []byte) []byte {
 		return dst
 	}
 	mark := len(dst)
-	dst = append(dst, text[:from]...)
-	w := walker{b: text, i: from}
-	copied := from
-	drop := func() {
-		w.peek()
-		dst = append(append(dst, text[copied:w.i]...), "null"...)
-		w.skip()
-		copied = w.i
+	s := stripper{w: walker{b: text, i: from}, dst: dst}
+	s.w.enter('{')
+	s.object(true)
+	if s.w.bad {
+		return dst[:mark]
 	}
-	w.enter('{')
+	return append(s.dst, text[s.copied:]...)
+}
+
+// stripper copies text but for private members.
+type stripper struct {
+	w      walker
+	dst    []byte
+	copied int // up to here text is in dst, or cut
+}
+
+// object passes over the members of the object entered: of the answer (top) or of a
+// choice. A member goes with the comma before it, the first of an object with the one
+// behind.
+func (s *stripper) object(top bool) {
+	w := &s.w
+	kept, end := false, w.i // end: behind the brace, or the member before
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch {
 		case isPrivate(key):
-			drop()
-		case string(key) == "choices" && w.peek() == '[':
+			s.dst = append(s.dst, w.b[s.copied:end]...)
+			w.skip()
+			if end = w.i; !kept && w.peek() == ',' {
+				w.i++
+				end = w.i
+			}
+			s.copied = end
+			continue
+		case top && string(key) == "choices" && w.peek() == '[':
 			w.enter('[')
 			for w.element() {
-				if !w.enter('{') {
-					continue
-				}
-				for key, ok := w.member(); ok; key, ok = w.member() {
-					if isPrivate(key) {
-						drop()
-					} else {
-						w.skip()
-					}
+				if w.enter('{') {
+					s.object(false)
 				}
 			}
 		default:
 			w.skip()
 		}
+		kept, end = true, w.i
 	}
-	if w.bad {
-		return dst[:mark]
-	}
-	return append(dst, text[copied:]...)
 }
 
 func isPrivate(key []byte) bool {
@@ -73,7 +82,7 @@ func isPrivate(key []byte) bool {
 	return false
 }
 
-// holdsPrivate says whether text may hold a private member that is not null.
+// holdsPrivate says whether text may hold a private member.
 func holdsPrivate(text []byte) bool {
 	for rest := text; ; {
 		i := bytes.Index(rest, []byte(`_params"`))
@@ -83,7 +92,7 @@ func holdsPrivate(text []byte) bool {
 		name := rest[:i+len(`_params`)]
 		rest = rest[i+len(`_params"`):]
 		for _, p := range private {
-			if bytes.HasSuffix(name, []byte(p)) && !bytes.HasPrefix(bytes.TrimLeft(rest, ": \t\r\n"), null) {
+			if bytes.HasSuffix(name, []byte(p)) {
 				return true
 			}
 		}
