@@ -347,7 +347,7 @@ type Routed struct {
 // Health of workers.
 type Health struct {
 	Interval   time.Duration `yaml:"interval" min:"10ms"`            // between two probes of a worker [500ms]
-	Timeout    time.Duration `yaml:"timeout" min:"1ms"`              // of one probe [1s]
+	Timeout    time.Duration `yaml:"timeout" min:"1ms"`              // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
 	FailAfter  int           `yaml:"fail_after" min:"1" max:"1000"`  // failures in a row that take a worker out [2]
 	Scrape     time.Duration `yaml:"scrape" min:"10ms" off:"true"`   // between two readings of an engine's /metrics; -1 or "off": never [1s]
 	BreakAfter int           `yaml:"break_after" min:"1" max:"1000"` // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
@@ -405,7 +405,7 @@ type Register struct {
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
 	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
 	ClientCA   string        `yaml:"client_ca"`                      // PEM file: workers must show a certificate signed by one of these; instead of a token, or with one [none]
-	Networks   []string      `yaml:"networks"`                       // CIDRs: who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
+	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set register.networks=10.0.0.0/16,fd00::/8): who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
 	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker that is not heard of for so long is taken out, unless it asks for another [15s]
 	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may ask for [5m]
 	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // registered at once [1024]

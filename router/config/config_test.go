@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,12 +183,12 @@ func TestPrecedence(t *testing.T) {
 	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok-0123456789ab", "SLUICE_PD_DECODE_LABELS=x+y",
 		"SLUICE_DECODE=http://h:3,id=b http://h:4", "SLUICE_LOG_FORMAT=", "HOME=/x",
 		"SLUICE_ADMIN_SERVICE_HOST=10.0.0.1", "SLUICE_ADMIN_PORT_80_TCP=x", "SLUICE_PORT=tcp://x", "SLUICE_BUILD=1"}
-	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.fail_after=7", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
+	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.fail_after=7", "--set", "steering.pins=10.0.0.0/8, ::1/128", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c.Listen != "127.0.0.1:3" || c.Timeouts.Prefill != 2*time.Second || c.Timeouts.Decode != 3*time.Second || c.Timeouts.Drain != time.Second ||
-		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok-0123456789ab" || c.Health.FailAfter != 7 || len(c.PD.DecodeLabel) != 2 {
+		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok-0123456789ab" || c.Health.FailAfter != 7 || !slices.Equal(c.Steering.Pins, []string{"10.0.0.0/8", "::1/128"}) || len(c.PD.DecodeLabel) != 2 {
 		t.Errorf("%v", c)
 	}
 	var got []string
@@ -216,6 +217,7 @@ func TestOverrideErrors(t *testing.T) {
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
 		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
 		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
+		{"list in YAML's form", nil, []string{"--set", `register.networks=["10.0.0.0/16", fd00::/8]`}, `--set: register.networks: "[\"10.0.0.0/16\", fd00::/8]"; want the words bare, parted by commas: "10.0.0.0/16, fd00::/8"`},
 		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},
 		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is the id of workers[0] already; want another`},
 		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},

@@ -40,7 +40,19 @@ func (c *Config) set(path, text string, from string, faults *faults) {
 		found = true
 		c.origins[p] = at
 		if v.Kind() == reflect.Slice {
-			v.Set(reflect.ValueOf(strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })))
+			bare := text
+			if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
+				bare = text[1 : len(text)-1]
+			}
+			if bare = unquoted.Replace(bare); bare != text {
+				faults.add(at, p, "%s; want the words bare, parted by commas: %s", quoted(text), quoted(bare))
+				return
+			}
+			words := strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })
+			for i := range words {
+				words[i] = strings.TrimSpace(words[i])
+			}
+			v.Set(reflect.ValueOf(words))
 			return
 		}
 		if err := setScalar(v, tag, text); err != nil {
@@ -51,6 +63,9 @@ func (c *Config) set(path, text string, from string, faults *faults) {
 		faults.add(at, path, "no such field%s; known: %s", didYouMean(path, known), strings.Join(known, ", "))
 	}
 }
+
+// unquoted takes the quotes off the words of a list in YAML's form.
+var unquoted = strings.NewReplacer(`"`, "", `'`, "")
 
 // addWorker takes a worker of a flag or the environment in; it replaces the one
 // of the same id.
@@ -225,7 +240,7 @@ func (f *Flags) named(fs *flag.FlagSet, name, path, usage string) {
 }
 
 func (f *Flags) set(fs *flag.FlagSet) {
-	fs.Func("set", "any other field of the file, as `PATH=VALUE`: health.fail_after=3; may be given several times", func(s string) error {
+	fs.Func("set", "any other field of the file, as `PATH=VALUE`: health.fail_after=3, a list bare: register.networks=10.0.0.0/16,fd00::/8; may be given several times", func(s string) error {
 		path, value, found := strings.Cut(s, "=")
 		if !found {
 			return fmt.Errorf("want PATH=VALUE, as health.fail_after=3")
