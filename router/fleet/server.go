@@ -51,11 +51,14 @@ type server struct {
 }
 
 // healthPaths are tried in this order. SGLang's /health runs a token through
-// the scheduler and takes a second, so it is asked /ready or /ping.
+// the scheduler and looks for its result once a second, so it is asked /ready or
+// /ping; firstProbe is the least time that a probe has before it is known to be SGLang.
 var (
 	healthPaths       = []string{"/health", "/ping"}
 	sglangHealthPaths = []string{"/ready", "/ping", "/health"}
 )
+
+const firstProbe = 3 * time.Second
 
 // probe runs until ctx ends. Probes of one server never overlap; each begins
 // an interval after the last one began, or right after it ended if that took longer.
@@ -79,8 +82,11 @@ func (s *server) probeOnce(ctx context.Context) {
 	downs := s.downs.Load()
 	s.answered.Store(false)
 	began := time.Now()
-	path := s.healthPath()
-	status, _, err := get(ctx, s.probes, path, pace.ProbeTimeout, healthBody)
+	path, limit := s.healthPath(), pace.ProbeTimeout
+	if !s.known {
+		limit = max(limit, firstProbe)
+	}
+	status, _, err := get(ctx, s.probes, path, limit, healthBody)
 	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil && status/100 == 2 {
 		// A prefill engine without its bootstrap server hangs every hand-over.
 		if _, _, berr := get(ctx, ep, "/health", pace.ProbeTimeout, healthBody); berr != nil {
