@@ -104,6 +104,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 		}
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
+	q.pair.RequestID = q.legID()
 	if end = q.findFact(); end != prefillDone {
 		prefill.Reservation.Release()
 	}
@@ -178,23 +179,41 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 // legID is the request id the engines see: the client's own for the first
 // attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
 // wrong on an id they have seen. Clients send one id twice, at once too; where that
-// would join two requests (Traits.ByID) a pair's legs have an end of their own, which no
+// would join two requests (joinedByID) a pair's legs have an end of their own, which no
 // engine takes for its own random one (eight hexadecimal digits).
 func (q *request) legID() string {
 	id := q.x.RequestID
 	if n := q.before + q.attempt; n > 1 {
 		id += "-" + strconv.Itoa(n)
 	}
-	if q.plan.Traits.ByID && q.pair.Token != 0 {
+	if q.pair.Token != 0 && q.joinedByID() {
 		id += "-x" + strconv.FormatUint(q.pair.Token, 36)
 	}
 	return id
 }
 
+// joinedByID says whether the engines of the pair know its hand-over by X-Request-Id
+// alone. Both are of one release, or refuse each other; where neither has told which, it
+// may be an old one.
+func (q *request) joinedByID() bool {
+	if q.plan.Traits.ByID || !q.plan.Traits.OldByID || q.pair.Prefill == nil {
+		return q.plan.Traits.ByID
+	}
+	of := q.pair.Prefill
+	if of.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
+		of = q.plan.Decode[0] // a sidecar's own engine is asked, those that requests name are not
+	}
+	return !atLeast(of, 0, 14, 0)
+}
+
 // headers makes the header lines of one leg.
 func (q *request) headers(r *worker.Rank) []upstream.Field {
 	q.fields = q.x.ForwardFields(q.fields[:0])
-	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: q.legID()})
+	id := q.pair.RequestID
+	if id == "" {
+		id = q.legID()
+	}
+	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id})
 	if r.SendRank && !q.leg.RankInBody {
 		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(r.ID.Rank))})
 	}

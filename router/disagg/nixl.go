@@ -25,7 +25,7 @@ var vllmKinds = kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front
 func (nixlPull) Name() string { return "nixl" }
 
 // Traits implements Family.
-func (nixlPull) Traits() Traits { return Traits{Kinds: vllmKinds, Told: true} }
+func (nixlPull) Traits() Traits { return Traits{Kinds: vllmKinds, Told: true, OldByID: true} }
 
 // Order implements Family.
 func (nixlPull) Order(*Pair) Order { return PrefillFirst }
