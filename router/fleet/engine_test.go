@@ -30,6 +30,7 @@ type testEngine struct {
 	events   atomic.Pointer[string]
 	info     atomic.Pointer[string] // of /server_info
 	sglang   atomic.Bool            // no /health worth the name, no /version
+	slow     atomic.Int64           // nanoseconds that /health takes
 	inflight atomic.Int32
 	most     atomic.Int32 // probes of health at once
 	calls    sync.Map     // path -> *atomic.Int64
@@ -113,6 +114,13 @@ func (e *testEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if e.hang.Load() || e.sglang.Load() && r.URL.Path == "/health" {
 		<-r.Context().Done()
 		return
+	}
+	if r.URL.Path == "/health" {
+		select {
+		case <-time.After(time.Duration(e.slow.Load())):
+		case <-r.Context().Done():
+			return
+		}
 	}
 	if g := e.garbage.Load(); g != nil {
 		fmt.Fprint(w, *g)

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -249,6 +250,38 @@ func TestTrafficTakesARankOutAtOnce(t *testing.T) {
 		t.Errorf("state %s, %q", s, why)
 	}
 	waitRanks(t, f, "tiny", 1) // a probe brings it back
+}
+
+// SGLang's /health takes longer than a probe has. Until it is known to be SGLang, and
+// asked something else, that is waited for.
+func TestFirstProbeWaitsForSGLang(t *testing.T) {
+	e := newEngine(t)
+	e.slow.Store(int64(300 * time.Millisecond))
+	e.tell(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"sglang"}]}`)
+	e.tell(&e.info, `{"disaggregation_mode":"null","dp_size":1,"page_size":16}`)
+	told := make(chan string, 100)
+	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, Log: slog.New(slog.NewTextHandler(lines(told), nil))})
+	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
+	waitRanks(t, f, "tiny", 1)
+	until(t, "it is asked /ping", func() bool { return e.count("/ping") > 2 })
+	f.Close()
+	for len(told) > 0 {
+		// What it is asked beside (GET …) has the shorter time, which a machine that stands still can miss.
+		if line := <-told; strings.Contains(line, "level=WARN") && !strings.Contains(line, "GET /") {
+			t.Errorf("the router warned: %s", line)
+		}
+	}
+}
+
+// lines gives what is written to it to a channel, and drops what does not fit there.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default:
+	}
+	return len(p), nil
 }
 
 func TestHungProbeOfABusyEngine(t *testing.T) {
