@@ -33,6 +33,8 @@ type Client struct {
 	server greeting
 	beat   time.Duration
 
+	in frameReader // greet's, then the reader's
+
 	wmu  sync.Mutex // writes
 	wbuf []byte
 
@@ -76,6 +78,7 @@ func Dial(ctx context.Context, addr string, opt DialOptions) (*Client, error) {
 		nc = t
 	}
 	c := &Client{nc: nc, opt: opt, window: min(opt.Window, maxWindow), streams: make(map[uint32]*ClientStream), done: make(chan struct{})}
+	c.in = frameReader{nc: nc, buf: make([]byte, 64<<10), heard: func() { c.heard.Store(int64(c.awake.now())) }}
 	if err := c.greet(ctx); err != nil {
 		nc.Close()
 		return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
@@ -99,8 +102,7 @@ func (c *Client) greet(ctx context.Context) error {
 	defer stop()
 	hello := greeting{protocol: protocolName, version: Version, oldest: Version, token: c.opt.Token, key: c.opt.Key, agent: c.opt.Agent, window: uint64(c.window)}
 	_, unsent := c.nc.Write(appendFrame(nil, Hello, 0, hello.append(nil)))
-	var head [headerSize]byte
-	h, payload, err := readFrame(c.nc, head[:], nil, maxHello) // why it was not taken, perhaps
+	h, payload, err := c.in.next(maxHello) // why it was not taken, perhaps
 	switch {
 	case err != nil && unsent != nil:
 		return unsent
@@ -125,33 +127,6 @@ func (c *Client) greet(ctx context.Context) error {
 		c.beat = time.Duration(ms) * time.Millisecond
 	}
 	return c.nc.SetDeadline(time.Time{})
-}
-
-// readFrame reads one frame, its payload into buf where that is large enough.
-func readFrame(r net.Conn, head, buf []byte, most int) (h header, payload []byte, err error) {
-	if err := readFull(r, head); err != nil {
-		return h, nil, err
-	}
-	h, _ = readHeader(head)
-	if h.size > most {
-		return h, nil, &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, most)}
-	}
-	if cap(buf) < h.size {
-		buf = make([]byte, h.size)
-	}
-	payload = buf[:h.size]
-	return h, payload, readFull(r, payload)
-}
-
-func readFull(r net.Conn, p []byte) error {
-	for len(p) > 0 {
-		n, err := r.Read(p)
-		p = p[n:]
-		if err != nil && len(p) > 0 {
-			return err
-		}
-	}
-	return nil
 }
 
 // Err says why the connection is closed, nil while it is open.
@@ -268,40 +243,11 @@ func (c *Client) read() {
 const maxItem = 64 << 20
 
 func (c *Client) frames() error {
-	buf := make([]byte, 64<<10)
-	from, to := 0, 0
 	for {
-		// A whole frame into buf, which grows for a large one.
-		for {
-			h, ok := readHeader(buf[from:to])
-			if ok && h.size > maxItem {
-				return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxItem)}
-			}
-			if ok && to-from >= headerSize+h.size {
-				break
-			}
-			need := headerSize
-			if ok {
-				need += h.size
-			}
-			if from > 0 && from+need > len(buf) || from == to {
-				to = copy(buf, buf[from:to])
-				from = 0
-			}
-			if need > len(buf) {
-				buf = append(buf[:to:to], make([]byte, need-to)...)
-			}
-			n, err := c.nc.Read(buf[to:])
-			to += n
-			if n > 0 {
-				c.heard.Store(int64(c.awake.now()))
-			} else if err != nil {
-				return err
-			}
+		h, payload, err := c.in.next(maxItem)
+		if err != nil {
+			return err
 		}
-		h, _ := readHeader(buf[from:to])
-		payload := buf[from+headerSize : from+headerSize+h.size]
-		from += headerSize + h.size
 		if err := c.frame(h, payload); err != nil {
 			return err
 		}

@@ -234,8 +234,8 @@ func TestStalledConnection(t *testing.T) {
 			const streams, items, size = 8, 4000, 1000
 			srv, _, addr := serve(t, kind, Options{Handler: handlerFunc(counted), QueueBytes: 64 << 10})
 			nc := rawHello(t, kind, addr, 1<<29)
-			below := nc
-			if secure, ok := nc.(*tls.Conn); ok {
+			below := nc.Conn
+			if secure, ok := nc.Conn.(*tls.Conn); ok {
 				below = secure.NetConn()
 			}
 			if tcp, ok := below.(*net.TCPConn); ok {
@@ -266,10 +266,9 @@ func TestStalledConnection(t *testing.T) {
 				return false
 			})
 			var got [streams + 1]int
-			head := make([]byte, headerSize)
 			for ended := 0; ended < streams; {
 				_ = nc.SetReadDeadline(time.Now().Add(10 * time.Second))
-				h, payload, err := readFrame(nc, head, nil, 1<<20)
+				h, payload, err := nc.in.next(1 << 20)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -290,8 +289,13 @@ func TestStalledConnection(t *testing.T) {
 	}
 }
 
-// dialRaw is a connection by hand.
-func dialRaw(t testing.TB, kind, addr string) net.Conn {
+// rawConn is a connection by hand, whose frames are read by in.
+type rawConn struct {
+	net.Conn
+	in frameReader
+}
+
+func dialRaw(t testing.TB, kind, addr string) *rawConn {
 	t.Helper()
 	network, host, _ := strings.Cut(addr, "://")
 	nc, err := net.Dial(network, host)
@@ -302,18 +306,18 @@ func dialRaw(t testing.TB, kind, addr string) net.Conn {
 		nc = tls.Client(nc, &tls.Config{InsecureSkipVerify: true})
 	}
 	t.Cleanup(func() { nc.Close() })
-	return nc
+	return &rawConn{nc, frameReader{nc: nc, heard: func() {}}}
 }
 
 // rawHello is one behind its WELCOME.
-func rawHello(t testing.TB, kind, addr string, window uint64) net.Conn {
+func rawHello(t testing.TB, kind, addr string, window uint64) *rawConn {
 	t.Helper()
 	nc := dialRaw(t, kind, addr)
 	g := greeting{protocol: protocolName, version: 1, oldest: 1, window: window}
 	if _, err := nc.Write(appendFrame(nil, Hello, 0, g.append(nil))); err != nil {
 		t.Fatal(err)
 	}
-	h, _, err := readFrame(nc, make([]byte, headerSize), nil, maxHello)
+	h, _, err := nc.in.next(maxHello)
 	if err != nil || h.kind != Welcome {
 		t.Fatalf("%v, %v; want WELCOME", h.kind, err)
 	}
@@ -492,7 +496,7 @@ func TestBadFrames(t *testing.T) {
 				}
 				_ = nc.SetReadDeadline(time.Now().Add(10 * time.Second))
 				for {
-					h, payload, err := readFrame(nc, make([]byte, headerSize), nil, 1<<20)
+					h, payload, err := nc.in.next(1 << 20)
 					if err != nil {
 						t.Fatalf("no ERROR before %v", err)
 					}
@@ -592,7 +596,7 @@ func TestHeartbeats(t *testing.T) {
 			eventually(t, "only the one that answers is left", func() bool { return srv.Stats().Conns == 1 })
 			_ = mute.SetReadDeadline(time.Now().Add(30 * time.Second))
 			for {
-				h, payload, err := readFrame(mute, make([]byte, headerSize), nil, maxHello)
+				h, payload, err := mute.in.next(maxHello)
 				if err != nil {
 					t.Fatalf("no ERROR before %v", err)
 				}
