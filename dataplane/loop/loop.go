@@ -35,6 +35,9 @@ const maxOutbox = 32
 
 const (
 	awakeWait = 10 // ms
+	// untilSlack is how far apart at least the looks for tasks' Until are: each is at all
+	// tasks, however many end within it.
+	untilSlack = 20 * time.Millisecond
 	// awakeFor is how long after the last bytes a loop waits awake.
 	awakeFor = 100 * time.Millisecond
 )
@@ -61,7 +64,7 @@ type Loop struct {
 	due     []Flusher // of Sinks
 	now     time.Time
 	lastIn  time.Time
-	lastRun time.Time // of check
+	next    time.Time // of check
 	timer   *time.Timer
 	current *Task
 	done    chan struct{}
@@ -134,6 +137,7 @@ func (l *Loop) run(opened chan<- error) {
 		return
 	}
 	defer close(l.done)
+	l.now = time.Now()
 	for !l.turn() {
 	}
 }
@@ -187,7 +191,7 @@ func (l *Loop) turn() (ended bool) {
 		l.end()
 		return true
 	}
-	if l.count > 0 && l.now.Sub(l.lastRun) >= l.tick {
+	if l.count > 0 && !l.now.Before(l.next) {
 		l.check()
 	}
 	h := awake
@@ -249,8 +253,10 @@ func (l *Loop) takeIn() (stopped bool) {
 // enter begins with t.
 func (l *Loop) enter(t *Task) {
 	if l.count == 0 {
-		l.lastRun = l.now
-		l.timer.Reset(l.tick)
+		l.checkAt(l.now.Add(l.tick))
+	}
+	if !t.Until.IsZero() && t.Until.Before(l.next) {
+		l.checkAt(t.Until)
 	}
 	if n := len(l.free); n > 0 {
 		t.slot = l.free[n-1]
@@ -425,20 +431,31 @@ func (l *Loop) readEnded(t *Task, errno syscall.Errno) {
 	l.leave(t, ReadFailed, errno)
 }
 
-// check looks, once a tick, for those that wait too long.
+// checkAt has check run at the given time, or untilSlack from now where that is later.
+func (l *Loop) checkAt(t time.Time) {
+	wait := max(t.Sub(l.now), min(untilSlack, l.tick))
+	l.next = l.now.Add(wait)
+	l.timer.Reset(wait)
+}
+
+// check looks, once a tick and when a task's time is over, for those that wait too long.
 func (l *Loop) check() {
-	l.lastRun = l.now
-	l.timer.Reset(l.tick)
+	next := l.now.Add(l.tick)
 	for _, t := range l.tasks {
 		switch {
 		case t == nil || t.state != inside:
 		case t.held != nil && l.stalled(t):
 			l.leave(t, SendStalled, nil)
-		case !t.Until.IsZero() && l.now.After(t.Until):
+		case !t.Until.IsZero() && !l.now.Before(t.Until):
 			l.leave(t, ReadLate, nil)
 		case t.Idle > 0 && !t.paused && l.now.Sub(t.lastIn) >= t.Idle:
 			l.leave(t, ReadIdle, nil)
+		case !t.Until.IsZero() && t.Until.Before(next):
+			next = t.Until
 		}
+	}
+	if l.count > 0 { // else the timer is stopped
+		l.checkAt(next)
 	}
 }
 

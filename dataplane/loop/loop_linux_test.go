@@ -138,6 +138,32 @@ func TestSilence(t *testing.T) {
 	talks.stays()
 }
 
+// TestUntil: a task's time is over when it says, not when the loop next looks for
+// time-outs; a task attached meanwhile is no reason to forget it.
+func TestUntil(t *testing.T) {
+	s, err := Start(Options{Loops: 1, Tick: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	stays := open(t, s, nil)
+	for range 3 {
+		soon := time.Now().Add(50 * time.Millisecond)
+		late := open(t, s, func(t *Task) { t.Until = soon })
+		later := open(t, s, func(t *Task) { t.Until = soon.Add(50 * time.Millisecond) })
+		last := open(t, s, func(t *Task) { t.Until = time.Now().Add(time.Hour) })
+		late.ends(ReadLate)
+		later.ends(ReadLate)
+		if now := time.Now(); now.Before(soon.Add(50 * time.Millisecond)) {
+			t.Errorf("over %v before its time", soon.Add(50*time.Millisecond).Sub(now))
+		}
+		last.stays()
+		last.task.Cut()
+		last.ends(WasCut)
+	}
+	stays.stays()
+}
+
 // A Handler's panic is its own stream's affair.
 func TestPanic(t *testing.T) {
 	s := begin(t, 1)

@@ -11,7 +11,8 @@ import (
 // Options of Start; zero values mean the default in brackets.
 type Options struct {
 	Loops int // threads [one for each CPU that Go uses]
-	// Tick is how often time-outs are looked at: how late they may be [1s].
+	// Tick is how often time-outs are looked at: how late they may be, but for tasks'
+	// Until [1s].
 	Tick time.Duration
 	// Budget counts what is held for slow clients; one for whom there is no room left,
 	// and who needs more than any client now and then, is cut. nil: nothing is counted.
