@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -155,8 +156,9 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 	return err
 }
 
-// awaitPool looks what the model's workers offer, and waits for there to be one.
-// Where none comes, the runner says so in its own words, whatever the body.
+// awaitPool looks what the model's workers offer, and waits for there to be one. Where
+// all workers have told their models, and none has this one, the field is wrong; where
+// some have not, the runner says so in its own words, whatever the body.
 func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 	model := p.r.model
 	if lora := p.r.text(fLoRA); lora != "" {
@@ -181,10 +183,25 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 	if err != nil {
 		return found, &FieldError{Field: "model", Got: err.Error()}
 	}
+	if view := e.opt.Fleet.View(); !ok && view.Settled() {
+		return found, unknownModel(p.r.model, view.Models)
+	}
 	if !ok && !p.r.has(fMaxTokens) {
 		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written
 	}
 	return found, nil
+}
+
+// unknownModel says what models there are.
+func unknownModel(model string, known []string) *FieldError {
+	err := &FieldError{Field: "model", Got: strconv.Quote(model), Want: "a model that is served here; there is none"}
+	if model == "" {
+		err.Got = "nothing"
+	}
+	if len(known) > 0 {
+		err.Want = "one that is served here: " + strings.Join(known, ", ")
+	}
+	return err
 }
 
 // steer says in headers what routing says, as any client would.
