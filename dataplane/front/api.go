@@ -144,6 +144,8 @@ type RelayHooks struct {
 	Transcript *relay.Transcript
 	Usage      bool
 	Next       func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
+	// By, when set, is the end of the client's time: see relay.Options.
+	By time.Time
 	// OnEnd is called once, after the last byte; the response has been
 	// Released. Required.
 	OnEnd func(relay.Result)

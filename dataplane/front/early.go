@@ -106,7 +106,7 @@ func (p *pulse) start(after time.Duration) {
 // protocol. It does nothing for other requests, and when called again.
 func (x *Exchange) Dispatched() {
 	if x.party != nil || x.early != nil || !x.srv.live().EarlyHead || x.answer != unanswered || !x.head.http11 ||
-		x.Through != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
+		x.Converter != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
 		return
 	}
 	head := append([]byte(nil), "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"...)

@@ -21,12 +21,9 @@ type Exchange struct {
 	RequestID string       // the client's X-Request-Id (checked, at most 128 visible ASCII), or made
 	Doc       jsonscan.Doc // scanned; Doc.Body is the body, decoded and whole
 	Received  time.Time    // when the head had been read
-	// Through, when the Handler has set it, is called when an event stream is the
-	// answer, and gives what that passes through on its way to the client: a function
-	// that is given the client's end, and whether the bytes come in chunk framing, and
-	// gives what to write to in its place. It is called when the Exchange is no longer
-	// valid.
-	Through func() func(dst relay.ClientConn, chunked bool) relay.ClientConn
+	// Converter, when the Handler has set it, is called when an event stream is the
+	// answer, and gives what is done to it last; chunked: it is in chunk framing.
+	Converter func(chunked bool) relay.Converter
 	// Attached is what one Handler tells the next one of the request.
 	Attached any
 
@@ -258,23 +255,11 @@ func (x *Exchange) ReplyEvents(body []byte) {
 		return
 	}
 	x.ctx.Response.Header.SetContentType("text/event-stream; charset=utf-8")
-	if x.Through != nil {
-		var through held
-		_, _ = x.Through()(&through, false).Write(body)
-		body = through
+	if x.Converter != nil {
+		body, _ = x.Converter(false).Convert(body)
 	}
 	x.ctx.Response.SetBody(body)
 }
-
-// held is a ClientConn that keeps what is written.
-type held []byte
-
-func (h *held) Write(p []byte) (int, error) {
-	*h = append(*h, p...)
-	return len(p), nil
-}
-
-func (h *held) SetWriteDeadline(time.Time) error { return nil }
 
 // passHeader passes one of the engine's header lines on, unless ours takes its
 // place.
@@ -345,7 +330,7 @@ func (x *Exchange) recycle() {
 	if x.answer != relayed {
 		x.early.stop()
 	}
-	x.Through, x.Attached, x.early = nil, nil, nil
+	x.Converter, x.Attached, x.early = nil, nil, nil
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed = unanswered, false, false

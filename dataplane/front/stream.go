@@ -28,7 +28,7 @@ type stream struct {
 	endpoint *Endpoint
 	since    time.Time
 	status   int
-	through  func(dst relay.ClientConn, chunked bool) relay.ClientConn
+	convert  relay.Converter
 	keep     bool // the connection may serve another request
 	behind   bool // bytes of a pipelined request are buffered: it may not
 	plain    bool // take the chunk framing out, for HTTP/1.0
@@ -87,9 +87,9 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		return
 	}
 	st := x.newStream()
-	st.resp, st.call, st.hooks, st.status, st.through = resp, call, hooks, resp.Status, nil
-	if x.Through != nil {
-		st.through = x.Through()
+	st.resp, st.call, st.hooks, st.status = resp, call, hooks, resp.Status
+	if x.Converter != nil {
+		st.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
 	}
 	x.composeHead(st)
 	x.handOver(st)
@@ -156,7 +156,7 @@ func (x *Exchange) composeHead(st *stream) {
 	}
 	st.head = append(st.head, "\r\n"...)
 	st.buf = st.head
-	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.on && st.through == nil &&
+	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.on &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
@@ -200,17 +200,15 @@ func (s *Server) runStream(c *conn, st *stream) {
 		if t := st.hooks.Transcript; t != nil {
 			carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
 		}
-		dst := relay.ClientConn(st)
-		if st.through != nil {
-			dst = st.through(st, st.resp.ContentLength == upstream.LengthChunked)
-		}
-		return relay.Begin(dst, st.resp, relay.Options{
+		return relay.Begin(st, st.resp, relay.Options{
 			Protocol:     st.endpoint.Protocol,
 			WriteTimeout: s.live().WriteTimeout,
 			IdleTimeout:  s.live().StreamIdleTimeout,
 			OnFirstToken: st.hooks.OnFirstToken,
 			Rewrite:      st.hooks.Rewrite,
 			Carry:        carry,
+			Convert:      st.convert,
+			By:           st.hooks.By,
 			Loops:        s.loops,
 			Go:           st.goOn,
 		})

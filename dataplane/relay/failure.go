@@ -35,13 +35,16 @@ func (f failure) appendEvent(dst []byte, p Protocol) []byte {
 
 const lastChunk = "0\r\n\r\n"
 
-// goodEnd is what must be sent so that a chunked event stream whose engine has
+// goodEnd is what must be sent, as it is, so that a chunked event stream whose engine has
 // gone still ends as the protocol says; nil when no such thing is possible
 // because the client holds half an event or half a chunk.
 func (s *stream) goodEnd() []byte {
 	f, known := failures[s.res.Cause]
 	if !known || !s.chunked {
 		return nil
+	}
+	if s.opt.Convert != nil {
+		return s.opt.Convert.End(s.res.Cause)
 	}
 	ending, last := s.chunks.Ending()
 	missing, ok := s.chunks.Boundary()

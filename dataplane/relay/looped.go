@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/dataplane/loop"
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
 	"sluice/dataplane/upstream"
 )
 
@@ -23,9 +25,35 @@ func (s *stream) lend() (lent, over bool) {
 		return true, false
 	}
 	if s.lent {
-		s.readEnded(s.resp.Return(upstream.ErrCut))
+		s.wasCut()
 	}
 	return false, s.lent
+}
+
+// wasCut ends the reading from an engine that was cut, with what had come of it where
+// that is wanted.
+func (s *stream) wasCut() {
+	if s.opt.Drains != nil && s.opt.Drains() && s.drain() {
+		return
+	}
+	s.readEnded(s.resp.Return(upstream.ErrCut))
+}
+
+// drain passes on what lies in the connection, which is shut and still open; true when
+// the stream has ended by that.
+func (s *stream) drain() bool {
+	buf := membudget.Default.Get(largeRead)
+	defer func() { membudget.Default.Put(buf) }()
+	for {
+		n, errno := sock.Recv(s.in, buf.B)
+		if n <= 0 || errno != 0 {
+			return false
+		}
+		if s.pass(buf.B[:n], time.Now()) && !s.leaving {
+			return true
+		}
+		s.leaving = false
+	}
 }
 
 // attach hands both descriptors to a loop, which may call back before it returns.
@@ -94,16 +122,19 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		if _, _, ok := s.resp.Lend(s.shut); !ok {
 			s.shut()
 		}
-		if failed = s.write(nil); failed == nil && !s.isOver() && !s.leaving {
+		if failed = s.writeAt(nil, time.Now()); failed == nil && !s.isOver() && !s.leaving {
 			return s.drive()
 		}
 		e.Why = loop.Done
+	}
+	if e.Why == loop.ReadIdle || e.Why == loop.ReadLate || e.Why == loop.WasCut {
+		s.shut() // the engine is not kept at work while a slow client takes what is left
 	}
 	if e.Held != nil {
 		switch e.Why {
 		case loop.SendFailed, loop.SendStalled, loop.NoRoom, loop.Panicked:
 		default:
-			failed = s.write(e.Held.B)
+			failed = s.writeAt(e.Held.B, time.Now())
 		}
 		e.Release()
 	}
@@ -123,7 +154,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 	case e.Why == loop.ReadIdle || e.Why == loop.ReadLate:
 		s.readEnded(s.resp.Return(upstream.ErrTimeout))
 	case e.Why == loop.WasCut:
-		s.readEnded(s.resp.Return(upstream.ErrCut))
+		s.wasCut()
 	default:
 		s.readEnded(s.resp.Return(e.Err))
 	}

@@ -40,12 +40,33 @@ type Options struct {
 	// Carry, when set, takes the place of Rewrite and lets a chunked event stream
 	// go on from another engine when its own fails.
 	Carry *Carry
+	// Convert, when set, makes what the client gets of what it would get: the last that
+	// is done to the stream before it is written.
+	Convert Converter
+	// By, when set, is when the client's time is over: what it has not taken by then is
+	// not waited for. The engine's leg has a deadline of its own.
+	By time.Time
+	// Drains, when set, says of a stream whose engine was cut whether what had come from
+	// it by then is still to be passed on.
+	Drains func() bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
 	// connections have descriptors of their own and the body is chunked.
 	Loops *loop.Loops
 	// Go starts a goroutine for the rest of a stream that a loop had taken: f relays
 	// to the end, as Begin does. Required with Loops.
 	Go func(f func() (res Result, ended bool))
+}
+
+// Converter makes other bytes of a stream's. It belongs to one stream, and is called by
+// one goroutine at a time.
+type Converter interface {
+	// Convert takes the next bytes, cut anywhere, framing included, and gives what goes
+	// out in their place, in the same framing: memory that stays as it is until the next
+	// call. An error ends the stream.
+	Convert(p []byte) (out []byte, err error)
+	// End gives the last bytes of a chunked stream whose engine has failed, wherever it
+	// was: half an event was not shown.
+	End(cause Cause) []byte
 }
 
 // ClientConn is the client's connection as relay needs it.
@@ -89,6 +110,8 @@ const (
 	// minProgress is what a client must take in WriteTimeout to count as slow,
 	// not as stalled.
 	minProgress = loop.MinProgress
+	// overtime is what each write may take behind Options.By: time for the last word.
+	overtime = 50 * time.Millisecond
 )
 
 // stream is one relay under way.
@@ -103,6 +126,7 @@ type stream struct {
 	scan     scanner
 	edit     editor
 	armed    time.Time // when the write deadline was last set
+	armedBy  time.Time // to what
 	slack    time.Duration
 	flush    time.Duration // the deadline of one write
 	calm     int
@@ -169,7 +193,7 @@ func (s *stream) drive() (res Result, ended bool) {
 func (s *stream) finish() Result {
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
-			s.res.Reusable = s.write(end) == nil
+			s.res.Reusable = s.writeAt(end, time.Now()) == nil
 		}
 	}
 	if !s.armed.IsZero() {
@@ -280,7 +304,19 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 			s.opt.OnFirstToken()
 		}
 	}
-	return p
+	return s.converted(p)
+}
+
+// converted is what goes to the client of p.
+func (s *stream) converted(p []byte) []byte {
+	if s.opt.Convert == nil || len(p) == 0 {
+		return p
+	}
+	out, err := s.opt.Convert.Convert(p)
+	if err != nil && s.broken == nil {
+		s.broken = err
+	}
+	return out
 }
 
 // isOver says whether nothing more of the engine is to be read.
@@ -356,14 +392,15 @@ func (s *stream) closedEarly() {
 	}
 }
 
-func (s *stream) write(p []byte) error { return s.writeAt(p, time.Now()) }
+// write writes words of the relay's own.
+func (s *stream) write(p []byte) error { return s.writeAt(s.converted(p), time.Now()) }
 
 // writeAt writes p, under a deadline. A client that takes something is slow,
 // and may be; one that takes next to nothing in WriteTimeout is stalled. A socket takes
 // bytes again only when a third of what may be megabytes is free, so what it still
 // holds is looked at too.
 func (s *stream) writeAt(p []byte, t time.Time) error {
-	if s.armed.IsZero() || t.Sub(s.armed) > s.slack {
+	if s.armed.IsZero() || t.Sub(s.armed) > s.slack || !t.Before(s.armedBy) {
 		s.arm(t)
 	}
 	blocked, progress, before := t, 0, -1 // since when it took nothing, what it took, and held then
@@ -382,6 +419,9 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 			return s.clientFailed(ClientGone, err)
 		}
 		now := time.Now()
+		if !s.opt.By.IsZero() && !now.Before(s.opt.By) {
+			return s.clientFailed(ClientStalled, err)
+		}
 		unsent, known := s.unsent()
 		switch taken := before + progress - unsent; {
 		case progress >= minProgress || known && before >= 0 && taken >= minProgress:
@@ -404,8 +444,13 @@ func (s *stream) unsent() (n int, ok bool) {
 }
 
 func (s *stream) arm(t time.Time) {
-	s.armed = t
-	_ = s.dst.SetWriteDeadline(t.Add(s.flush)) // fails on a closed connection only: the write will say so
+	s.armed, s.armedBy = t, t.Add(s.flush)
+	if last := s.opt.By; !last.IsZero() && s.armedBy.After(last) {
+		if s.armedBy = last; !t.Before(last) {
+			s.armedBy = t.Add(overtime)
+		}
+	}
+	_ = s.dst.SetWriteDeadline(s.armedBy) // fails on a closed connection only: the write will say so
 }
 
 // clientFailed notes the client's failure unless the engine failed before.

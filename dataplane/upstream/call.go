@@ -57,8 +57,9 @@ const hangUpFor = time.Second
 
 // HangUp cuts the call as Cut does, but an answer that the engine had sent before
 // it could know is still read: only our side of the connection is closed, the
-// other when the engine closes it, within a second at the latest. Then WasCut is
-// true although Do and the reads of the answer have succeeded.
+// other when the engine closes it, within a second at the latest; what has come by
+// then can still be read later. WasCut is true although Do and the reads of the answer
+// have succeeded. A stream that is lent is cut as by Cut.
 func (c *Call) HangUp() {
 	l := c.at.Swap(cutMark)
 	if l == nil || l == cutMark {
@@ -72,12 +73,19 @@ func (c *Call) HangUp() {
 		l.stop()
 		return
 	}
-	half, ok := plain(l.nc).(interface{ CloseWrite() error })
+	half, ok := plain(l.nc).(interface {
+		CloseWrite() error
+		CloseRead() error
+	})
 	if !ok || half.CloseWrite() != nil {
 		abort(l.nc)
 		return
 	}
-	time.AfterFunc(hangUpFor, func() { abort(l.nc) })
+	time.AfterFunc(hangUpFor, func() {
+		if half.CloseRead() != nil { // its owner closes it
+			abort(l.nc)
+		}
+	})
 }
 
 // WasCut says whether Cut or HangUp was called.

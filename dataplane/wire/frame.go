@@ -96,6 +96,7 @@ const (
 	CodeDraining    = "draining"       // the router is shutting down
 	CodeKilled      = "killed"         // by a KILL of the caller
 	CodeStalled     = "client_stalled" // the caller took nothing for too long
+	CodeDeadline    = "deadline"       // the request's time is over, and no credit is left to say so by an item
 	CodeHeartbeat   = "heartbeat"      // nothing was heard of the other end
 	CodeInternal    = "internal"
 )

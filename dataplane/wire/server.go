@@ -41,7 +41,7 @@ type Options struct {
 	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
 	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
 	Heartbeat     time.Duration // of silence before a PING; three times that close [15s]
-	StallTimeout  time.Duration // a stream's caller takes nothing: it is ended [30s]
+	StallTimeout  time.Duration // a stream's caller takes nothing, or not all behind a STOP: it is ended [30s]
 	WriteTimeout  time.Duration // a connection takes nothing of what is pending: it is closed [30s]
 }
 

@@ -13,6 +13,7 @@ var (
 	ErrKilled  = errors.New("wire: the caller killed the stream")
 	ErrGone    = errors.New("wire: the caller's connection is closed")
 	ErrStalled = errors.New("wire: the caller takes nothing")
+	ErrLate    = errors.New("wire: the stream's time is over, and the caller has taken too little to be told so")
 	ErrEnded   = errors.New("wire: the stream has ended")
 )
 
@@ -30,7 +31,9 @@ type Stream struct {
 	credit  int64
 	over    error // why nothing may be sent any more; nil: it may
 	stopped bool
-	ended   bool // END has been sent, or cannot be
+	by      time.Time // SetDeadline's
+	lastBy  time.Time // the end of what a STOP has left to be sent
+	ended   bool      // END has been sent, or cannot be
 	wake    chan struct{}
 	onStop  func()
 	onKill  func()
@@ -83,11 +86,22 @@ func (s *Stream) Err() error {
 	return s.over
 }
 
+// SetDeadline bounds what Send waits for, beside StallTimeout; zero takes the bound
+// away. Behind it what the caller has credit for is still sent, and nothing is waited
+// for.
+func (s *Stream) SetDeadline(t time.Time) {
+	o := &s.conn.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s.by = t
+	s.signal()
+}
+
 // Send sends one item; it copies payload. It waits while the caller has given no
 // credit or the connection's queue is full, for the server's StallTimeout at
-// most, and then fails with ErrStalled: the stream is over. An item over the
-// client's credit goes out as long as some credit is left, so that none is too
-// large for a window.
+// most, from a STOP on for all that is left to be sent, and then fails with ErrStalled;
+// at the deadline with ErrLate: the stream is over. An item over the client's credit
+// goes out as long as some credit is left, so that none is too large for a window.
 func (s *Stream) Send(payload []byte) error {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -137,8 +151,9 @@ func (s *Stream) Flush() { s.conn.out.link.kick(&s.conn.out, true) }
 
 // await waits until an item may be sent.
 func (s *Stream) await() error {
-	o := &s.conn.out
-	timer := time.NewTimer(s.conn.srv.opt.StallTimeout)
+	o, limit := &s.conn.out, s.conn.srv.opt.StallTimeout
+	began := time.Now()
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
 		o.mu.Lock()
@@ -151,6 +166,12 @@ func (s *Stream) await() error {
 			o.mu.Unlock()
 			return nil
 		}
+		by, late := s.until(began.Add(limit))
+		left := time.Until(by)
+		if left <= 0 {
+			o.mu.Unlock()
+			return s.giveUp(late)
+		}
 		if s.wake == nil {
 			s.wake = make(chan struct{}, 1)
 		}
@@ -158,14 +179,39 @@ func (s *Stream) await() error {
 			o.waiters = append(o.waiters, s)
 		}
 		o.mu.Unlock()
+		timer.Reset(left)
 		select {
 		case <-s.wake:
 		case <-timer.C:
-			s.conn.srv.stalled.Add(1)
-			s.finish(&Error{CodeStalled, "nothing was taken for " + s.conn.srv.opt.StallTimeout.String()}, ErrStalled)
-			return ErrStalled
 		}
 	}
+}
+
+// until is the end of a wait that may last to the given time; late: it is the stream's
+// deadline. Called under conn.out.mu.
+func (s *Stream) until(by time.Time) (_ time.Time, late bool) {
+	if !s.lastBy.IsZero() && s.lastBy.Before(by) {
+		by = s.lastBy
+	}
+	if !s.by.IsZero() && s.by.Before(by) {
+		return s.by, true
+	}
+	return by, false
+}
+
+// giveUp ends a stream whose caller has not taken enough in time.
+func (s *Stream) giveUp(late bool) error {
+	if late {
+		s.finish(&Error{CodeDeadline, "the request's time is over, and the caller has no credit left to be told so by an item"}, ErrLate)
+		return ErrLate
+	}
+	s.conn.srv.stalled.Add(1)
+	message := "nothing was taken for "
+	if s.Stopped() {
+		message = "what was left at the STOP was not taken within "
+	}
+	s.finish(&Error{CodeStalled, message + s.conn.srv.opt.StallTimeout.String()}, ErrStalled)
+	return ErrStalled
 }
 
 // signal wakes await; called under conn.out.mu.
@@ -235,7 +281,8 @@ func (s *Stream) stop() {
 		o.mu.Unlock()
 		return
 	}
-	s.stopped = true
+	s.stopped, s.lastBy = true, time.Now().Add(s.conn.srv.opt.StallTimeout)
+	s.signal()
 	f := s.onStop
 	o.mu.Unlock()
 	if f != nil {

@@ -144,11 +144,15 @@ func (c *carried) beginTokenize() []byte {
 // ask posts body to a rank's /tokenize; nil when there was no answer in time.
 func (c *carried) ask(client front.Leaver, rank *worker.Rank, body []byte) []byte {
 	opt := c.s.r.opt()
+	by := time.Now().Add(opt.Migration.TokenizeWait)
+	if c.deadline.Before(by) {
+		by = c.deadline
+	}
 	var call upstream.Call
 	client.OnGone(call.Cut)
 	defer client.OnGone(nil)
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-		Method: "POST", Path: "/tokenize", Fields: c.fields, Body: [][]byte{body}, Deadline: time.Now().Add(opt.Migration.TokenizeWait),
+		Method: "POST", Path: "/tokenize", Fields: c.fields, Body: [][]byte{body}, Deadline: by,
 	}, &call)
 	if err != nil {
 		c.s.note("tokenizing on " + rank.ID.String() + " failed: " + err.Error())

@@ -72,7 +72,7 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		}
 		return
 	}
-	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end}
+	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end, By: q.deadline}
 	if c := q.carry(s, resp); c != nil {
 		s.carried = c
 		q.r.movers.add(c)

@@ -3,10 +3,14 @@ package routed
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"net/http/httputil"
 	"strings"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"sluice/dataplane/relay"
 )
 
 // convert gives the items of a stream's events as JSON, one a line.
@@ -131,6 +135,69 @@ func TestItemsAllocateNothing(t *testing.T) {
 		}
 		if !bytes.Contains(out, msgp.AppendUint32(nil, 1234)) {
 			t.Errorf("dialect %d: %x", d, out)
+		}
+	}
+}
+
+// TestEventsOut: items leave in the framing that the stream has, whole and once to its
+// end, wherever the engine's pieces are cut, and cost no memory.
+func TestEventsOut(t *testing.T) {
+	events := []string{string(anEvent(completions)), string(anEvent(completions)),
+		data(`{"id":"c","choices":[{"index":0,"text":"","finish_reason":"length","token_ids":[7]}]}`),
+		data(`{"id":"c","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6}}`), "data: [DONE]\n\n"}
+	item := func(ids, finish, usage string) string {
+		return `data: {"data":{"token_ids":[` + ids + `],"finish_reason":` + finish + `,"index":0` + usage + "}}\n\n"
+	}
+	want := item("1234", "null", "") + item("1234", "null", "") + item("7", `"length"`, `,"completion_usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6}`) + "data: [DONE]\n\n"
+	failed := `data: {"event":"error","error":{"message":"the engine closed the connection before the end of the stream","type":"upstream_error","param":null,"code":502},"comment":["the engine closed the connection before the end of the stream"]}` + "\n\ndata: [DONE]\n\n"
+	whole := ""
+	for _, e := range events {
+		whole += string(chunk([]byte(e)))
+	}
+	whole += "0\r\n\r\n"
+	through := func(e *eventsOut, p string, size int) (out string) {
+		for len(p) > 0 {
+			n := min(size, len(p))
+			b, err := e.Convert([]byte(p[:n]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, p = out+string(b), p[n:]
+		}
+		return out
+	}
+	fresh := func(chunked bool) *eventsOut {
+		return newEventsOut(converter{dialect: completions, usage: noUsage}, chunked)
+	}
+	for size := 1; size < len(whole); size = size*2 + 1 {
+		e := fresh(true)
+		got := through(e, whole, size)
+		if body, err := io.ReadAll(httputil.NewChunkedReader(strings.NewReader(got))); err != nil || string(body) != want {
+			t.Fatalf("pieces of %d: %v in %q\nwant %q", size, err, got, want)
+		}
+		if more := string(e.End(relay.EngineClosed)); more != "" {
+			t.Errorf("pieces of %d: %q behind the end", size, more)
+		}
+		if got := through(fresh(false), strings.Join(events, ""), size); got != want {
+			t.Errorf("without framing, pieces of %d: %q\nwant %q", size, got, want)
+		}
+	}
+	first := len(chunk([]byte(events[0])))
+	for cut, want := range map[int]string{first: item("1234", "null", "") + failed, first + 20: item("1234", "null", "") + failed, 3 * first / 2: item("1234", "null", "") + failed, 5: failed} {
+		e := fresh(true)
+		got := through(e, whole[:cut], 1000) + string(e.End(relay.EngineClosed))
+		if body, err := io.ReadAll(httputil.NewChunkedReader(strings.NewReader(got))); err != nil || string(body) != want {
+			t.Errorf("an engine that leaves at byte %d: %v in %q\nwant %q", cut, err, got, want)
+		}
+	}
+	for _, d := range []dialect{completions, native} {
+		e, p := newEventsOut(converter{dialect: d, usage: noUsage, deltas: true, known: true}, true), chunk(anEvent(d))
+		if n := testing.AllocsPerRun(1000, func() {
+			if out, err := e.Convert(p); err != nil || !bytes.Contains(out, []byte("[1234]")) {
+				t.Fatal(string(out), err)
+			}
+		}); n != 0 {
+			t.Errorf("dialect %d: %v allocations an event", d, n)
 		}
 	}
 }

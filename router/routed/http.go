@@ -51,10 +51,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	for _, f := range [...]field{fEOS, fStopIDs} {
 		p.r.vals[f] = bytes.Clone(p.r.vals[f])
 	}
-	x.Through = func() func(dst relay.ClientConn, chunked bool) relay.ClientConn {
-		c := e.converter(p, x.AnswerHeader)
-		return func(dst relay.ClientConn, chunked bool) relay.ClientConn { return newEventsOut(c, dst, chunked) }
-	}
+	x.Converter = func(chunked bool) relay.Converter { return newEventsOut(e.converter(p, x.AnswerHeader), chunked) }
 	e.opt.Runner.ServeInference(x)
 }
 

@@ -3,7 +3,6 @@ package routed
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -147,7 +146,7 @@ func (c *call) relay() {
 		c.resp.Release()
 		c.hooks.OnEnd(c.result)
 	}()
-	c.left.set(func() { c.engine.Cut() })
+	c.left.set(c.leaveEngine)
 	c.begun(c.x.AnswerHeader)
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
 	var carry *relay.Carry
@@ -156,15 +155,29 @@ func (c *call) relay() {
 	}
 	res, over := relay.Begin(c, c.resp, relay.Options{
 		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, OnFirstToken: c.hooks.OnFirstToken, Rewrite: c.hooks.Rewrite, Carry: carry,
-		Loops: c.e.opt.Loops, Go: c.goOn,
+		Drains: c.s.Stopped, Loops: c.e.opt.Loops, Go: c.goOn,
 	})
 	for !over {
 		res, over = (<-c.rest)()
 	}
-	if res.Err != nil && c.left.left.Load() {
+	switch why := c.s.Err(); {
+	case res.Err == nil:
+	case why == wire.ErrStalled || why == wire.ErrLate:
+		res.Cause = relay.ClientStalled
+	case c.left.left.Load():
 		res.Cause = relay.ClientGone
 	}
 	c.result, ended = res, true
+}
+
+// leaveEngine ends the leg of a caller who leaves. What had come from the engine is
+// still read for one who stops.
+func (c *call) leaveEngine() {
+	if c.s.Stopped() {
+		c.engine.HangUp()
+		return
+	}
+	c.engine.Cut()
 }
 
 var errPanic = errors.New("routed: a panic while relaying")
@@ -172,7 +185,7 @@ var errPanic = errors.New("routed: a panic while relaying")
 // next takes the answer of another engine in the place of the one that failed.
 func (c *call) next(b relay.Break) *upstream.Response {
 	c.left.set(nil)
-	defer func() { c.left.set(func() { c.engine.Cut() }) }()
+	defer func() { c.left.set(c.leaveEngine) }()
 	if c.Gone() {
 		return nil
 	}
@@ -196,10 +209,23 @@ func (c *call) end() error {
 		return c.fail(&failure{message: "the router gave no answer to this request", kind: front.Internal.Type(), code: front.Internal.Status()})
 	case c.pending || c.ended:
 		return c.flush()
-	case c.result.Cause == relay.EngineStalled:
-		return c.fail(&failure{message: "the engine took too long to go on with the stream, or the request's time was over", kind: front.UpstreamTimeout.Type(), code: front.UpstreamTimeout.Status()})
-	case c.result.Cause == relay.Completed:
-		return c.fail(&failure{message: "the engine ended the stream before its end", kind: front.UpstreamFailed.Type(), code: front.UpstreamFailed.Status()})
 	}
-	return c.fail(&failure{message: fmt.Sprintf("the stream ended early: %s", c.result.Cause), kind: front.UpstreamFailed.Type(), code: front.UpstreamFailed.Status()})
+	return c.fail(endedBy(c.result.Cause))
+}
+
+// endedBy says what became of a stream that did not end itself.
+func endedBy(cause relay.Cause) *failure {
+	reason, message := front.UpstreamFailed, "the engine ended the stream before its end"
+	switch cause {
+	case relay.Completed:
+	case relay.EngineClosed:
+		message = "the engine closed the connection before the end of the stream"
+	case relay.EngineStalled:
+		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream, or the request's time was over"
+	case relay.Cut:
+		message = "the router ended the stream: another part of this request failed"
+	default:
+		message = "the stream ended early: " + cause.String()
+	}
+	return &failure{message: message, kind: reason.Type(), code: reason.Status()}
 }

@@ -156,6 +156,12 @@ func (e *Engine) run(c *call) {
 		return
 	}
 	c.e, c.p, c.pass = e, p, pass
+	if !p.deadline.IsZero() {
+		c.s.SetDeadline(p.deadline)
+	}
+	if !p.deadline.IsZero() {
+		c.s.SetDeadline(p.deadline)
+	}
 	if c.id = p.context.id; c.id == "" {
 		c.id = e.ids.make()
 	}

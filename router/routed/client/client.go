@@ -319,5 +319,13 @@ func (o *Output) tops(b []byte) ([]byte, error) {
 	return b, err
 }
 
+// TimedOut says whether err is the end of a request whose time (Context.TimeoutMS) was
+// over when there was no room left to say so by an item, an error of code 504: what had
+// come had not been read.
+func TimedOut(err error) bool {
+	var e *wire.Error
+	return errors.As(err, &e) && e.Code == wire.CodeDeadline
+}
+
 // Killed says whether err is the end of a request that the caller killed.
 func Killed(err error) bool { return errors.Is(err, wire.ErrKilled) }

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from fleet import AsyncCase, Fleet, TIMEOUT, free_port
 from sluice_routed import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, Refused, Request, RoutedEngine, StreamFailed
@@ -223,6 +224,19 @@ class OneFleet(AsyncCase):
         self.assertEqual(items[-1].error().code, 504)
         with self.assertRaises(DeadlineExceeded):
             await read(self.engine.generate(request(3), Context(deadline=0.0)))
+
+    async def test_deadline_of_a_slow_reader(self) -> None:
+        with mock.patch("sluice_routed.stream._GRACE", TIMEOUT):  # the router says it, not the client's own clock
+            async with RoutedEngine(self.fleet.address, window=1) as engine:
+                answer = engine.generate(request(LONG), Context(timeout=3))
+                await answer.__anext__()
+                for _ in range(int(TIMEOUT / 0.02)):
+                    if answer._stream.ended:
+                        break
+                    await asyncio.sleep(0.02)
+                with self.assertRaises(DeadlineExceeded) as ended:
+                    await read(answer)
+                self.assertEqual(ended.exception.code, "deadline")
 
     async def test_mapping(self) -> None:
         bare = {"model": "sim", "token_ids": prompt(20), "stop_conditions": {"max_tokens": 4, "ignore_eos": True}, "context": {"id": "mine"}}

@@ -37,7 +37,9 @@ class Killed(StreamFailed):
 
 
 class DeadlineExceeded(RoutedError, TimeoutError):
-    """The context's deadline is over."""
+    """The context's deadline is over, and no item could say so: the request was not sent,
+    what had come was not read, or the router fell silent. Else it is an error item of
+    code 504."""
 
 
 def again(error: RoutedError) -> RoutedError:
@@ -48,10 +50,12 @@ def again(error: RoutedError) -> RoutedError:
 REFUSALS = frozenset({"too_many_streams", "memory_budget", "draining"})
 
 
-def stream_error(code: str, message: str) -> StreamFailed:
+def stream_error(code: str, message: str) -> RoutedError:
     """The exception for the {code, message} of an END frame."""
     if code in REFUSALS:
         return Refused(message, code)
     if code == "killed":
         return Killed(message, code)
+    if code == "deadline":
+        return DeadlineExceeded(message, code)
     return StreamFailed(message, code)

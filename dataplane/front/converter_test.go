@@ -1,0 +1,171 @@
+package front
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// shout is a Converter that writes all in capitals, an event when it is whole.
+type shout struct {
+	chunks upstream.Chunks
+	held   []byte
+	out    []byte
+	ended  bool
+}
+
+func (s *shout) Convert(p []byte) ([]byte, error) {
+	s.out = s.out[:0]
+	for len(p) > 0 && !s.chunks.Done() {
+		n, payload, err := s.chunks.Next(p)
+		if err != nil {
+			return nil, err
+		}
+		s.held, p = append(s.held, payload...), p[n:]
+	}
+	if at := bytes.LastIndex(s.held, []byte("\n\n")); at >= 0 {
+		whole := s.held[:at+2]
+		s.out = append(s.out, chunk(strings.ToUpper(string(whole)))...)
+		s.held = s.held[at+2:]
+	}
+	if s.chunks.Done() && !s.ended {
+		s.ended = true
+		s.out = append(s.out, "0\r\n\r\n"...)
+	}
+	return s.out, nil
+}
+
+func (s *shout) End(cause relay.Cause) []byte {
+	if s.ended {
+		return nil
+	}
+	s.ended = true
+	return []byte(chunk("ENDED BY "+cause.String()+"\n\n") + "0\r\n\r\n")
+}
+
+func shouting(e *engine, hooks func() RelayHooks) func(x *Exchange) {
+	relays := relayTo(e, hooks)
+	return func(x *Exchange) {
+		x.Converter = func(chunked bool) relay.Converter { return new(shout) }
+		relays(x)
+	}
+}
+
+// TestConverter: what a Handler has done to a stream last is done on loops too; the
+// connection serves on.
+func TestConverter(t *testing.T) { onBoth(t, testConverter) }
+
+func testConverter(t *testing.T, by Relay) {
+	const n = 300
+	go1 := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead)
+		for i := range n {
+			if _, err := io.WriteString(nc, chunk(fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":\"word %d\"}]}\n\n", i))); err != nil {
+				return false
+			}
+			if i == 0 {
+				<-go1
+			}
+		}
+		_, _ = io.WriteString(nc, chunk("data: [DO")+chunk("NE]\n\n")+"0\r\n\r\n")
+		return true
+	})
+	ends := make(chan relay.Result, 16)
+	r := start(t, Options{Relay: by}, shouting(e, endHook(ends)))
+	c := r.dial()
+	for i := range 3 {
+		c.send(chatPost(`{"model":"m","stream":true}`))
+		if i == 0 {
+			r.onLoops(by, 1)
+			close(go1)
+		}
+		resp, body := c.answer()
+		if resp.StatusCode != 200 || strings.Count(body, "WORD ") != n || !strings.HasSuffix(body, "DATA: [DONE]\n\n") || strings.Contains(body, "word") {
+			t.Fatalf("answer %d: %d %q", i, resp.StatusCode, body)
+		}
+		wantEnd(t, ends, relay.Completed)
+	}
+}
+
+// TestConverterEnds: an engine that leaves in the middle of an event leaves nothing
+// half told, and its client's connection goes on.
+func TestConverterEnds(t *testing.T) { onBoth(t, testConverterEnds) }
+
+func testConverterEnds(t *testing.T, by Relay) {
+	for _, left := range []string{"", chunk("data: {\"ha"), "20\r\ndata: {\"half a chunk"} {
+		told := make(chan struct{})
+		e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
+			_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+			<-told
+			_, _ = io.WriteString(nc, left)
+			return false
+		})
+		ends := make(chan relay.Result, 16)
+		r := start(t, Options{Relay: by}, shouting(e, endHook(ends)))
+		c := r.dial()
+		c.send(chatPost(`{"model":"m","stream":true}`))
+		r.onLoops(by, 1)
+		close(told)
+		if resp, body := c.answer(); resp.StatusCode != 200 || body != strings.ToUpper(helloStream)+"ENDED BY engine_closed\n\n" {
+			t.Errorf("left behind %q: %d %q", left, resp.StatusCode, body)
+		}
+		wantEnd(t, ends, relay.EngineClosed)
+		c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+		if resp, _ := c.answer(); resp.StatusCode != 200 {
+			t.Errorf("the connection is not used again: %d", resp.StatusCode)
+		}
+	}
+}
+
+// TestBy: the end of the client's time ends a stream that it does not read, and the
+// engine's leg, long before any time-out.
+func TestBy(t *testing.T) { onBoth(t, testBy) }
+
+func testBy(t *testing.T, by Relay) {
+	gone := make(chan struct{})
+	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
+		defer close(gone)
+		_, _ = io.WriteString(nc, streamHead)
+		for {
+			if _, err := io.WriteString(nc, chunk("data: {\"x\":\""+strings.Repeat("x", 10_000)+"\"}\n\n")); err != nil {
+				return false
+			}
+		}
+	})
+	ends := make(chan relay.Result, 16)
+	r := start(t, Options{Relay: by, WriteTimeout: time.Hour}, func(x *Exchange) {
+		call, end := new(upstream.Call), time.Now().Add(200*time.Millisecond)
+		x.OnGone(call.Cut)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}, Deadline: end}, call)
+		if err != nil {
+			x.Error(UpstreamFailed, "", err.Error(), 0)
+			return
+		}
+		x.Relay(resp, call, RelayHooks{By: end, OnEnd: func(res relay.Result) { ends <- res }})
+	})
+	c := r.dial()
+	c.send(chatPost(`{"model":"m","stream":true}`))
+	select {
+	case <-gone:
+	case <-time.After(patience):
+		t.Fatal("the engine is still read")
+	}
+	select {
+	case res := <-ends:
+		if res.Cause != relay.ClientStalled && res.Cause != relay.EngineStalled { // as its sockets were full by then, or not
+			t.Errorf("ended by %v (%v)", res.Cause, res.Err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the stream goes on")
+	}
+	_, _ = io.Copy(io.Discard, c) // to its end
+}
