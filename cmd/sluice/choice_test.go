@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -105,6 +106,33 @@ func TestAffinityWithoutEvents(t *testing.T) {
 	a, b := startSim(t, off), startSim(t, off)
 	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
 	affinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
+}
+
+// Engines that have events which the router cannot get at, as behind a firewall that
+// lets HTTP through alone, are guessed like those that have none.
+func TestAffinityWhereEventsCannotBeHad(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	deaf := []string{"tcp://" + ln.Addr().String()}
+	for name, cut := range map[string]func(w *config.Worker, e *sim.Engine){
+		"no events": func(w *config.Worker, _ *sim.Engine) { w.KVEvents, w.KVReplay = deaf, deaf },
+		"no replay": func(w *config.Worker, e *sim.Engine) { w.KVEvents, w.KVReplay = e.KVEndpoints(), deaf },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var workers []config.Worker
+			for _, id := range []string{"a", "b"} {
+				e := startSim(t, nil)
+				w := at(e, worker.Aggregated, id)
+				cut(&w, e)
+				workers = append(workers, w)
+			}
+			r := startRouter(t, func(c *config.Config) { c.Schedule.AwaitedWeight = 0 }, workers...)
+			affinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
+		})
+	}
 }
 
 // Two block sizes in one fleet: each rank is asked by its own.

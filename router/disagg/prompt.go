@@ -216,8 +216,8 @@ func (q *request) record(c schedule.Choice) {
 }
 
 // guessKeys are the blocks that the approximate index is told a rank will hold:
-// those of an engine without events, and all where no tokens were found, for
-// events speak of tokens only. Else nil: the engine's events tell.
+// those of a rank whose events do not tell now, and all where no tokens were found,
+// for events speak of tokens only. Else nil: the engine's events tell.
 func (q *request) guessKeys(r *worker.Rank) []blockhash.Seq {
 	if r == nil || !guessed(r) && len(q.prompt.Tokens) > 0 {
 		return nil
@@ -225,11 +225,11 @@ func (q *request) guessKeys(r *worker.Rank) []blockhash.Seq {
 	return q.keys
 }
 
-// guessed says whether what a rank holds is known from the router's own choices
-// alone: its engine tells no events, or has not told any yet.
+// guessed says whether what a rank holds is known from the router's own choices, alone
+// or beside what a feed has brought so far: its engine tells no events, or they cannot
+// be had, as where only HTTP gets through.
 func guessed(r *worker.Rank) bool {
-	feed := worker.FeedState(r.Feed.Load())
-	return feed == worker.FeedNone || feed == worker.FeedSilent
+	return worker.FeedState(r.Feed.Load()) != worker.FeedLive
 }
 
 // learn compares what an engine found in its cache with what was foretold, and

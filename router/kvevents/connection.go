@@ -81,7 +81,7 @@ func (f *feed) watchConnection() (caughtUp bool) {
 				f.setState(worker.FeedBroken)
 			}
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-			f.connected, f.redialAt = true, time.Time{}
+			f.connected, f.redialAt, f.unheardAt = true, time.Time{}, time.Time{}
 			// At a port of ours an engine may be back before its old connection is known
 			// to be lost.
 			if f.suspect || f.src.Bind && f.known {
@@ -121,6 +121,19 @@ func (f *feed) stillThere() {
 	f.checking = false
 	if f.state() == worker.FeedLive {
 		f.connected, f.suspect = true, false
+	}
+}
+
+// unheard says that nobody has answered at the endpoint yet, as behind a firewall that
+// lets HTTP through alone: the rank is not one that will be known in a moment.
+func (f *feed) unheard() {
+	f.unheardAt = time.Time{}
+	if f.resuming.pending {
+		return // unresumed comes here again
+	}
+	f.log.Warn("kv events: no connection yet; the rank's overlap is unknown until there is one", "endpoint", f.src.Endpoint, "bind", f.src.Bind)
+	if f.state() == worker.FeedSyncing {
+		f.setState(worker.FeedBroken)
 	}
 }
 

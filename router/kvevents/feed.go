@@ -45,6 +45,7 @@ type feed struct {
 	retryAt   time.Time // of a replay that failed; zero: none is due
 	backoff   time.Duration
 	redialAt  time.Time // when a lost connection is made anew by hand; zero: not
+	unheardAt time.Time // when it is said that there has been no connection yet; zero: there was one
 	checkAt   time.Time // when the engine is asked whether a quiet end was the end
 	checking  bool      // it is being asked
 	resyncAt  time.Time // when all that the engine keeps is asked for, after a message that could not be read
@@ -124,6 +125,7 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	for _, s := range []*zmq.Socket{f.wake, f.monitor, f.sub} {
 		f.poll.Add(s, zmq.POLLIN)
 	}
+	f.unheardAt = time.Now().Add(opt.ReplayTimeout)
 	if src.Resume != nil {
 		f.resume(src.Resume)
 	}
@@ -173,6 +175,9 @@ func (f *feed) run() {
 		if due(f.resuming.by) {
 			f.unresumed()
 		}
+		if due(f.unheardAt) {
+			f.unheard()
+		}
 		f.flush()
 	}
 }
@@ -182,7 +187,7 @@ func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 // wait is how long there is nothing to do unless a socket says so; -1: for ever.
 func (f *feed) wait() time.Duration {
 	wait := time.Duration(-1)
-	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by, f.resyncAt} {
+	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by, f.resyncAt, f.unheardAt} {
 		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
 			wait = left
 		}

@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -574,6 +575,28 @@ func TestEngineComesLate(t *testing.T) {
 	e.open(e.Endpoint)
 	r.awaitState(worker.FeedLive)
 	r.holds(all...)
+}
+
+// An engine at whose endpoint nobody speaks ZMQ is not for ever about to be known.
+func TestNobodySpeaksThere(t *testing.T) {
+	ln := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer ln.Close() // takes connections, and says nothing
+	e := newEngine(t, true)
+	var log syncLines
+	r := newRig(t, e, func(o *Options) {
+		o.ReplayTimeout = 200 * time.Millisecond
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	there := r.src.Endpoint
+	r.src.Endpoint = "tcp://" + ln.Addr().String()
+	r.start()
+	r.awaitState(worker.FeedBroken)
+	if log.n.Load() != 1 {
+		t.Errorf("%d lines logged, want one", log.n.Load())
+	}
+	r.src.Endpoint = there
+	r.start()
+	r.awaitState(worker.FeedLive)
 }
 
 // A name may have addresses of both families where the engine listens on one.

@@ -47,6 +47,9 @@ func (f *feed) unresumed() {
 	f.distrust("resets")
 	f.position = position{}
 	f.forget()
+	if !f.connected {
+		f.unheard()
+	}
 }
 
 // published is a feed's position for others to read.

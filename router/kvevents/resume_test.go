@@ -167,9 +167,7 @@ func TestResumeDropsWhatIsNotProven(t *testing.T) {
 		r.feeds.opt.ReplayTimeout = 20 * time.Millisecond // no feed reads it yet
 		r.start()
 		eventually(t, "the rank is dropped", func() bool { return r.index.Held(r.rank.Slot) == 0 })
-		if r.state() != worker.FeedSyncing {
-			t.Errorf("state %v", r.state())
-		}
+		r.awaitState(worker.FeedBroken)
 		e.open(e.Endpoint)
 	})
 }
