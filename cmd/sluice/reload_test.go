@@ -167,7 +167,7 @@ func TestReload(t *testing.T) {
 	wantStatus(t, ask(), 200)
 	status, changes, message := g.reload(fmt.Sprintf(`  - {id: new, url: %q}
 cors: {origins: [https://app.example]}
-limits: {max_body: 1KiB}
+limits: {max_body: 1KiB, max_head: 32KiB}
 schedule: {policy: round_robin}
 steering: {pins: "off"}
 timeouts: {head: 3s, pool_wait: 1ms}
@@ -180,7 +180,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 		effect[c.Path] = c.Effect
 	}
 	if want := map[string]config.Effect{`workers["new"]`: config.Applied, "cors.origins": config.Applied, "limits.max_body": config.Applied, "schedule.policy": config.Applied,
-		"steering.pins": config.Applied, "timeouts.head": config.Restart, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
+		"steering.pins": config.Applied, "limits.max_head": config.Restart, "timeouts.head": config.Applied, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
 		t.Errorf("%v, want %v", effect, want)
 	}
 	a := ask("Origin", "https://app.example")
@@ -207,11 +207,11 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	var shown struct {
 		Limits struct {
 			MaxBody int64 `json:"max_body"`
+			MaxHead int64 `json:"max_head"`
 		}
-		Timeouts struct{ Head string }
 	}
 	_ = json.NewDecoder(resp.Body).Decode(&shown)
-	if shown.Limits.MaxBody != 1<<10 || shown.Timeouts.Head != "10s" {
+	if shown.Limits.MaxBody != 1<<10 || shown.Limits.MaxHead != 16<<10 {
 		t.Errorf("/admin/v1/config shows %+v, want what is in effect", shown)
 	}
 
@@ -219,7 +219,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	writeFile(t, g.path, strings.Replace(g.base, "workers:", "workers:", 1))
 	_, changes, _ = g.reload("")
 	for _, c := range changes {
-		if c.Path == "timeouts.head" {
+		if c.Path == "limits.max_head" {
 			t.Errorf("%+v, though the file has it as it is in effect", c)
 		}
 	}

@@ -129,7 +129,7 @@ func passing(err error) bool {
 
 // admit wraps an accepted connection, or refuses it and gives nil.
 func (s *Server) admit(nc net.Conn) *conn {
-	c := &conn{Conn: nc, srv: s}
+	c := &conn{Conn: nc, srv: s, due: dueHead}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw

@@ -53,7 +53,7 @@ func (c *conn) firstByte(p []byte) (int, error) {
 			break
 		}
 		if a.w == a.n { // the first piece
-			if err := c.SetReadDeadline(time.Now().Add(c.srv.opt.HeadTimeout)); err != nil {
+			if err := c.SetReadDeadline(time.Now().Add(c.srv.live().HeadTimeout)); err != nil {
 				a.failed = err
 				break
 			}

@@ -62,13 +62,23 @@ type conn struct {
 	writeBy  time.Time // the deadline now set for writes
 	readBy   time.Time // until when reads may wait, zero for ever
 	readSet  time.Time // what the socket was told of it: no later than readBy, zero for never
-	resumed  bool      // back from a stream: the next wait is an idle one
+	due      due       // what the next deadline that fasthttp sets is for
 	readErr  error     // of the last failed read
 	probing  bool      // Read must not touch the socket
 	lingered bool      // unread bytes may be left: close with care
 	shaken   bool      // the TLS handshake is done
 	probe    [1]byte
 }
+
+// due is what a wait is for whose deadline fasthttp sets.
+type due uint8
+
+const (
+	dueOther due = iota // as it says
+	dueHead             // a head
+	dueIdle             // the next request
+	dueBack             // likewise, but fasthttp takes the connection for a new one
+)
 
 // ending is what the Observer is told once the answer has been written.
 type ending struct {
@@ -167,18 +177,26 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return c.Conn.SetDeadline(t)
 }
 
-// SetReadDeadline gives a connection that comes back from a stream the idle
-// time: for fasthttp it is a new one, whose first byte is due within the time
-// of a head.
+// SetReadDeadline puts the times of now in the place of those that fasthttp was given at
+// the start, and gives a connection that comes back from a stream the idle time: for
+// fasthttp it is a new one, whose first byte is due within the time of a head.
 //
 // fasthttp moves the deadline three times a request, mostly to later ones. A socket
 // that was told an earlier time is left alone: when that comes, tooEarly tells it the
 // real one, once in a head's time instead of at each request. Not so under TLS, where
 // a handshake that ran into a deadline can not go on.
 func (c *conn) SetReadDeadline(t time.Time) error {
-	if c.resumed {
-		c.resumed = false
-		t = time.Now().Add(c.srv.opt.IdleTimeout)
+	if c.due != dueOther {
+		first, live := &c.srv.opt, c.srv.live()
+		switch c.due {
+		case dueHead:
+			t = t.Add(live.HeadTimeout - first.HeadTimeout)
+		case dueIdle:
+			t = t.Add(live.IdleTimeout - first.IdleTimeout)
+		case dueBack:
+			t = t.Add(live.IdleTimeout - first.HeadTimeout)
+		}
+		c.due = dueOther
 	}
 	if c.spare {
 		if soon := time.Now().Add(spareTime); t.IsZero() || soon.Before(t) {
@@ -311,8 +329,10 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	switch state {
 	case fasthttp.StateActive:
 		c.active.Store(true)
+		c.due = dueHead
 	case fasthttp.StateIdle:
 		c.active.Store(false)
+		c.due = dueIdle
 		c.reportEnd()
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)

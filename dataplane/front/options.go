@@ -19,6 +19,7 @@ func (o Options) Changeable() Options {
 // into writes what may change while a Server runs over the same of at.
 func (o Options) into(at *Options) {
 	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden
+	at.BodyBudgetBytes, at.HeadTimeout, at.IdleTimeout = o.BodyBudgetBytes, o.HeadTimeout, o.IdleTimeout
 	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout
 	at.MaxConns, at.MaxConnsPerIP = o.MaxConns, o.MaxConnsPerIP
 	at.CompressMin, at.CompressStreams = o.CompressMin, o.CompressStreams

@@ -108,7 +108,7 @@ func (c *conn) countIn(live *Options) error {
 }
 
 // again gives what comes behind the header its own time.
-func (c *conn) again() error { return c.SetReadDeadline(time.Now().Add(c.srv.opt.HeadTimeout)) }
+func (c *conn) again() error { return c.SetReadDeadline(time.Now().Add(c.srv.live().HeadTimeout)) }
 
 // refuseHeader counts and logs a connection that is closed for its PROXY header.
 func (s *Server) refuseHeader(c *conn, err error) {

@@ -14,7 +14,7 @@ const plainHint = "HTTP/1.0 400 Bad Request\r\nConnection: close\r\nContent-Type
 // fasthttp first reads, on the connection's own goroutine, so that a client that does
 // not go on holds up nobody.
 func (c *conn) handshake() error {
-	if err := c.secure.SetDeadline(time.Now().Add(c.srv.opt.HeadTimeout)); err != nil {
+	if err := c.secure.SetDeadline(time.Now().Add(c.srv.live().HeadTimeout)); err != nil {
 		return err
 	}
 	err := c.secure.Handshake()

@@ -72,8 +72,10 @@ func New(opt Options) (*Server, error) {
 
 		Concurrency:    opt.Concurrency,
 		ReadBufferSize: opt.MaxHeadBytes,
-		ReadTimeout:    opt.HeadTimeout,
-		IdleTimeout:    opt.IdleTimeout,
+		// An answer of this size, head and all, is one write.
+		WriteBufferSize: 16 << 10,
+		ReadTimeout:     opt.HeadTimeout,
+		IdleTimeout:     opt.IdleTimeout,
 
 		// A body is read by us, as it comes: by default its declared length is
 		// allocated before the first byte.
@@ -108,6 +110,7 @@ func (s *Server) Change(opt Options) error {
 	}
 	fixed := s.opt
 	next.Changeable().into(&fixed)
+	s.budget.SetLimit(fixed.BodyBudgetBytes)
 	s.now.Store(&fixed)
 	return nil
 }

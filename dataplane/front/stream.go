@@ -247,7 +247,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 		c.shut()
 		return
 	}
-	c.resumed, c.ahead.fresh = true, c.raw != nil && c.secure == nil
+	c.due, c.ahead.fresh = dueBack, c.raw != nil && c.secure == nil
 	c.active.Store(false)
 	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
 }

@@ -6,28 +6,37 @@ import "sync/atomic"
 // never waits: a caller that is refused says so to its client. Safe for
 // concurrent use.
 type Budget struct {
-	limit   int64
+	limit   atomic.Int64
 	used    atomic.Int64
 	peak    atomic.Int64
 	refused atomic.Uint64
 }
 
 // NewBudget makes a budget of limit bytes; zero or less refuses everything.
-func NewBudget(limit int64) *Budget { return &Budget{limit: max(limit, 0)} }
+func NewBudget(limit int64) *Budget {
+	b := new(Budget)
+	b.SetLimit(limit)
+	return b
+}
+
+// SetLimit changes the bound. What is held beyond a lower one stays held; nothing more is
+// given until it has been released.
+func (b *Budget) SetLimit(limit int64) { b.limit.Store(max(limit, 0)) }
 
 // Acquire takes n bytes, or none and says false. n of zero or less takes none.
 func (b *Budget) Acquire(n int64) bool {
 	if n <= 0 {
 		return true
 	}
-	if n > b.limit {
+	limit := b.limit.Load()
+	if n > limit {
 		b.refused.Add(1)
 		return false
 	}
 	// Add first, undo when over: one atomic operation on the way that matters.
 	// Near the limit two callers may refuse each other where one would fit.
 	used := b.used.Add(n)
-	if used > b.limit {
+	if used > limit {
 		b.used.Add(-n)
 		b.refused.Add(1)
 		return false
@@ -52,7 +61,7 @@ func (b *Budget) Used() int64 { return b.used.Load() }
 func (b *Budget) Peak() int64 { return b.peak.Load() }
 
 // Limit is the bound in bytes.
-func (b *Budget) Limit() int64 { return b.limit }
+func (b *Budget) Limit() int64 { return b.limit.Load() }
 
 // Refused counts the Acquire calls that were refused.
 func (b *Budget) Refused() uint64 { return b.refused.Load() }

@@ -61,3 +61,23 @@ func TestBudgetTogether(t *testing.T) {
 		t.Errorf("used %d, held %d, peak %d, limit %d", b.Used(), held.most, b.Peak(), limit)
 	}
 }
+
+// A lower bound takes nothing back, and gives nothing more.
+func TestSetLimit(t *testing.T) {
+	b := NewBudget(100)
+	if !b.Acquire(80) {
+		t.Fatal("80 of 100")
+	}
+	b.SetLimit(50)
+	if b.Acquire(1) || b.Limit() != 50 || b.Used() != 80 {
+		t.Errorf("limit %d, used %d", b.Limit(), b.Used())
+	}
+	b.Release(40)
+	if !b.Acquire(10) || b.Acquire(1) {
+		t.Errorf("used %d of 50", b.Used())
+	}
+	b.SetLimit(200)
+	if !b.Acquire(150) {
+		t.Error("150 more of 200")
+	}
+}

@@ -14,8 +14,8 @@ import (
 // (reload.go), and a test holds the two together.
 var live = []string{
 	"log.level", "proxies", "cors", "compression", "strip_forbidden", "migration", "steering", "relay.head_after", "relay.keep_alive",
-	"limits.max_body", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
-	"timeouts.body", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
+	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
+	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
 	"health.interval", "health.timeout", "health.fail_after", "health.break_after", "health.break_for",
 	"pd.lease", "pd.lease_margin", "pd.cut_after", "pd.max_attempts", "pd.decode_tries", "pd.plain_decode", "pd.local_prefill_tokens",

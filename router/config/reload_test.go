@@ -31,7 +31,7 @@ func TestChanges(t *testing.T) {
 	next := parsed(t, `
 listen: 127.0.0.1:9090
 admin: {token: "fedcba9876543210"}
-timeouts: {prefill: 90s, head: 3s}
+timeouts: {prefill: 90s, connect: 3s}
 steering: {pins: [10.0.0.0/8, "127.0.0.1/32"]}
 limits: {max_body: 16MiB}
 cors: {origins: "*"}
@@ -57,7 +57,7 @@ models: {m: {pd: {lease: 25s}}}
 		`applied workers["http://10.0.0.3:8000"]:  -> {url: http://10.0.0.3:8000, role: decode}`,
 		`applied models["m"].pd.lease: 20s -> 25s`,
 		`applied limits.max_body: 32MiB -> 16MiB`,
-		`restart timeouts.head: 10s -> 3s`,
+		`restart timeouts.connect: 2s -> 3s`,
 		`applied timeouts.prefill: 1m -> 1m30s`,
 		`applied steering.pins: [127.0.0.0/8, ::1/128] -> [10.0.0.0/8, 127.0.0.1/32]`,
 	}
@@ -78,7 +78,7 @@ models: {m: {pd: {lease: 25s}}}
 			t.Errorf("not applied: %+v", c)
 		}
 	}
-	if len(left) != 3 || merged.Timeouts.Prefill != 90*time.Second || merged.Timeouts.Head != 10*time.Second || merged.Listen != "127.0.0.1:8080" || len(merged.Workers) != 2 {
+	if len(left) != 3 || merged.Timeouts.Prefill != 90*time.Second || merged.Timeouts.Connect != 2*time.Second || merged.Listen != "127.0.0.1:8080" || len(merged.Workers) != 2 {
 		t.Errorf("applied: %v", left)
 	}
 	if old.Timeouts.Prefill != time.Minute || old.Workers[0].Labels[0] != "x" || len(old.APIKeys) != 1 || old.Models["m"].PD.Lease != 20*time.Second {
@@ -88,9 +88,10 @@ models: {m: {pd: {lease: 25s}}}
 
 // What needs a restart stays, and what is new must go with it.
 func TestApplyIsCheckedWithWhatStays(t *testing.T) {
-	old := parsed(t, "limits: {max_body: 1MiB, body_budget: 4MiB}")
-	_, err := old.Apply(parsed(t, "limits: {max_body: 100MiB, body_budget: 1GiB}"))
-	if err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:20: limits.max_body") || !strings.Contains(err.Error(), "sluice restart") {
+	const socket = "routed: {unix: /run/s}\n"
+	old := parsed(t, socket+"limits: {max_body: 1MiB}") // and frames of 8 MiB
+	_, err := old.Apply(parsed(t, "routed: {unix: /run/s, max_frame: 1MiB}\nlimits: {max_body: 1MiB, body_budget: 4MiB}"))
+	if err == nil || !strings.Contains(err.Error(), "routed.max_frame") || !strings.Contains(err.Error(), "sluice restart") {
 		t.Errorf("%v", err)
 	}
 }
