@@ -145,8 +145,8 @@ func (p *epoll) read(t *Task, all bool) {
 			return
 		}
 		if t.queued || len(p.buf)-p.used < readSize {
-			if p.l.flush(); t.state != inside {
-				return // what In still has is for whoever goes on
+			if p.l.flush(); t.state != inside || t.paused {
+				return // what In still has is for whoever goes on, or for later
 			}
 		}
 		buf := p.buf[p.used : p.used+readSize]

@@ -1,9 +1,11 @@
 package loop
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +57,7 @@ func pair(t testing.TB) (near int, far *net.TCPConn) {
 type echo struct {
 	mu    sync.Mutex
 	taken int
+	times atomic.Int32 // passed on so many times; 0: once
 	ends  chan End
 }
 
@@ -69,6 +72,9 @@ func (e *echo) Take(p []byte, _ time.Time) (out []byte, done bool) {
 		case '!':
 			panic("a Handler's")
 		}
+	}
+	if n := e.times.Load(); n > 1 {
+		return bytes.Repeat(p, int(n)), false
 	}
 	return p, false
 }
@@ -92,14 +98,21 @@ type stream struct {
 
 func open(t testing.TB, s *Loops, change func(*Task)) *stream {
 	t.Helper()
-	st := &stream{t: t, h: &echo{ends: make(chan End, 1)}}
-	st.task = &Task{Handler: st.h, WriteTimeout: time.Minute}
-	st.task.In, st.engine = pair(t)
-	st.task.Out, st.client = pair(t)
+	st := prepare(t)
 	if change != nil {
 		change(st.task)
 	}
 	s.Attach(st.task)
+	return st
+}
+
+// prepare is open without a loop.
+func prepare(t testing.TB) *stream {
+	t.Helper()
+	st := &stream{t: t, h: &echo{ends: make(chan End, 1)}}
+	st.task = &Task{Handler: st.h, WriteTimeout: time.Minute}
+	st.task.In, st.engine = pair(t)
+	st.task.Out, st.client = pair(t)
 	return st
 }
 

@@ -359,7 +359,9 @@ func (l *Loop) give(t *Task, p []byte) {
 	}
 }
 
-// pass writes p, and holds what Out does not take.
+// pass writes p. What Out does not take is held, and nothing more is read for it until
+// that has gone: the socket's own buffer is what a client may be behind, and how much
+// that is its owner says (SO_SNDBUF). So a slow stream costs little more than a swift one.
 func (l *Loop) pass(t *Task, p []byte) {
 	if t.Sink != nil {
 		l.give(t, p)
@@ -384,9 +386,7 @@ func (l *Loop) pass(t *Task, p []byte) {
 		l.leave(t, NoRoom, nil)
 		return
 	}
-	if !t.paused && t.heldBytes() > MaxHeld {
-		t.paused = true
-	}
+	t.paused = true
 }
 
 // writable goes on with what is held.
@@ -404,18 +404,13 @@ func (l *Loop) writable(t *Task) {
 	if n > 0 {
 		t.unsent = -1
 	}
-	left := t.heldBytes()
-	if left == 0 {
-		t.drop(l.budget)
-	} else if err := l.poll.watchOut(t); err != nil {
-		l.leave(t, SendFailed, err)
-		return
+	if t.heldBytes() > 0 {
+		return // it is told when Out takes more
 	}
-	if t.paused && left <= MaxHeld/2 {
-		t.paused, t.lastIn = false, l.now
-		if err := l.poll.watch(t); err != nil {
-			l.leave(t, ReadFailed, err)
-		}
+	t.drop(l.budget)
+	t.paused, t.lastIn = false, l.now
+	if err := l.poll.watch(t); err != nil {
+		l.leave(t, ReadFailed, err)
 	}
 }
 

@@ -10,10 +10,8 @@ import (
 )
 
 const (
-	// MaxHeld is how many bytes a stream may hold for a client that is slow before
-	// its engine is not read any more; it is read again from half of that on.
-	MaxHeld = 256 << 10
-	// leastHeld is what may be held for any stream, whatever the budget says.
+	// leastHeld is what may be held for any stream, whatever the budget says: what one
+	// read brings.
 	leastHeld = 64 << 10
 	// MinProgress is what a client must take in WriteTimeout to count as slow, not
 	// as stalled.
@@ -98,7 +96,7 @@ type Task struct {
 	gen     uint32
 	state   state
 	sent    int64
-	paused  bool // In is not read because held is full
+	paused  bool // In is not read: Out takes no more, and something is held
 	polling bool // Out is in the poller
 	queued  bool // stands in the loop's outbox
 	again   bool // stands in the loop's list of those to be read once more
@@ -138,35 +136,27 @@ func (t *Task) heldBytes() int {
 	return len(t.held.B) - t.from
 }
 
-// hold keeps a copy of p for Out; false when the budget is spent.
+// hold keeps a copy of p for Out; false when the budget is spent. It takes as much room
+// as it needs, since what follows is not read before this has gone.
 func (t *Task) hold(p []byte, now time.Time, budget *membudget.Budget) bool {
 	have := t.heldBytes()
 	if have == 0 {
 		t.blocked, t.unsent = now, -1
 	}
-	if t.held == nil || t.from+have+len(p) > cap(t.held.B) {
-		want := 2 * (have + len(p))
-		size := int64(membudget.SizeOf(want))
-		if budget != nil && !budget.Acquire(size) {
-			if size > leastHeld {
-				return false
-			}
-			size = 0 // any client may be a moment late
+	size := int64(membudget.SizeOf(have + len(p)))
+	if budget != nil && !budget.Acquire(size) {
+		if size > leastHeld {
+			return false
 		}
-		bigger := membudget.Default.Get(want)
-		if t.held != nil {
-			copy(bigger.B, t.held.B[t.from:])
-			membudget.Default.Put(t.held)
-			if budget != nil {
-				budget.Release(t.counted)
-			}
-		}
-		bigger.B = bigger.B[:have]
-		t.held, t.from, t.counted = bigger, 0, size
+		size = 0 // any client may be a moment late
 	}
-	n := len(t.held.B)
-	t.held.B = t.held.B[:n+len(p)]
-	copy(t.held.B[n:], p)
+	room := membudget.Default.Get(have + len(p))
+	if t.held != nil {
+		copy(room.B, t.held.B[t.from:])
+		t.drop(budget)
+	}
+	copy(room.B[have:], p)
+	t.held, t.from, t.counted = room, 0, size
 	return true
 }
 

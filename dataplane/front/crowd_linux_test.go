@@ -1,0 +1,170 @@
+package front
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// routerFor, in the environment, makes the test's binary a router before the engine it
+// names, so that its memory and CPU are its own; engineEvery an engine whose streams get
+// an event so often.
+const (
+	routerFor   = "SLUICE_TEST_ROUTER_FOR"
+	engineEvery = "SLUICE_TEST_ENGINE_EVERY"
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch engine, every := os.Getenv(routerFor), os.Getenv(engineEvery); {
+	case engine != "":
+		raiseFiles()
+		err = runRouter(engine)
+	case every != "":
+		raiseFiles()
+		err = runEngine(every)
+	default:
+		os.Exit(m.Run())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func runRouter(engine string) error {
+	ep, err := upstream.NewEndpoint("http://"+engine, upstream.Options{MaxConns: 1 << 20, MaxIdle: 1 << 20})
+	if err != nil {
+		return err
+	}
+	head, _ := time.ParseDuration(os.Getenv("SLUICE_TEST_HEAD"))
+	s, err := New(Options{
+		Relay: Relay(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: stalledAfter(), HeadTimeout: head, MaxBodyBytes: 64 << 20, Pages: testPages{},
+		Handler: handlerFunc(func(x *Exchange) {
+			call := new(upstream.Call)
+			resp, err := ep.Do(&upstream.Request{Method: "POST", Path: x.Endpoint.Path, Body: [][]byte{x.Doc.Body}}, call)
+			if err != nil {
+				x.Error(UpstreamFailed, "", err.Error(), 0)
+				return
+			}
+			x.Relay(resp, call, RelayHooks{OnEnd: func(r relay.Result) {
+				fmt.Println(r.Cause, r.Err)
+			}})
+		}),
+	})
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(ln.Addr())
+	endWithTest()
+	return s.Serve(ln)
+}
+
+// endWithTest ends this process when the test that started it does.
+func endWithTest() {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+}
+
+// stalledAfter is after how long the router cuts a client that takes nothing.
+func stalledAfter() time.Duration {
+	if os.Getenv("SLUICE_SOAK") != "" {
+		return 30 * time.Second // the default
+	}
+	return 3 * time.Second
+}
+
+// process is this binary in another role.
+type process struct {
+	addr string // where it listens
+	pid  int
+	said lines
+}
+
+// lines counts a process's lines by their first word.
+type lines struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (l *lines) count(word string) int { l.mu.Lock(); defer l.mu.Unlock(); return l.n[word] }
+
+// begin starts this binary in the role that env says; it ends with the test.
+func begin(t *testing.T, env string) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), env)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	br := bufio.NewReader(stdout)
+	first, err := br.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{addr: strings.TrimSpace(first), pid: cmd.Process.Pid}
+	p.said.n = make(map[string]int)
+	go func() {
+		for {
+			line, err := br.ReadString('\n')
+			if err != nil {
+				return
+			}
+			word, _, _ := strings.Cut(line, " ")
+			p.said.mu.Lock()
+			p.said.n[word]++
+			p.said.mu.Unlock()
+		}
+	}()
+	return p
+}
+
+// rss is its resident memory, in KiB.
+func (p *process) rss() int {
+	b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/status")
+	_, after, _ := strings.Cut(string(b), "VmRSS:")
+	f := strings.Fields(after)
+	if len(f) == 0 {
+		return 0
+	}
+	kib, _ := strconv.Atoi(f[0])
+	return kib
+}
+
+// cpu is what it has used of the processors.
+func (p *process) cpu() time.Duration {
+	b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/stat")
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+2:]))
+	user, _ := strconv.Atoi(f[11])
+	sys, _ := strconv.Atoi(f[12])
+	return time.Duration(user+sys) * 10 * time.Millisecond
+}
