@@ -51,8 +51,9 @@ fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
 
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks
+	@scripts/reliability.py --soak
 	SLUICE_SOAK=1 go test -timeout 4h -count=1 ./router/... ./dataplane/... ./bench/...
-	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'OutOfDescriptors|DrainOfManyStreams|MixedFaults' ./cmd/sluice
+	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'AbortSoak' ./cmd/sluice
 	SLUICE_SOAK=1 go test -race -v -timeout 4h -count=1 -run 'TestMetamorphicSoak$$' ./router/kvindex
 	@scripts/fuzz.sh 5m
 

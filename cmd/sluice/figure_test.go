@@ -2,8 +2,20 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"testing"
+	"time"
 )
+
+// soaking says whether the long tests run their length, and for how long one does that
+// is as long as is wished: full, or what SLUICE_SOAK says (SLUICE_SOAK=15m).
+func soaking(full time.Duration) (span time.Duration, long bool) {
+	text := os.Getenv("SLUICE_SOAK")
+	if span, err := time.ParseDuration(text); err == nil && span > 0 {
+		return span, true
+	}
+	return full, text != ""
+}
 
 // figure prints what a test has measured of one of RELIABILITY.md's points, for
 // scripts/reliability.py to gather.
