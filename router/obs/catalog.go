@@ -68,11 +68,13 @@ var Catalog = []Family{
 
 	{"sluice_kv_index_blocks", "gauge", "", "Entries (rank, tier, block) of the KV index."},
 	{"sluice_kv_index_bytes", "gauge", "", "Memory the KV index takes."},
+	{"sluice_kv_index_evicted_total", "counter", "", "Entries dropped for want of room (index.max_bytes), the coldest ends of prompts first: what ranks hold beyond it is not known."},
 	{"sluice_kv_snapshots_total", "counter", "outcome", "Snapshots of the KV index (index.snapshot): written, failed."},
 	{"sluice_kv_snapshot_timestamp_seconds", "gauge", "", "When the last snapshot was written, in seconds since 1970; 0: not since the start."},
 	{"sluice_kv_snapshot_ranks_restored_total", "counter", "", "Ranks whose blocks came back from the snapshot; those whose engine did not prove itself were dropped again (kind restarts or resets of sluice_kv_feed_total)."},
 	{"sluice_kv_approx_blocks", "gauge", "", "Entries of the approximate index (text mode, engines without events)."},
 	{"sluice_kv_approx_bytes", "gauge", "", "Memory the approximate index takes."},
+	{"sluice_kv_approx_evicted_total", "counter", "", "Entries dropped for want of room (a quarter of index.max_bytes), those longest not seen first."},
 	{"sluice_relay_threads", "gauge", "", "Event loops that drive streams; 0: each stream has a goroutine (relay.driver, or a kernel that refuses)."},
 	{"sluice_relay_loop_streams", "gauge", "", "Streams that event loops drive now; streams over TLS, encoded ones and those of routed callers are on goroutines."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},

@@ -9,9 +9,13 @@ import (
 func (m *Metrics) WatchIndex(ix kvindex.Index, approx *kvindex.Approx) {
 	m.Func(func() float64 { return float64(ix.Len()) }, "sluice_kv_index_blocks")
 	m.Func(func() float64 { return float64(ix.Bytes()) }, "sluice_kv_index_bytes")
+	if e, can := ix.(kvindex.Evictor); can {
+		m.Func(func() float64 { return float64(e.Evicted()) }, "sluice_kv_index_evicted_total")
+	}
 	if approx != nil {
 		m.Func(func() float64 { return float64(approx.Len()) }, "sluice_kv_approx_blocks")
 		m.Func(func() float64 { return float64(approx.Bytes()) }, "sluice_kv_approx_bytes")
+		m.Func(func() float64 { return float64(approx.Evicted()) }, "sluice_kv_approx_evicted_total")
 	}
 }
 
