@@ -70,6 +70,16 @@ func (a *Answer) Names() []string {
 	return names
 }
 
+// adapters are the names of those models that are adapters of another.
+func (a *Answer) adapters() (names []string) {
+	for _, m := range a.Models {
+		if m.Parent != "" {
+			names = append(names, m.ID)
+		}
+	}
+	return names
+}
+
 // Ask asks one engine server what it is: /v1/models, /version, /metrics, and
 // then /kv_event_sources (vLLM) or /server_info (SGLang). It calls no inference
 // endpoint. It takes at most twice timeout.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -65,6 +66,23 @@ func TestAdaptersComeAndGo(t *testing.T) {
 		t.Errorf("the base model is %s", sole.Model)
 	}
 	until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
+}
+
+// Events of an adapter's blocks are told under its name: which models are adapters is
+// learned again when they come and go, also where the configuration names the models.
+func TestAdaptersAreKnownAsSuch(t *testing.T) {
+	for _, named := range [][]string{nil, {"tiny", "other-lora"}} {
+		e := newEngine(t)
+		f, _ := newFleet(t, Options{})
+		mustAdd(t, f, worker.Spec{ID: "d", URL: e.url(), Models: named})
+		waitRanks(t, f, "tiny", 1)
+		adapters := func(want string) func() bool {
+			return func() bool { return slices.Equal(f.View().Workers[0].Info().Adapters, []string{want}) }
+		}
+		until(t, "the adapter is known", adapters("tiny-lora"))
+		e.tell(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
+		until(t, "the other is known", adapters("other-lora"))
+	}
 }
 
 func TestProbeInference(t *testing.T) {

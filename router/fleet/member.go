@@ -315,13 +315,13 @@ func (m *member) learn(good []hello) {
 				}
 			}
 		}
-		for _, model := range a.Models {
-			switch {
-			case model.Parent != "" && !slices.Contains(info.Adapters, model.ID):
-				info.Adapters = append(info.Adapters, model.ID)
-			case model.Parent == "" && info.Base == "":
-				info.Base = model.ID
+		for _, name := range a.adapters() {
+			if !slices.Contains(info.Adapters, name) {
+				info.Adapters = append(info.Adapters, name)
 			}
+		}
+		if i := slices.IndexFunc(a.Models, func(m Model) bool { return m.Parent == "" }); i >= 0 && info.Base == "" {
+			info.Base = a.Models[i].ID
 		}
 		if spec.Engine == "" && a.Engine != "" {
 			info.Engine = a.Engine

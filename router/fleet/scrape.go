@@ -160,7 +160,7 @@ func (s *server) scrape(ctx context.Context) {
 // while they run. What cannot be read changes nothing.
 func (s *server) refreshModels(ctx context.Context) {
 	m := s.m
-	if len(m.w.Spec.Models) > 0 || s != m.servers[0] {
+	if s != m.servers[0] {
 		return
 	}
 	downs := s.downs.Load()
@@ -173,11 +173,25 @@ func (s *server) refreshModels(ctx context.Context) {
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	info := *m.w.Info()
-	if a.Err != nil || s.downs.Load() != downs || slices.Equal(info.Models, a.Names()) {
+	if a.Err != nil || s.downs.Load() != downs {
 		return
 	}
-	m.f.opt.Log.Info("models changed", "worker", m.w.Spec.ID, "models", a.Names())
-	info.Models = a.Names()
+	names := a.Names()
+	if len(m.w.Spec.Models) > 0 {
+		names = info.Models
+	}
+	// Which of them are adapters decides under what name events are looked for.
+	adapters := a.adapters()
+	for _, name := range info.Adapters { // of the worker's other servers
+		if slices.Contains(names, name) && !slices.Contains(a.Names(), name) {
+			adapters = append(adapters, name)
+		}
+	}
+	if slices.Equal(info.Models, names) && slices.Equal(info.Adapters, adapters) {
+		return
+	}
+	m.f.opt.Log.Info("models changed", "worker", m.w.Spec.ID, "models", names, "adapters", adapters)
+	info.Models, info.Adapters = names, adapters
 	m.w.SetInfo(&info)
 	m.f.publish()
 }
