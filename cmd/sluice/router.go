@@ -371,6 +371,7 @@ func (r *router) Close() {
 
 // joined starts the event feeds of a worker that has become ready.
 func (r *router) joined(w *worker.Worker) {
+	var sources []kvevents.Source
 	for _, rank := range w.Ranks {
 		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {
 			continue // joined before; another of the worker's servers came up
@@ -394,17 +395,19 @@ func (r *router) joined(w *worker.Worker) {
 		if index, ok := r.index.(kvindex.Reserver); ok {
 			index.Reserve(rank.Slot, w.Info().TotalBlocks) // so that storing them moves no table
 		}
-		source := kvevents.Source{
+		sources = append(sources, kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
 			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
+		})
+	}
+	r.restore(sources)
+	for _, src := range sources {
+		if src.Resume != nil {
+			r.recorder.Joined(src.Rank) // again, with what it has got back
 		}
-		if source.Resume = r.restored(source); source.Resume != nil {
-			r.recorder.Joined(rank) // again, with what it has got back
-		}
-		err := r.feeds.Start(source)
-		if err != nil {
-			r.index.Clear(rank.Slot)
-			r.log.Error("cannot subscribe to KV events", "rank", rank.ID.String(), "endpoint", src.Endpoint, "err", err)
+		if err := r.feeds.Start(src); err != nil {
+			r.index.Clear(src.Rank.Slot)
+			r.log.Error("cannot subscribe to KV events", "rank", src.Rank.ID.String(), "endpoint", src.Endpoint, "err", err)
 		}
 	}
 }

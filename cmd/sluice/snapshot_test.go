@@ -2,15 +2,20 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
 )
 
 // A router that is killed knows from its first request on what engines hold; of
@@ -142,4 +147,58 @@ func metricSum(t *testing.T, base, name string) (sum float64) {
 		}
 	}
 	return sum
+}
+
+// The ranks of a worker prove themselves side by side: those of one whose replay says
+// nothing cost the worker the time of one of them.
+func TestRanksProveThemselvesSideBySide(t *testing.T) {
+	const ranks = 4
+	defer func(was time.Duration) { proofTime = was }(proofTime)
+	e := startSim(t, func(o *sim.Options) { o.Ranks = ranks })
+	snap := filepath.Join(t.TempDir(), "index.snap")
+	start := func(replay ...string) *testRouter {
+		w := at(e, worker.Aggregated, "w")
+		w.Ranks, w.KVEvents, w.KVReplay = []uint16{0, 1, 2, 3}, e.KVEndpoints(), replay
+		return startRouter(t, func(c *config.Config) { c.Index.Snapshot = snap }, w)
+	}
+	first := start(e.ReplayEndpoints()...)
+	for i := range ranks {
+		wantStatus(t, post(t, first.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3)), "X-Sluice-Worker", fmt.Sprint("w/", i)), 200)
+	}
+	eventually(t, 20*time.Second, "each rank holds something", func() bool {
+		return !slices.ContainsFunc(first.allRanks(), func(k *worker.Rank) bool { return k.Held.Load() == 0 })
+	})
+	first.stop()
+	if err := <-first.done; err != nil {
+		t.Fatal(err)
+	}
+	first.done <- nil
+
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var came atomic.Int64
+	gone := make(chan int64, 100) // how many had come when one went
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			came.Add(1)
+			go func() {
+				io.Copy(io.Discard, c)
+				c.Close()
+				gone <- came.Load()
+			}()
+		}
+	}()
+	proofTime = 4 * time.Second
+	deaf := "tcp://" + ln.Addr().String()
+	start(deaf, deaf, deaf, deaf)
+	if n := <-gone; n != ranks {
+		t.Errorf("%d ranks had been asked when the first was given up, want %d", n, ranks)
+	}
 }
