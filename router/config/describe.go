@@ -195,7 +195,7 @@ func (c *Config) Warnings() []string {
 	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
 		out = append(out, "listen is open to every network this machine is on, without a login")
 	}
-	return append(out, c.openSockets()...)
+	return append(append(out, c.openSockets()...), c.eventEndpoints()...)
 }
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {
