@@ -150,3 +150,51 @@ func testEngineWaitsForAcknowledgements(t *testing.T, by Relay) {
 		t.Errorf("half of the last %d events came %v and more after they were sent, want less than %v", n/2, lags[n*3/4], late)
 	}
 }
+
+// An engine that was seen to wait a few times is acknowledged at once: from then on its
+// first events come when they were sent, which without that none does.
+func TestEngineThatWaitsIsLearned(t *testing.T) {
+	const n, pause = 10, 5 * time.Millisecond
+	sent := make(chan time.Time, n)
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_ = nc.(*net.TCPConn).SetNoDelay(false)
+		_, _ = io.WriteString(nc, streamHead)
+		for i := range n {
+			time.Sleep(pause)
+			sent <- time.Now()
+			_, _ = io.WriteString(nc, chunk(fmt.Sprintf("data: %04d\n\n", i)))
+		}
+		_, err := io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return err == nil
+	})
+	ends := make(chan relay.Result, 1)
+	r := start(t, Options{Relay: RelayLoop}, relayTo(e, endHook(ends)))
+	c := r.dial()
+	for end, k := time.Now().Add(2*patience), 0; ; k++ {
+		_ = c.SetDeadline(time.Now().Add(patience))
+		c.send(chatPost(`{"model":"m","stream":true}`))
+		resp, err := http.ReadResponse(c.br, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var worst time.Duration
+		ev := make([]byte, len("data: 0000\n\n"))
+		for range n {
+			if _, err := io.ReadFull(resp.Body, ev); err != nil {
+				t.Fatal(err)
+			}
+			worst = max(worst, time.Since(<-sent))
+		}
+		if _, err := io.ReadAll(resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		wantEnd(t, ends, relay.Completed)
+		if worst < 20*time.Millisecond {
+			t.Logf("stream %d has no event later than %v", k, worst)
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the worst event of stream %d still came %v after it was sent", k, worst)
+		}
+	}
+}

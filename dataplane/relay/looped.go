@@ -77,7 +77,7 @@ func (s *stream) attach() bool {
 		s.armed = time.Time{}
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
-	s.lent, s.in = true, t.In
+	s.lent, s.in, s.lentAt = true, t.In, time.Now()
 	s.opt.Loops.Attach(t)
 	return true
 }
@@ -88,7 +88,14 @@ type looped stream
 // Take implements loop.Handler.
 func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 	s := (*stream)(l)
+	before, events := s.res.LastByte, s.scan.events
+	if before.IsZero() {
+		before = s.lentAt // the head came just before
+	}
 	out = s.look(p, t)
+	if s.scan.events > events+1 {
+		s.resp.HeldBack(t.Sub(before))
+	}
 	if s.isOver() {
 		return out, true
 	}

@@ -133,6 +133,7 @@ type stream struct {
 	leaving  bool // for another engine, though this one is well
 	lent     bool // resp is, to a loop, or was
 	in       int  // the descriptor that is lent
+	lentAt   time.Time
 	res      Result
 }
 

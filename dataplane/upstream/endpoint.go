@@ -57,6 +57,7 @@ type Endpoint struct {
 	dialer net.Dialer
 
 	staleWindow time.Duration // the constant, but in tests
+	acks        ackHabit
 
 	// idle connections, newest first; mu guards the list and the fields below,
 	// and is held for a few pointer writes only.

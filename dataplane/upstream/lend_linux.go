@@ -15,8 +15,13 @@ func (c *conn) takeOut() (fd int, err error) {
 	outer := c.raw.Control(func(own uintptr) {
 		fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0)
 		// An acknowledgement for every second event, not for each: the engine does
-		// not wait for them, and each costs us a packet.
-		_ = unix.SetsockoptInt(int(own), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
+		// not wait for them, and each costs us a packet. One that does gets that of the
+		// head now.
+		quick := 0
+		if c.ep.acks.waits() {
+			quick = 1
+		}
+		_ = unix.SetsockoptInt(int(own), unix.IPPROTO_TCP, unix.TCP_QUICKACK, quick)
 	})
 	if outer != nil {
 		return 0, outer
