@@ -35,12 +35,15 @@ func (n *nativeShape) number(data []byte, gap int) int {
 // /inference/v1/generate, which have ids and no text either; and where in the one being
 // walked the values lie that it would keep.
 type nativeScan struct {
+	known         *nativeKnown // nil: nothing yet, as in all other streams
+	textAt, idsAt jsonscan.Value
+	at            [3]int // of what known.gaps has
+}
+
+type nativeKnown struct {
 	shape   nativeShape
 	scratch []uint32
 	gaps    [3]int // prompt_tokens, completion_tokens, cached_tokens
-
-	textAt, idsAt jsonscan.Value
-	at            [3]int // of what gaps has
 }
 
 func (n *nativeScan) begin() {
@@ -50,20 +53,28 @@ func (n *nativeScan) begin() {
 
 // learn keeps the shape of the event walked.
 func (n *nativeScan) learn(data []byte) {
-	n.shape.learn(data, n.textAt, n.idsAt, n.at[1])
-	n.shape.Repeats = true // what is known need not be read again; where it does not repeat, nothing is passed over
+	if n.known == nil {
+		n.known = new(nativeKnown)
+	}
+	k := n.known
+	k.shape.learn(data, n.textAt, n.idsAt, n.at[1])
+	k.shape.Repeats = true // what is known need not be read again; where it does not repeat, nothing is passed over
 	for i, at := range n.at {
-		n.gaps[i] = n.shape.Gap(at)
+		k.gaps[i] = k.shape.Gap(at)
 	}
 }
 
 // counts takes the counts of an event in, where it has the shape.
 func (n *nativeScan) counts(data []byte, u *Usage) (ok bool) {
-	if n.scratch, _, ok = n.shape.Match(n.scratch[:0], data); !ok {
+	k := n.known
+	if k == nil {
+		return false
+	}
+	if k.scratch, _, ok = k.shape.Match(k.scratch[:0], data); !ok {
 		return false
 	}
 	for i, to := range [...]*int{&u.Prompt, &u.Completion, &u.Cached} {
-		if v := n.shape.number(data, n.gaps[i]); v >= 0 {
+		if v := k.shape.number(data, k.gaps[i]); v >= 0 {
 			*to = v
 		}
 	}
