@@ -1,6 +1,6 @@
 /* The thread that owns a NIXL agent: commands in, completions out, and in between
- * it looks at transfers, notifications and boards, because NIXL has no descriptor
- * to wait on. */
+ * it looks at transfers, notifications and boards: when a descriptor of UCX's tells it to
+ * (arrivals.c), and now and then, because NIXL has none that tells of everything. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -37,29 +37,79 @@ static void relax(void) {
 #endif
 }
 
-/* Sleeps without listening: short, while something is outstanding. A command is
- * then found at most ns later, and its producer pays no system call. */
-static void nap(uint64_t ns) {
+/* The longest wait on the library's descriptors while something is outstanding, and the
+ * longest sleep where there are none and nobody else makes the library's progress. */
+#define MOST_PATIENCE_NS 1000000u
+/* A descriptor that is ready, and no look finds anything, so often in a row: looks go at
+ * their pace again, and in the end it is not what it was taken for. */
+#define BARREN_SPIN 64u
+#define BARREN_MOST 20000u
+
+/* Waits for ns, for one of the library's descriptors, or for fd where there is one. */
+static void wait_for(struct agent *a, int fd, uint64_t ns) {
+  struct pollfd p[MAX_ARRIVALS + 1];
+  nfds_t n = 0;
   struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-  nanosleep(&t, NULL);
+  if (a->barren >= BARREN_SPIN) {
+    nanosleep(&(struct timespec){0, (long)(a->pace.busy_ns % 1000000000u)}, NULL);
+  }
+  for (; n < a->arrival_count; n++) {
+    p[n] = (struct pollfd){a->arrivals[n], POLLIN, 0};
+  }
+  if (fd >= 0) {
+    p[n++] = (struct pollfd){fd, POLLIN, 0};
+  }
+  int ready = ppoll(p, n, &t, NULL);
+  a->woken = ready == 0 ? WOKEN_BY_TIME : WOKEN;
+  if (ready > 0 && fd >= 0 && p[n - 1].revents != 0) {
+    uint64_t count;
+    ssize_t ignored = read(fd, &count, sizeof count);
+    (void)ignored;
+    ready--;
+  }
+  if (ready <= 0) {
+    a->barren = 0;
+    return;
+  }
+  a->woken = WOKEN_BY_ARRIVAL;
+  if (++a->barren > BARREN_MOST) {
+    arrivals_release(a);
+    a->barren = 0;
+  }
 }
 
-/* Sleeps until a command or for ns. */
-static void doze(struct agent *a, uint64_t ns) {
+/* Something of the library's was found. What its descriptors tell of need not be looked
+ * for; what they do not, as on a transport that has none, is looked for at the pace. */
+static void learn(struct agent *a) {
+  a->barren = 0;
+  if (a->woken == WOKEN_BY_TIME) {
+    a->patience = a->pace.busy_ns;
+  } else if (a->woken == WOKEN_BY_ARRIVAL && a->patience < MOST_PATIENCE_NS) {
+    a->patience *= 2;
+  }
+}
+
+/* Sleeps until a command, an arrival, or for ns; where nothing is outstanding, also until
+ * something is. */
+static void doze(struct agent *a, uint64_t ns, int outstanding) {
   __atomic_store_n(&a->shared->asleep, 1, __ATOMIC_SEQ_CST);
   uint64_t head = a->shared->cmd_head;
   int work = __atomic_load_n(&a->commands[head & a->cmd_mask].seq, __ATOMIC_SEQ_CST) == head + 1 ||
-             __atomic_load_n(&a->shared->outstanding, __ATOMIC_SEQ_CST) != 0;
+             (!outstanding && __atomic_load_n(&a->shared->outstanding, __ATOMIC_SEQ_CST) != 0);
   if (!work) {
-    struct pollfd p = {a->wake_fd, POLLIN, 0};
-    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    if (ppoll(&p, 1, &t, NULL) > 0) {
-      uint64_t n;
-      ssize_t ignored = read(a->wake_fd, &n, sizeof n);
-      (void)ignored;
-    }
+    wait_for(a, a->wake_fd, ns);
   }
   __atomic_store_n(&a->shared->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Sleeps while something is outstanding. Where that is short it does not listen: a
+ * command is then found at most ns later, and its producer pays no system call. */
+static void nap(struct agent *a) {
+  if (a->arrival_count > 0 && a->patience > a->pace.busy_ns) {
+    doze(a, a->patience, 1);
+  } else {
+    wait_for(a, -1, a->pace.busy_ns);
+  }
 }
 
 static int commands_run(struct agent *a) {
@@ -94,10 +144,13 @@ static void *agent_main(void *p) {
     __atomic_store_n(&a->shared->beats, a->shared->beats + 1, __ATOMIC_RELAXED);
     int did = commands_run(a);
     if (a->nixl != NULL && !a->stopping) {
-      did += transfers_poll(a);
-      did += notifs_poll(a);
-      did += boards_sweep(a);
+      int found = transfers_poll(a) + notifs_poll(a) + boards_sweep(a);
+      if (found > 0) {
+        learn(a);
+      }
+      did += found;
     }
+    a->woken = WOKEN;
     agent_wake_reader(a);
     if (did > 0) {
       last = a->now;
@@ -109,15 +162,17 @@ static void *agent_main(void *p) {
       if (a->live > 0 && a->now - last < a->pace.spin_ns) { /* a transfer of ours is often this short */
         relax();
       } else {
-        nap(a->pace.busy_ns);
+        nap(a);
       }
       continue;
     }
-    doze(a, idle);
-    idle = idle * 2 > a->pace.idle_ns ? a->pace.idle_ns : idle * 2;
+    uint64_t most = a->own_progress && a->arrival_count == 0 && a->pace.idle_ns > MOST_PATIENCE_NS ? MOST_PATIENCE_NS : a->pace.idle_ns;
+    doze(a, idle, 0);
+    idle = idle * 2 > most ? most : idle * 2;
   }
   struct sluice_shared *shared = a->shared;
   int event_fd = a->event_fd;
+  arrivals_release(a);
   free(a);
   uint64_t one = 1;
   ssize_t ignored = write(event_fd, &one, sizeof one);
@@ -180,6 +235,7 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
     return ENOMEM;
   }
   a->pace = *pace;
+  a->patience = pace->busy_ns;
   a->api = api;
   agent_lay(a, shared, cmd_capacity, evt_capacity, spill, wake_fd, event_fd);
 

@@ -11,6 +11,7 @@
 #define MAX_BOARDS 8u
 #define MAX_DESCS (1u << 20)
 #define SWEEP_WORDS 1024u /* board words looked at in one pass */
+#define MAX_ARRIVALS 8u
 
 struct region {
   uint64_t addr, len, dev;
@@ -53,6 +54,7 @@ struct agent {
   void *backend;
   void *options; /* names the backend */
   int telemetry;
+  int own_progress; /* the library has no thread for it */
 
   void *notifs; /* the library's map; borrowed strings live in it until it is cleared */
   size_t notif_agents, notif_agent, notif_next;
@@ -65,6 +67,12 @@ struct agent {
   uint32_t live;
   struct board boards[MAX_BOARDS];
   uint32_t board_count;
+
+  int arrivals[MAX_ARRIVALS]; /* descriptors that tell when to look; copies */
+  uint32_t arrival_count;
+  enum { WOKEN, WOKEN_BY_TIME, WOKEN_BY_ARRIVAL } woken; /* from the last sleep */
+  uint32_t barren;   /* times in a row that one was ready, and nothing was found */
+  uint64_t patience; /* ns: the longest wait for them while something is outstanding */
 
   uint64_t now; /* CLOCK_MONOTONIC ns, of this pass */
   int pushed;   /* events since the reader was last woken */
@@ -99,6 +107,11 @@ void transfers_abandon(struct agent *a);
 /* watch.c */
 int notifs_poll(struct agent *a);
 int boards_sweep(struct agent *a);
+
+/* arrivals.c */
+void *arrivals_before(void); /* for arrivals_find, which frees it */
+void arrivals_find(struct agent *a, void *before);
+void arrivals_release(struct agent *a);
 
 /* agent.c. Lays an agent over the shared block, whose command ring is made empty. */
 int agent_capacities(uint32_t commands, uint32_t events); /* 0 when a ring cannot have them */

@@ -83,6 +83,7 @@ static int create(struct agent *a, const struct sluice_slot *c) {
     return s;
   }
   a->telemetry = config.capture_telemetry;
+  a->own_progress = !config.enable_prog_thread;
   s = plain(a->api->create_notif_map(&a->notifs));
   return s == 0 && a->notifs == NULL ? SLUICE_GARBAGE : s;
 }
@@ -166,7 +167,10 @@ static int backend(struct agent *a, const struct sluice_slot *c, struct text *ou
     p = v + strlen(v) + 1;
   }
   if (s == 0) {
+    /* A progress thread takes what came before a wait on the same descriptors ends. */
+    void *before = a->own_progress ? arrivals_before() : NULL;
     s = plain(f->create_backend(a->nixl, plugin, params, &a->backend));
+    arrivals_find(a, before);
     if (s == 0 && a->backend == NULL) {
       s = SLUICE_GARBAGE;
     } else if (s != 0) {

@@ -229,7 +229,7 @@ struct sluice_record {
 
 struct sluice_pace {
   uint64_t spin_ns; /* stay awake this long after the last event while a transfer of ours is under way */
-  uint64_t busy_ns; /* then, and while a completion is outstanding, sleep this long between looks */
+  uint64_t busy_ns; /* then, and while a completion is outstanding that no descriptor tells of, sleep this long between looks */
   uint64_t idle_ns; /* longest sleep when nothing is outstanding */
 };
 

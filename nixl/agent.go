@@ -19,13 +19,15 @@ type Config struct {
 	// Parameters of the backend, over its defaults: "ucx_error_handling_mode",
 	// "num_workers", "device_list", …
 	Parameters map[string]string
-	// ProgressDelay is how long NIXL's progress thread sleeps between looks when
-	// nothing wakes it, and UCX does when something comes; default 5 ms, which idle takes
-	// 1 % of a core where 1 ms takes 2, and is no slower. NIXL's own default of 0 burns a core.
+	// Progress has NIXL make its progress in a thread of its own. Without it the agent's
+	// thread does, which waits for UCX's descriptors: that takes a fifth of the CPU and
+	// half of the time for a notification (docs/nixl.md).
+	Progress bool
+	// ProgressDelay is how long that thread sleeps between looks when nothing wakes it;
+	// default 5 ms. NIXL's own default of 0 burns a core.
 	ProgressDelay time.Duration
-	NoProgress    bool // no progress thread: peers' reads and writes move only while we poll
 	Telemetry     bool // time and bytes of each transfer
-	Pace          Pace // default: look every 40 µs while something is outstanding, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
+	Pace          Pace // default: look every 40 µs while something is outstanding that no descriptor tells of, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
 	Commands      int  // slots of the command ring, a power of two; default 1024
 	Events        int  // slots of the event ring, a power of two; default 4096
 
@@ -158,7 +160,7 @@ func (a *Agent) begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StartTimeout)
 	defer cancel()
 	var flags uint64
-	if !a.cfg.NoProgress {
+	if a.cfg.Progress {
 		flags |= 1
 	}
 	if a.cfg.Telemetry {

@@ -36,8 +36,8 @@ type measured struct {
 	each  time.Duration   // of CPU, for one message
 }
 
-// measure has a sender send count messages to an agent of ours, one a millisecond.
-func measure(t testing.TB, name string, count int, open func(func(Notification)) *Agent) (m measured) {
+// measure has a sender, a program, send count messages to an agent of ours, one a millisecond.
+func measure(t testing.TB, sender string, count int, open func(func(Notification)) *Agent) (m measured) {
 	t.Helper()
 	var mu sync.Mutex
 	done := make(chan struct{})
@@ -61,7 +61,7 @@ func measure(t testing.TB, name string, count int, open func(func(Notification))
 		}
 	})
 	md := must[[]byte](t)(a.Metadata(t.Context()))
-	cmd := exec.Command(sender(t, name), a.Library().Path, hexOf(md), strconv.Itoa(count))
+	cmd := exec.Command(sender, a.Library().Path, hexOf(md), strconv.Itoa(count))
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("the sender: %v: %s", err, b)
 	}
@@ -77,7 +77,7 @@ func measure(t testing.TB, name string, count int, open func(func(Notification))
 // measureUCX is measure over UCX alone, as the router opens it: TCP, on the devices of
 // the allowed networks.
 func measureUCX(t testing.TB, count int) measured {
-	return measure(t, "ucx_sender", count, func(on func(Notification)) *Agent {
+	return measure(t, sender(t, "ucx_sender"), count, func(on func(Notification)) *Agent {
 		return ucxWorld().open(t, Config{Parameters: map[string]string{"TLS": "tcp", "NET_DEVICES": "lo"}, OnNotification: on})
 	})
 }
@@ -96,18 +96,38 @@ func BenchmarkRealUCXNotification(b *testing.B) {
 	}
 }
 
-// BenchmarkRealNotification: the same from NIXL's call, while something is outstanding,
-// by how long the thread sleeps between its looks.
+// measureNIXL is measure over NIXL, while something is outstanding.
+func measureNIXL(t testing.TB, sender string, count int, cfg Config) measured {
+	return measure(t, sender, count, func(on func(Notification)) *Agent {
+		cfg.OnNotification = on
+		a := realWorld().open(t, cfg)
+		a.driver.expect(1)
+		t.Cleanup(func() { a.driver.expect(-1) })
+		return a
+	})
+}
+
+// progress is who moves NIXL on: the agent's thread, woken by UCX's descriptors, or a
+// thread of NIXL's, beside which ours looks every 40 µs.
+var progress = map[string]Config{"descriptors": {}, "progress-thread": {Progress: true}}
+
+// A sender that knows no more than NIXL reaches us, whoever makes the progress.
+func TestRealForeignSender(t *testing.T) {
+	program := sender(t, "nixl_sender")
+	for name, cfg := range progress {
+		m := measureNIXL(t, program, 200, cfg)
+		t.Logf("%s: %d notifications: p50 %s, p99 %s, %.1f %% of a core", name, len(m.times), m.times[len(m.times)/2], m.times[len(m.times)*99/100], m.cpu)
+	}
+}
+
+// BenchmarkRealNotification: from NIXL's call in another process to the handler in Go, one
+// a millisecond; CPU of this process.
 func BenchmarkRealNotification(b *testing.B) {
-	for _, busy := range []time.Duration{20 * time.Microsecond, 40 * time.Microsecond, 60 * time.Microsecond} {
-		b.Run(busy.String(), func(b *testing.B) {
+	program := sender(b, "nixl_sender")
+	for name, cfg := range progress {
+		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				measure(b, "nixl_sender", 3000, func(on func(Notification)) *Agent {
-					a := realWorld().open(b, Config{OnNotification: on, Pace: Pace{Busy: busy}})
-					a.driver.expect(1)
-					b.Cleanup(func() { a.driver.expect(-1) })
-					return a
-				}).report(b)
+				measureNIXL(b, program, 3000, cfg).report(b)
 			}
 		})
 	}

@@ -7,6 +7,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export SLUICE_REQUIRE_NIXL=1
 echo '## Targets: NIXL p50 130 µs at 20 % of a core, UCX 30 µs at 2 %, ZMQ 80 µs; idle NIXL 2 %, UCX and ZMQ 0.5 %; a request 300 ns, no allocation'
+echo '## What the machine takes to wake somebody at rest: the floor under the tiers'
+go test -run '^$' -bench 'Calibrate' -benchtime 1x ./nixl | grep -E '^(Benchmark|---|FAIL)'
+echo '## The tiers'
 go test -run '^$' -bench 'RealRing|RealRegister|RealWriteVisible|RealPost|BoardRequest|CgoCall' -benchtime 0.5s -benchmem ./nixl | grep -E '^(Benchmark|---|FAIL)'
 go test -run '^$' -bench 'Real(UCX)?Notification' -benchtime 1x ./nixl | grep -E '^(Benchmark|---|FAIL)'
 go test -run '^$' -bench 'ReportOverZMQ' -benchtime 1x ./nixl/notify | grep -E '^(Benchmark|---|FAIL)'

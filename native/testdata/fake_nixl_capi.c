@@ -7,6 +7,8 @@
 #include "nixl_api.h"
 
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #define MAX_AGENTS 16
 #define MAX_INBOX 4096
@@ -21,6 +23,7 @@
 
 struct fake_agent {
   char name[64];
+  int epoll, arrived; /* an epoll descriptor and what is in it, as UCX's; or 0 */
   int n;
   struct {
     char from[64];
@@ -121,6 +124,11 @@ EXPORT int nixl_capi_destroy_agent(void *agent) {
   }
   pthread_mutex_unlock(&lock);
   clear_inbox(agent);
+  struct fake_agent *a = agent;
+  if (a->epoll > 0) {
+    close(a->epoll);
+    close(a->arrived > 0 ? a->arrived : -a->arrived);
+  }
   free(agent);
   return 0;
 }
@@ -207,8 +215,23 @@ EXPORT int nixl_capi_params_add(void *p, const char *k, const char *v) {
 
 static void foreign_handler(int s) { (void)s; }
 
+/* Descriptors that tell of arrivals: FAKE_ARRIVALS, ones that are true; FAKE_ALWAYS, ones
+ * that are always ready; FAKE_NEVER, never. */
+static void open_arrivals(struct fake_agent *a, int how) {
+  a->epoll = epoll_create1(EPOLL_CLOEXEC);
+  int fd = eventfd(how == FAKE_ALWAYS, EFD_NONBLOCK | EFD_CLOEXEC);
+  struct epoll_event e = {.events = EPOLLIN};
+  if (a->epoll < 0 || fd < 0 || epoll_ctl(a->epoll, EPOLL_CTL_ADD, fd, &e) != 0) {
+    abort();
+  }
+  a->arrived = how == FAKE_ARRIVALS ? fd : -fd;
+}
+
 EXPORT int nixl_capi_create_backend(void *agent, const char *plugin, void *params, void **backend) {
-  (void)agent;
+  int how = enter("arrivals");
+  if (how >= FAKE_ARRIVALS) {
+    open_arrivals(agent, how);
+  }
   (void)plugin;
   (void)params;
   if (enter("take_signal") == 1) {
@@ -339,6 +362,9 @@ static int deliver(const char *from, const char *to, const void *data, size_t le
     memcpy(a->inbox[a->n].data, data, len);
     a->inbox[a->n++].len = len;
     s = 0;
+    if (a->arrived > 0 && eventfd_write(a->arrived, 1) != 0) {
+      abort();
+    }
   }
   pthread_mutex_unlock(&lock);
   return s;
@@ -418,6 +444,10 @@ EXPORT int nixl_capi_get_notifs(void *agent, void *m, void *o) {
   struct fake_agent *a = agent;
   struct map *x = m;
   pthread_mutex_lock(&lock);
+  eventfd_t count;
+  if (a->arrived > 0) {
+    eventfd_read(a->arrived, &count);
+  }
   if (a->n > 0) {
     if (x->taken != NULL) {
       abort(); /* the reader forgot to clear */

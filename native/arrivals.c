@@ -1,0 +1,71 @@
+/* Descriptors of the library's own that tell of arrivals. NIXL has none to give, but the
+ * UCX in it has: its workers and its TCP wait by epoll descriptors. So those are waited on
+ * here that are there after a backend was made and were not before. Nothing is ever
+ * taken from them: that one is ready is a hint that a look is due, and looks go on without
+ * it, only less often (agent.c). */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_FDS 65536
+
+/* The process's epoll descriptors, as bits. */
+static void epolls(unsigned char *bits) {
+  memset(bits, 0, MOST_FDS / 8);
+  DIR *d = opendir("/proc/self/fd");
+  if (d == NULL) {
+    return;
+  }
+  for (struct dirent *e; (e = readdir(d)) != NULL;) {
+    char path[64], target[32];
+    long fd = strtol(e->d_name, NULL, 10);
+    if (e->d_name[0] == '.' || fd < 0 || fd >= MOST_FDS) {
+      continue;
+    }
+    snprintf(path, sizeof path, "/proc/self/fd/%ld", fd);
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    target[n > 0 ? n : 0] = '\0';
+    if (strcmp(target, "anon_inode:[eventpoll]") == 0) {
+      bits[fd / 8] |= (unsigned char)(1u << fd % 8);
+    }
+  }
+  closedir(d);
+}
+
+void *arrivals_before(void) {
+  unsigned char *bits = malloc(MOST_FDS / 8);
+  if (bits != NULL) {
+    epolls(bits);
+  }
+  return bits;
+}
+
+void arrivals_find(struct agent *a, void *before) {
+  unsigned char *was = before, *is = was != NULL ? malloc(MOST_FDS / 8) : NULL;
+  if (is != NULL) {
+    epolls(is);
+    for (int fd = 0; fd < MOST_FDS && a->arrival_count < MAX_ARRIVALS; fd++) {
+      if ((is[fd / 8] & ~was[fd / 8]) >> fd % 8 & 1) {
+        /* A copy: the library may close its own, and the number be another's then. */
+        int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        if (own >= 0) {
+          a->arrivals[a->arrival_count++] = own;
+        }
+      }
+    }
+  }
+  free(is);
+  free(was);
+}
+
+void arrivals_release(struct agent *a) {
+  while (a->arrival_count > 0) {
+    close(a->arrivals[--a->arrival_count]);
+  }
+}
