@@ -500,7 +500,7 @@ func (q *request) nameWorkers(choice *schedule.Choice) {
 // withoutHandle blanks a handle in a decode engine's answer (a bidirectional
 // engine sends one): it names hosts that are no client's business.
 func withoutHandle(body []byte) []byte {
-	if !bytes.Contains(body, kvTransferParams) {
+	if !tellsHandle(body) {
 		return body
 	}
 	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
@@ -511,6 +511,21 @@ func withoutHandle(body []byte) []byte {
 	out = append(out, body[:v.Start]...)
 	out = append(out, "null"...)
 	return append(out, body[v.End:]...)
+}
+
+// tellsHandle says whether a handle that is not null may stand in body: vLLM writes a null
+// one into every answer, which need not be walked for that.
+func tellsHandle(body []byte) bool {
+	for {
+		at := bytes.Index(body, kvTransferParams)
+		if at < 0 {
+			return false
+		}
+		body = body[at+len(kvTransferParams):]
+		if !bytes.HasPrefix(body, []byte(":null")) {
+			return true
+		}
+	}
 }
 
 func legName(leg schedule.Leg) string {

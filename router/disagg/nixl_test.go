@@ -137,9 +137,10 @@ func TestWithoutHandle(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"a":1}`:                           `{"a":1}`,
 		`{"kv_transfer_params":null,"a":1}`: `{"kv_transfer_params":null,"a":1}`,
-		`{"a":1,"kv_transfer_params": {"remote_host":"h"} ,"b":2}`: `{"a":1,"kv_transfer_params": null ,"b":2}`,
-		`{"text":"\"kv_transfer_params\":{}"}`:                     `{"text":"\"kv_transfer_params\":{}"}`,
-		`{"broken`:                                                 `{"broken`,
+		`{"a":1,"kv_transfer_params": {"remote_host":"h"} ,"b":2}`:   `{"a":1,"kv_transfer_params": null ,"b":2}`,
+		`{"n":{"kv_transfer_params":null},"kv_transfer_params":[1]}`: `{"n":{"kv_transfer_params":null},"kv_transfer_params":null}`,
+		`{"text":"\"kv_transfer_params\":{}"}`:                       `{"text":"\"kv_transfer_params\":{}"}`,
+		`{"broken`:                                                   `{"broken`,
 	} {
 		if got := string(withoutHandle([]byte(in))); got != want {
 			t.Errorf("withoutHandle(%s) = %s, want %s", in, got, want)
