@@ -7,22 +7,22 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/dataplane/sock"
 )
 
 // peek reads what is there and leaves it there; again says that nothing is.
 func peek(fd int, p []byte) (n int, again bool, err error) {
-	for {
-		n, _, err = unix.Recvfrom(fd, p, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.EAGAIN:
-			return 0, true, nil
-		case err == nil && n == 0:
-			return 0, false, io.EOF
-		default:
-			return n, false, err
-		}
+	n, errno := sock.Peek(fd, p)
+	switch {
+	case errno == syscall.EAGAIN:
+		return 0, true, nil
+	case errno != 0:
+		return 0, false, errno
+	case n == 0:
+		return 0, false, io.EOF
 	}
+	return n, false, nil
 }
 
 // skip takes len(p) bytes that were peeked at.

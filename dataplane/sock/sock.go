@@ -57,9 +57,14 @@ func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
 
 // Recv reads what the socket has, MaxPiece at most; EAGAIN where it has nothing, 0 bytes
 // at its end.
-func Recv(fd int, p []byte) (n int, errno syscall.Errno) {
+func Recv(fd int, p []byte) (n int, errno syscall.Errno) { return receive(fd, p, 0) }
+
+// Peek is Recv that leaves what it reads.
+func Peek(fd int, p []byte) (n int, errno syscall.Errno) { return receive(fd, p, syscall.MSG_PEEK) }
+
+func receive(fd int, p []byte, flags int) (n int, errno syscall.Errno) {
 	for {
-		if n, errno = recv(fd, p[:min(len(p), MaxPiece)]); errno != syscall.EINTR {
+		if n, errno = recv(fd, p[:min(len(p), MaxPiece)], flags); errno != syscall.EINTR {
 			return max(n, 0), errno
 		}
 	}

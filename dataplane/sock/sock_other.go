@@ -17,8 +17,13 @@ func send(fd int, p []byte) (int, syscall.Errno) {
 
 func sendVector(fd int, v [][]byte) (int, syscall.Errno) { return send(fd, v[0]) }
 
-func recv(fd int, p []byte) (int, syscall.Errno) {
-	n, err := syscall.Read(fd, p)
+func recv(fd int, p []byte, flags int) (n int, errno syscall.Errno) {
+	var err error
+	if flags == 0 {
+		n, err = syscall.Read(fd, p)
+	} else {
+		n, _, err = syscall.Recvfrom(fd, p, flags)
+	}
 	return n, errnoOf(err)
 }
 

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"syscall"
 	"time"
+
+	"sluice/dataplane/sock"
 )
 
 // epoch is the zero of the package's clock: a duration since it is one read of
@@ -173,6 +175,6 @@ func (c *conn) peerClosed() bool {
 }
 
 func (c *conn) peek(fd uintptr) {
-	_, _, err := syscall.Recvfrom(int(fd), c.one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-	c.dead = err != syscall.EAGAIN && err != syscall.EINTR
+	_, errno := sock.Peek(int(fd), c.one[:])
+	c.dead = errno != syscall.EAGAIN
 }
