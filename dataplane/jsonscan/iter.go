@@ -79,6 +79,26 @@ func (it *Iter) IsKey(name string) bool {
 	return string(plainName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], name)) == name
 }
 
+// Members finds several members of an object in one walk: vals[i] is where the one called
+// names[i] lies in it, Absent where there is none; of a name that stands twice the last.
+// What is no object has none.
+func Members(object []byte, vals []Value, names ...string) {
+	clear(vals)
+	it := Walk(object)
+	if !it.object {
+		return
+	}
+	for it.Next() {
+		var buf [maxNameLen]byte
+		name := plainName(object[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], "")
+		for i := range names {
+			if string(name) == names[i] {
+				vals[i] = it.Value
+			}
+		}
+	}
+}
+
 // Key appends the name of the current member of an object, escapes resolved;
 // nothing in an array.
 func (it *Iter) Key(dst []byte) []byte {

@@ -60,6 +60,14 @@ func stringEnd(b []byte, i int) (end int, high bool) {
 		return stringEndBy8(b, i)
 	}
 	var acc uint64
+	if i+8 <= len(b) { // most names, and many values, end within eight bytes
+		w := binary.LittleEndian.Uint64(b[i:])
+		if marks := specials(w) &^ w & tops; marks != 0 {
+			if at := i + bits.TrailingZeros64(marks)/8; b[at] == '"' {
+				return at + 1, w&tops != 0
+			}
+		}
+	}
 	for i+32 <= len(b) {
 		at, above := wideString(unsafe.SliceData(b), i, len(b), &escapeLens)
 		if above != 0 {

@@ -11,9 +11,14 @@ func UsageOf(body []byte) Usage {
 		return u
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
-		if string(key) == "usage" || string(key) == "meta_info" {
+		switch string(key) {
+		case "usage":
+			if w.usage(&u); u != noUsage {
+				return u // a handle may follow, which names thousands of blocks
+			}
+		case "meta_info":
 			w.usage(&u)
-		} else {
+		default:
 			w.skip()
 		}
 	}

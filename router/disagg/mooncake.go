@@ -86,7 +86,8 @@ func (m mooncake) Prefill(leg *Leg, p *Pair) {
 
 // Handle implements Family, for vLLM 0.13 to 0.15.
 func (mooncake) Handle(_ *Pair, body []byte) ([]byte, error) {
-	return transferParams(body, "remote_host", "remote_port")
+	var vals [2]jsonscan.Value
+	return transferParams(body, vals[:], "remote_host", "remote_port")
 }
 
 // Decode implements Family.

@@ -45,13 +45,14 @@ func (nixlPull) Prefill(leg *Leg, p *Pair) {
 // engine (vLLM 0.32 asserts on missing or empty remote_block_ids) or makes it
 // recompute in silence; everything else of the handle stays unread.
 func (nixlPull) Handle(_ *Pair, body []byte) ([]byte, error) {
-	handle, err := transferParams(body, "remote_engine_id", "remote_host", "remote_port")
+	var vals [4]jsonscan.Value
+	handle, err := transferParams(body, vals[:], "remote_engine_id", "remote_host", "remote_port", "remote_block_ids")
 	if err != nil {
 		return nil, err
 	}
-	ids, ok, err := jsonscan.Find(handle, "remote_block_ids")
-	if err != nil || !ok || ids.Kind != jsonscan.Array {
-		return nil, fmt.Errorf("%w: remote_block_ids is missing or null", ErrIncompleteHandle)
+	ids := vals[3]
+	if ids.Kind != jsonscan.Array {
+		return nil, fmt.Errorf("%w: remote_block_ids is no array", ErrIncompleteHandle)
 	}
 	// A flat list up to vLLM 0.17, a list per KV group since: either way some
 	// block is named exactly when a digit stands in it.
@@ -62,8 +63,8 @@ func (nixlPull) Handle(_ *Pair, body []byte) ([]byte, error) {
 }
 
 // transferParams finds kv_transfer_params in a vLLM answer, an object in which
-// the members called names are not null.
-func transferParams(body []byte, names ...string) ([]byte, error) {
+// the members called names are not null; vals is where those lie in it.
+func transferParams(body []byte, vals []jsonscan.Value, names ...string) ([]byte, error) {
 	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
 	if err != nil {
 		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
@@ -72,9 +73,9 @@ func transferParams(body []byte, names ...string) ([]byte, error) {
 		return nil, fmt.Errorf("%w: kv_transfer_params is missing or null", ErrIncompleteHandle)
 	}
 	handle := body[v.Start:v.End]
-	for _, name := range names {
-		m, ok, err := jsonscan.Find(handle, name)
-		if err != nil || !ok || m.Kind <= jsonscan.Null {
+	jsonscan.Members(handle, vals, names...)
+	for i, name := range names {
+		if vals[i].Kind <= jsonscan.Null {
 			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, name)
 		}
 	}

@@ -50,7 +50,8 @@ var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", 
 // Handle implements Family: prefill names its blocks in push mode too, but decode
 // does not read them.
 func (nixlPush) Handle(_ *Pair, body []byte) ([]byte, error) {
-	return transferParams(body, pushMembers[:4]...)
+	var vals [4]jsonscan.Value
+	return transferParams(body, vals[:], pushMembers[:4]...)
 }
 
 // Learn implements Learner.
