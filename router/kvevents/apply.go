@@ -19,9 +19,12 @@ func (f *feed) apply(seq uint64, payload []byte) {
 		f.resyncSoon()
 		return
 	}
+	resets := f.counts["resets"]
 	if err := f.Apply(payload); err != nil {
 		f.unreadable++
-		f.resyncSoon()
+		if f.counts["resets"] != resets { // else a block is missed, and what is held stands
+			f.resyncSoon()
+		}
 		if bits.OnesCount64(f.unreadable) == 1 { // ever more seldom: an engine may send nothing else
 			f.log.Warn("kv events: cannot read", "times", f.unreadable, "error", err)
 		}

@@ -94,6 +94,34 @@ func TestBatchesThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// A store that cannot be read is a block missed. All that the engine keeps is not asked
+// for because of it: what is held may be older than that.
+func TestABadStoreCostsNothingElse(t *testing.T) {
+	e := newEngine(t, true)
+	all := batches(newScribe(44, 1), 30)
+	for _, b := range all {
+		e.keep(b)
+	}
+	r := newRig(t, e, func(o *Options) { o.TailCheck = 100 * time.Millisecond })
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	r.holds(all...)
+	e.set(func() {
+		for seq := range uint64(25) {
+			delete(e.kept, seq)
+		}
+	})
+	checks := r.get("tail_checks")
+	e.publish(wireBatch(nil, pack(nil, []any{"BlockStored", []any{"x"}, nil, []any{1}, 1, nil})))
+	r.await("garbage", 1)
+	r.await("tail_checks", checks+1)
+	r.holds(all...)
+	if r.get("resyncs") != 0 || r.get("resets") != 0 {
+		t.Errorf("counted %v", r.n)
+	}
+}
+
 func TestReplayOfGarbage(t *testing.T) {
 	e := newEngine(t, true)
 	all := batches(newScribe(34, 1), 60)
