@@ -14,7 +14,8 @@ import (
 	"time"
 
 	"github.com/panjf2000/gnet/v2"
-	"golang.org/x/sys/unix"
+
+	"sluice/dataplane/sock"
 )
 
 // Listen serves an address on gnet event loops: "unix:///path/of.sock" or
@@ -217,20 +218,12 @@ func (k *loopLink) wakeUp() {
 func (k *loopLink) write(p []byte) (n int, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for n < len(p) {
-		if k.gone || k.g == nil {
-			return n, errClosed
-		}
-		m, err := unix.Write(k.fd, p[n:])
-		switch {
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			return n, nil
-		case err != nil:
-			return n, err
-		default:
-			n += m
-		}
+	if k.gone || k.g == nil {
+		return 0, errClosed
+	}
+	n, errno := sock.Send(k.fd, p)
+	if errno != 0 && errno != syscall.EAGAIN {
+		return n, errno
 	}
 	return n, nil
 }
