@@ -6,18 +6,25 @@ the standard library's HTTP client), all from the same simulated engine.
 
 The router, or the gRPC server, has a core to itself; engine and load share the other.
 Figures are medians of the rounds with their range. CPU is what the kernel charged the
-process. A ratio is taken in each round, and is the only figure that means something on
-another machine, or another day.
+process. A ratio or a difference is taken in each round; ratios are the only figures that
+mean something on another machine, or another day.
 
-  item     µs of CPU for one item of 200 streams that get one each 10 ms; "user" is the
-           part spent outside of the kernel: what is done beyond the sockets, scheduling
-           of goroutines and the runtime's waiting for them included
+"sockets alone" is the floor (bench/routed/floor.go): one thread with an epoll instance
+that reads from the same engine and writes to the same load, and looks into nothing.
+Over the framed socket it writes an item of constant bytes for each event. What a way
+costs beyond it is what is done beyond the sockets, in the kernel (waking, waiting) or
+outside of it.
+
+  item     µs of CPU for one item of 200 streams that get one each 10 ms, in user space
+           and in the kernel; the sum is exact, the parts are the kernel's samples
   request  µs of CPU for one request of 4 tokens, 64 users, an engine that answers at once
 
   scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/routed.md]
 """
 
 import argparse
+import contextlib
+import glob
 import json
 import os
 import re
@@ -29,7 +36,8 @@ import tempfile
 
 import bench_proxies as b
 
-BASE = "HTTP /v1/completions"
+BASE, TWIN = "HTTP /v1/completions", "HTTP /v1/routed/generate"
+FLOOR = "sockets alone, "
 BEGIN, END = "<!-- bench-routed -->", "<!-- /bench-routed -->"
 
 
@@ -39,6 +47,13 @@ def build(tmp):
     subprocess.run(["go", "build", "-o", load, "./bench/routed"], check=True, cwd=b.ROOT)
     subprocess.run(["go", "build", "-o", grpc, "."], check=True, cwd=os.path.join(b.ROOT, "bench", "grpc"))
     return load, grpc
+
+
+def floor_of(name):
+    """The floor that a way is held against, None where there is none."""
+    if name in (BASE, TWIN):
+        return FLOOR + "HTTP"
+    return FLOOR + name.removeprefix("socket, ") if name.startswith("socket, ") else None
 
 
 def put_load(argv, target, streams, tokens, seconds):
@@ -55,10 +70,15 @@ def put_load(argv, target, streams, tokens, seconds):
 
 
 def times(p):
-    """User and all CPU seconds of a process."""
+    """User, kernel and all CPU seconds of a process. The sum is what the scheduler counted,
+    to the nanosecond, of the threads that live: Go's do; the parts are its clock's samples."""
     with open("/proc/%d/stat" % p.p.pid) as f:
         fields = f.read().rsplit(")", 1)[1].split()
-    return int(fields[11]) / b.TICK, (int(fields[11]) + int(fields[12])) / b.TICK
+    total = 0
+    for path in glob.glob("/proc/%d/task/*/schedstat" % p.p.pid):
+        with contextlib.suppress(OSError), open(path) as f:
+            total += int(f.read().split()[0])
+    return int(fields[11]), int(fields[12]), total / 1e9
 
 
 def main():
@@ -106,17 +126,36 @@ def main():
                 b.wait_ready(s.addr, "/health")
             p, path, port = router(side, vllm.addr)
             g, gpath, gport = router(side + "s", sglang.addr)
+
+            def floor(engine, *flags):
+                return start(1, [load, "floor", "--engine", engine.addr, *flags], first_line=True)
+
+            tokens = 200 if side == "item" else 4
+            prompt = [300 + i * 7 % 900 for i in range(64)]
+            asked = json.dumps({"model": "sim", "token_ids": prompt, "stream": True, "stream_options": {"include_usage": True}, "sampling_params": {"max_tokens": tokens, "ignore_eos": True, "temperature": 0}})
+            native = json.dumps({"model": "sim", "input_ids": prompt, "stream": True, "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}})
+            frames = ["--frames", "--path", "/inference/v1/generate", "--body", asked]
+            fpath, fspath = os.path.join(tmp, side + "-f.sock"), os.path.join(tmp, side + "-fs.sock")
+            plain, tcp = floor(vllm), floor(vllm, *frames)
             rows = sides[side] = {
+                FLOOR + "HTTP": (plain, [load], "http://%s/v1/completions" % plain.addr),
                 BASE: (p, [load], "http://%s/v1/completions" % p.addr),
-                "HTTP /v1/routed/generate": (p, [load], "http://%s/v1/routed/generate" % p.addr),
+                TWIN: (p, [load], "http://%s/v1/routed/generate" % p.addr),
+                FLOOR + "unix": (floor(vllm, *frames, "--listen", "unix:" + fpath), [load], "unix://" + fpath),
                 "socket, unix": (p, [load], "unix://" + path),
+                FLOOR + "TCP": (tcp, [load], "tcp://" + tcp.addr),
                 "socket, TCP": (p, [load], "tcp://127.0.0.1:%d" % port),
+                FLOOR + "unix, SGLang": (floor(sglang, "--frames", "--path", "/generate", "--body", native, "--event", '"output_ids":[', "--listen", "unix:" + fspath), [load], "unix://" + fspath),
                 "socket, unix, SGLang": (g, [load], "unix://" + gpath),
             }
             for name, flags in (("gRPC, encoding/json", []), ("gRPC, ids searched for", ["--scan"])):
                 s = start(1, [grpc, "serve", "--engine", "http://" + vllm.addr, *flags], first_line=True)
                 rows[name] = (s, [grpc, "load"], s.addr)
         names = [n for n in sides["item"] if n == BASE or not a.only or any(n.startswith(o) for o in a.only.split(","))]
+        for n in list(sides["item"]):
+            if n not in names and any(floor_of(o) == n for o in names):
+                names.append(n)
+        names.sort(key=list(sides["item"]).index)
 
         got = {n: {} for n in names}
         for round_ in range(a.rounds):
@@ -125,9 +164,10 @@ def main():
                 for name in names:
                     p, argv, target = sides[side][name]
                     put_load(argv, target, streams, tokens, 0.3)
-                    user, all_ = times(p)
+                    before = times(p)
                     rep = put_load(argv, target, streams, tokens, seconds)
-                    user, all_ = (x - y for x, y in zip(times(p), (user, all_)))
+                    user, kernel, all_ = (x - y for x, y in zip(times(p), before))
+                    user = all_ * user / max(user + kernel, 1)
                     n = rep["Items"] if side == "item" else rep["Requests"]
                     row = got[name]
                     row.setdefault(side, []).append(all_ / n * 1e6)
@@ -140,14 +180,20 @@ def main():
             r = [x / y for x, y in zip(got[name][key], got[BASE][key])]
             return "%.2f [%.2f–%.2f]" % (statistics.median(r), min(r), max(r))
 
+        def beyond(name, key):
+            floor = floor_of(name)
+            return b.med([x - y for x, y in zip(got[name][key], got[floor][key])]) if floor else "–"
+
         lines = [
-            "| way | item µs | ratio to HTTP | user µs | items/s | request µs | ratio to HTTP | requests/s |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| way | item µs | of it user | kernel | beyond the sockets | ratio to HTTP | items/s | request µs | beyond the sockets | ratio to HTTP | requests/s |",
+            "| --- " * 11 + "|",
         ]
         for n in names:
             r = got[n]
-            lines.append("| %s | %s | %s | %s | %s | %s | %s | %s |" % (
-                n, b.med(r["item"]), ratio(n, "item"), b.med(r["item user"]), b.med(r["item rate"], 0), b.med(r["request"], 0), ratio(n, "request"), b.med(r["request rate"], 0)))
+            r["item kernel"] = [x - y for x, y in zip(r["item"], r["item user"])]
+            lines.append("| " + " | ".join([
+                n, b.med(r["item"]), b.med(r["item user"]), b.med(r["item kernel"]), beyond(n, "item"), ratio(n, "item"), b.med(r["item rate"], 0),
+                b.med(r["request"], 0), beyond(n, "request"), ratio(n, "request"), b.med(r["request rate"], 0)]) + " |")
         lines += ["", "%d rounds of %.1f s and %.1f s%s. The Go client and the load on it allocated %s times an item (unix)." % (
             a.rounds, a.seconds, a.seconds / 2, a.note and "; " + a.note, "%.2f" % statistics.median(got.get("socket, unix", got[BASE])["allocs"]))]
         table = "\n".join(lines)

@@ -1,9 +1,12 @@
 // Command routed puts load on a router as an engine and counts what comes: over the
 // framed socket (unix, TCP) by the Go client, or over HTTP, whose events it reads no
 // further than it must. It prints one line of JSON. scripts/bench_routed.py starts it.
+// As "routed floor" it stands in the router's place and does what the sockets need, and
+// nothing else: see floor.
 //
 //	routed --target unix:///run/engine.sock --streams 200 --tokens 200 --duration 4s
 //	routed --target http://127.0.0.1:8080/v1/completions …
+//	routed floor --listen unix:/run/floor.sock --frames --engine 127.0.0.1:8000 --body '{…}'
 package main
 
 import (
@@ -48,6 +51,13 @@ type report struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "floor" {
+		if err := runFloor(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var o options
 	flag.StringVar(&o.target, "target", "", "unix:///PATH, tcp://HOST:PORT, or http://HOST:PORT and one of /v1/completions, /v1/routed/generate")
 	flag.IntVar(&o.streams, "streams", 200, "users, each with one request at a time")
