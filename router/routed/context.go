@@ -45,6 +45,8 @@ func (c *callContext) read(raw []byte) error {
 				return bad("an integer from 1 to " + strconv.Itoa(maxTimeout))
 			}
 			c.timeout = time.Duration(atoi(value)) * time.Millisecond
+		default: // no engine's either: what it asks for would not be done
+			return &FieldError{Field: "context." + name, Got: "a member that is not known", Want: "id, traceparent, tracestate or timeout_ms"}
 		}
 	}
 	return nil

@@ -67,12 +67,12 @@ data: {"data":{"token_ids":[7],"finish_reason":"eos","index":0,"stop_reason":7,"
 		}, `data: {"data":{"token_ids":[5],"finish_reason":"stop","index":0,"stop_reason":"\n\"x"}}
 data: {"data":{"token_ids":[6],"finish_reason":"length","index":1,"completion_usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}}`},
 		{"log-probabilities of completions", converter{dialect: completions}, []string{
-			data(`{"choices":[{"index":0,"token_ids":[5],"logprobs":{"tokens":["token_id:5"],"token_logprobs":[-0.25],"top_logprobs":[{"token_id:5":-0.25,"token_id:8":-2}]},"finish_reason":null}]}`),
-		}, `data: {"data":{"token_ids":[5],"log_probs":[-0.25],"top_logprobs":[[{"rank":1,"token_id":5,"logprob":-0.25},{"rank":2,"token_id":8,"logprob":-2}]],"finish_reason":null,"index":0}}`},
+			data(`{"choices":[{"index":0,"token_ids":[5],"logprobs":{"tokens":["token_id:5"],"token_logprobs":[-0.25],"top_logprobs":[{"token_id:5":-0.25,"token_id:7":-3,"token_id:8":-2}]},"finish_reason":null}]}`),
+		}, `data: {"data":{"token_ids":[5],"log_probs":[-0.25],"top_logprobs":[[{"rank":1,"token_id":5,"logprob":-0.25},{"rank":2,"token_id":8,"logprob":-2},{"rank":3,"token_id":7,"logprob":-3}]],"finish_reason":null,"index":0}}`},
 		{"generate", converter{dialect: generate}, []string{
-			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[5],"logprobs":{"content":[{"token":"token_id:5","logprob":-1.5,"top_logprobs":[{"token":"ä","logprob":-3}]}]},"finish_reason":null}]}`),
+			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[5],"logprobs":{"content":[{"token":"token_id:5","logprob":-1.5,"top_logprobs":[{"token":"ä","logprob":-3},{"token":"token_id:6","logprob":-0.5}]}]},"finish_reason":null}]}`),
 			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[],"finish_reason":"abort"}]}`), done,
-		}, `data: {"data":{"token_ids":[5],"log_probs":[-1.5],"top_logprobs":[[{"rank":1,"token":"ä","logprob":-3}]],"finish_reason":null,"index":0}}
+		}, `data: {"data":{"token_ids":[5],"log_probs":[-1.5],"top_logprobs":[[{"rank":1,"token_id":6,"logprob":-0.5},{"rank":2,"token":"ä","logprob":-3}]],"finish_reason":null,"index":0}}
 data: {"data":{"token_ids":[],"finish_reason":"cancelled","index":0,"completion_usage":{"prompt_tokens":0,"completion_tokens":1,"total_tokens":1}}}`},
 		{"SGLang, all so far, told by nobody", converter{dialect: native}, []string{
 			data(`{"text":"a","output_ids":[5],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":1,"cached_tokens":2}}`),

@@ -2,6 +2,10 @@ package routed
 
 import (
 	"bytes"
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -38,6 +42,7 @@ func (c *converter) logprobs(raw []byte) {
 						}
 					}
 				}
+				byRank(l.top)
 				c.it.logs = append(c.it.logs, l)
 			}
 		}
@@ -53,7 +58,22 @@ func (c *converter) logprobs(raw []byte) {
 			top.id, top.token = tokenOf(jsonscan.AppendQuoted(nil, m.Key(nil)))
 			c.it.logs[i].top = append(c.it.logs[i].top, top)
 		}
+		byRank(c.it.logs[i].top)
 	}
+}
+
+// byRank puts the likeliest first: vLLM tells the token that was sampled before the
+// others, wherever it stands among them.
+func byRank(top []topLog) {
+	slices.SortStableFunc(top, func(a, b topLog) int { return cmp.Compare(likelihood(b), likelihood(a)) })
+}
+
+func likelihood(t topLog) float64 {
+	v, err := strconv.ParseFloat(string(t.prob), 64)
+	if err != nil {
+		return math.Inf(-1)
+	}
+	return v
 }
 
 // tokenOf reads a token's id where it is written as "token_id:5"; else its text.
