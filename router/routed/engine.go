@@ -278,7 +278,11 @@ func (e *Engine) converter(p *plan, told func(string) string) converter {
 			{"X-Sluice-Worker", "worker_id"}, {"X-Sluice-Rank", "dp_rank"}, {"X-Sluice-Prefill-Worker", "prefill_worker_id"},
 			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Waited", "queued"}, {"X-Sluice-Migration", "migration"},
 		} {
-			if v := told(h.header); v != "" {
+			v := told(h.header)
+			if v == "" && h.name == "queued" {
+				v = "0s"
+			}
+			if v != "" {
 				c.first = append(c.first, h.name+": "+v)
 			}
 		}

@@ -23,6 +23,8 @@ type converter struct {
 	// stopped, where set, says whether the caller has asked to stop: what breaks then
 	// breaks because the legs were cut.
 	stopped func() bool
+	// late, where set, says whether the caller's time is over, likewise.
+	late func() bool
 
 	around  template
 	it      item
@@ -301,8 +303,11 @@ func (c *converter) fail(f *failure) error {
 	if c.ended {
 		return nil
 	}
-	if c.stopped != nil && c.stopped() {
+	switch {
+	case c.stopped != nil && c.stopped():
 		return c.cancel()
+	case c.late != nil && c.late():
+		f = overdue()
 	}
 	if err := c.release(); err != nil {
 		return err

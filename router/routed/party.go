@@ -39,6 +39,7 @@ type leaving struct {
 	mu   sync.Mutex
 	f    func()
 	left atomic.Bool
+	late atomic.Bool // it leaves because its time is over
 
 	answer sync.Mutex // whose the answer is, held while the other way of ending tells it
 	begun  bool       // the call's own
@@ -104,7 +105,7 @@ func (c *call) begun(told func(string) string) {
 	old := c.converter
 	c.converter = c.e.converter(c.p, told)
 	c.reuse(&old)
-	c.send, c.stopped = c.put, c.s.Stopped
+	c.send, c.stopped, c.late = c.put, c.s.Stopped, c.left.late.Load
 	if !c.left.begin() {
 		c.send = func(*item) error { return wire.ErrEnded }
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -159,9 +160,6 @@ func (e *Engine) run(c *call) {
 	if !p.deadline.IsZero() {
 		c.s.SetDeadline(p.deadline)
 	}
-	if !p.deadline.IsZero() {
-		c.s.SetDeadline(p.deadline)
-	}
 	if c.id = p.context.id; c.id == "" {
 		c.id = e.ids.make()
 	}
@@ -173,6 +171,17 @@ func (e *Engine) run(c *call) {
 		left.leave()
 		go left.tell(func() { endStopped(s, prompt) })
 	}, left.leave)
+	if !p.deadline.IsZero() {
+		// The caller leaves when his time is over. Legs with a deadline of their own would
+		// be cut wherever they are, and a decode that is not admitted keeps blocks waiting.
+		p.r.hints.Deadline = time.Time{}
+		s.SetDeadline(p.deadline)
+		defer time.AfterFunc(time.Until(p.deadline), func() {
+			left.late.Store(true)
+			left.leave()
+			left.tell(func() { endLate(s) })
+		}).Stop()
+	}
 	c.serve()
 	c.s.Watch(nil, nil)
 	if c.s.Err() != nil {
@@ -199,6 +208,18 @@ func endStopped(s *wire.Stream, prompt int) {
 	if s.Send(asMsgpack{}.append(nil, &it)) == nil {
 		s.End(nil)
 	}
+}
+
+// endLate ends a stream of which nothing was sent, and whose time is over.
+func endLate(s *wire.Stream) {
+	if s.Send(asMsgpack{}.append(nil, &item{failure: overdue(), usage: noUsage})) == nil {
+		s.End(nil)
+	}
+}
+
+// overdue is what a caller is told whose time is over.
+func overdue() *failure {
+	return &failure{message: "the request's time (context.timeout_ms) is over", kind: front.UpstreamTimeout.Type(), param: "context.timeout_ms", code: front.UpstreamTimeout.Status()}
 }
 
 // whole takes the answer of a request that only warmed a cache.
