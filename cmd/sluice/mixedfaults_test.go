@@ -146,8 +146,12 @@ func TestMixedFaults(t *testing.T) {
 		t.Errorf("%v panics", panics)
 	}
 	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
-	figure(t, 18, "%v of it: %d requests, %d of whose clients left, %d answered 2xx, %d 4xx, %d 5xx; good answers' p50 %v -> %v, p99 %v -> %v from the first quarter to the last; goroutines %d -> %d, descriptors %d -> %d, memory %.1f -> %.1f MiB (%+.1f %%)",
-		span, asked.Load(), left.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), took[0].at(.5), took[1].at(.5), took[0].at(.99), took[1].at(.99), first.goroutines, last.goroutines, first.files, last.files, float64(first.rss)/1024, float64(last.rss)/1024, 100*grown)
+	times := ""
+	if long {
+		times = fmt.Sprintf("good answers' p50 %v -> %v, p99 %v -> %v from the first quarter to the last; ", took[0].at(.5), took[1].at(.5), took[0].at(.99), took[1].at(.99))
+	}
+	figure(t, 18, "%v of it: %d requests, %d of whose clients left, %d answered 2xx, %d 4xx, %d 5xx; %sgoroutines %d -> %d, descriptors %d -> %d, memory %.1f -> %.1f MiB (%+.1f %%)",
+		span, asked.Load(), left.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), times, first.goroutines, last.goroutines, first.files, last.files, float64(first.rss)/1024, float64(last.rss)/1024, 100*grown)
 }
 
 // latencies are gathered from many goroutines.

@@ -128,12 +128,12 @@ func (x *Exchange) begun() bool { return x.answer == unanswered && x.early.stop(
 // endEvents answers with the last events of a stream whose head is out.
 func (x *Exchange) endEvents(events []byte) {
 	st := x.newStream()
-	st.head = st.buf[:0]
+	st.head = st.beginHead()
 	if len(events) > 0 {
 		st.head = relay.AppendChunk(st.head, events)
 	}
 	st.head = append(st.head, lastChunk...)
-	st.buf = st.head
+	st.room.b = st.head
 	x.handOver(st)
 }
 

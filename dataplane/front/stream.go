@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -39,14 +40,27 @@ type stream struct {
 	counted   netip.Addr // for connSet.leave
 
 	c      *conn
-	head   []byte // not yet written
-	buf    []byte // head's memory
+	head   []byte    // not yet written
+	room   *headRoom // head's memory; none once a loop drives the stream
 	chunks upstream.Chunks
 	coder  coder
 
 	// clientGone and later, made once.
 	gone func()
 	goOn func(func() (relay.Result, bool))
+}
+
+// headRoom is where a stream's head is written; a stream that runs needs none.
+type headRoom struct{ b []byte }
+
+var headRooms = sync.Pool{New: func() any { return &headRoom{make([]byte, 0, 512)} }}
+
+// beginHead gives room for a head.
+func (st *stream) beginHead() []byte {
+	if st.room == nil {
+		st.room, _ = headRooms.Get().(*headRoom)
+	}
+	return st.room.b[:0]
 }
 
 func newStream() *stream {
@@ -120,7 +134,7 @@ func (x *Exchange) handOver(st *stream) {
 // ours, and the framing in which the body will come.
 func (x *Exchange) composeHead(st *stream) {
 	resp := st.resp
-	st.head = append(st.buf[:0], "HTTP/1.1 "...)
+	st.head = append(st.beginHead(), "HTTP/1.1 "...)
 	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
 	st.head = append(st.head, ' ')
 	st.head = append(st.head, fasthttp.StatusMessage(resp.Status)...)
@@ -155,7 +169,7 @@ func (x *Exchange) composeHead(st *stream) {
 		st.head = append(st.head, "Connection: keep-alive\r\n"...)
 	}
 	st.head = append(st.head, "\r\n"...)
-	st.buf = st.head
+	st.room.b = st.head
 	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.on &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
@@ -325,7 +339,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 		st.hooks.OnEnd(res)
 	}
 	st.coder.end()
-	*st = stream{coder: st.coder, buf: st.buf, gone: st.gone, goOn: st.goOn}
+	*st = stream{coder: st.coder, room: st.room, gone: st.gone, goOn: st.goOn}
 	s.streams.Put(st)
 }
 
@@ -402,6 +416,10 @@ func (st *stream) writePayload(p []byte) (int, error) {
 func (st *stream) Descriptor() (fd int, ok bool) {
 	if st.plain || st.chunked || st.coder.on || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
+	}
+	if st.room != nil {
+		headRooms.Put(st.room)
+		st.room, st.head = nil, nil
 	}
 	err := st.c.raw.Control(st.c.lend)
 	return st.c.fd, err == nil
