@@ -8,7 +8,7 @@ FUZZTIME ?= 5s
 DEMO_SECONDS ?=
 
 # What is concurrent runs under the race detector too.
-RACE := ./dataplane/... ./router/... ./bench/...
+RACE := ./dataplane/... ./router/... ./bench/... ./nixl/...
 
 .PHONY: help
 help: ## show this list

@@ -84,6 +84,9 @@ func measureUCX(t testing.TB, count int) measured {
 
 // A sender that knows no more than UCP reaches us: the wire is UCX's own.
 func TestRealUCXForeignSender(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles its sender")
+	}
 	m := measureUCX(t, 500)
 	t.Logf("%d messages: p50 %s, p99 %s, %.1f %% of a core", len(m.times), m.times[len(m.times)/2], m.times[len(m.times)*99/100], m.cpu)
 }
@@ -113,6 +116,9 @@ var progress = map[string]Config{"descriptors": {}, "progress-thread": {Progress
 
 // A sender that knows no more than NIXL reaches us, whoever makes the progress.
 func TestRealForeignSender(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles its sender")
+	}
 	program := sender(t, "nixl_sender")
 	for name, cfg := range progress {
 		m := measureNIXL(t, program, 200, cfg)
