@@ -233,12 +233,13 @@ func TestManyDamagedMessages(t *testing.T) {
 // A replay that takes long is not given up while it brings something.
 func TestLongReplay(t *testing.T) {
 	e := newEngine(t, true)
-	e.pause = 6 * time.Millisecond
+	e.pause = 10 * time.Millisecond
 	s := newScribe(5, 1)
 	for range 300 {
 		e.keep(s.batch())
 	}
-	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 100 * time.Millisecond })
+	// All of it takes longer than what is waited for something new.
+	r := newRig(t, e, func(o *Options) { o.ReplayTimeout, o.waits = 2*time.Second, 1 })
 	r.start()
 	eventually(t, "the replay is through", func() bool { return r.state() == worker.FeedLive && r.get("batches") >= 300 })
 	if n, f := r.get("replayed_batches"), r.get("replay_failures"); n != 300 || f != 0 {

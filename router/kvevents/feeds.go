@@ -41,6 +41,8 @@ type Options struct {
 	RetryMin      time.Duration     // first wait after a failed replay; doubles to RetryMax [1s]
 	RetryMax      time.Duration     // [30s]
 	TailCheck     time.Duration     // quiet after which the engine is asked whether that was all [5s]
+
+	waits time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [maxWaits]
 }
 
 // Observer counts; methods must be safe for concurrent use.
@@ -102,6 +104,7 @@ func NewFeeds(opt Options) *Feeds {
 	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
 	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
 	opt.TailCheck = orDefault(opt.TailCheck, 5*time.Second)
+	opt.waits = orDefault(opt.waits, maxWaits)
 	f := &Feeds{opt: opt, feeds: make(map[worker.ID]*feed)}
 	if f.ctx, f.err = zmq.NewContext(); f.err == nil {
 		f.err = f.ctx.SetMaxSockets(socketsPerFeed * worker.MaxSlots)

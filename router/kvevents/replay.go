@@ -88,7 +88,7 @@ type replay struct {
 }
 
 // patience is when a catch-up that brings nothing from now on is given up.
-func (f *feed) patience() time.Time { return time.Now().Add(maxWaits * f.opt.ReplayTimeout) }
+func (f *feed) patience() time.Time { return time.Now().Add(f.opt.waits * f.opt.ReplayTimeout) }
 
 func (r *replay) run() error {
 	for {
@@ -129,7 +129,7 @@ func (r *replay) ask() error {
 	for first := true; ; first = false {
 		seq, payload, err := r.receive(dealer, poll)
 		if err == nil && time.Now().After(r.deadline) {
-			err = fmt.Errorf("nothing new came for %v", maxWaits*r.opt.ReplayTimeout)
+			err = fmt.Errorf("nothing new came for %v", r.opt.waits*r.opt.ReplayTimeout)
 		}
 		if err != nil {
 			return err

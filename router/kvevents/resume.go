@@ -37,7 +37,7 @@ func (f *feed) resume(p *Position) {
 	if p.BlockSize > 0 {
 		f.src.Rank.EventBlockSize.Store(int64(p.BlockSize))
 	}
-	f.resuming = resumption{pending: true, by: time.Now().Add(maxWaits / 2 * f.opt.ReplayTimeout)}
+	f.resuming = resumption{pending: true, by: time.Now().Add(f.opt.waits / 2 * f.opt.ReplayTimeout)}
 	f.src.Rank.Held.Store(int64(f.Index.Held(f.src.Rank.Slot)))
 }
 
