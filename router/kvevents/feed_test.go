@@ -247,6 +247,29 @@ func TestLongReplay(t *testing.T) {
 	}
 }
 
+// The very next message may be lost from a replay like any other.
+func TestReplayThatLosesTheNext(t *testing.T) {
+	e := newEngine(t, true)
+	all := batches(newScribe(9, 1), 8)
+	r := newRig(t, e, nil)
+	r.start()
+	e.subscribed()
+	r.awaitState(worker.FeedLive)
+	for _, b := range all[:5] {
+		e.publish(b)
+	}
+	r.holds(all[:5]...)
+	e.keep(all[5])
+	e.keep(all[6])
+	e.set(func() { e.dropOnce[5] = true })
+	e.publish(all[7])
+	r.holds(all...)
+	r.awaitState(worker.FeedLive)
+	if r.get("resets") != 0 {
+		t.Errorf("counted %v, want nothing dropped", r.n)
+	}
+}
+
 func TestReplayWithAPermanentHole(t *testing.T) {
 	e := newEngine(t, true)
 	all := batches(newScribe(8, 1), 60)

@@ -82,7 +82,8 @@ type replay struct {
 	fresh   bool // nothing applied yet stands
 	suspect bool
 	applied bool // the rank was cleared or changed
-	took    bool // the last question brought something new
+	hole    bool // message holeAt was asked for, and one after it came
+	holeAt  uint64
 
 	deadline time.Time // put off by whatever brings something new
 }
@@ -95,10 +96,11 @@ func (r *replay) run() error {
 		before, began := r.next, r.applied
 		err := r.ask()
 		progress := r.applied && (!began || r.next > before)
-		if err == nil || errors.Is(err, errStopped) || errors.Is(err, errNewLife) || !progress {
+		switch {
+		case err == nil, errors.Is(err, errStopped), errors.Is(err, errNewLife):
 			return err
-		}
-		if !errors.Is(err, errHole) && time.Now().After(r.deadline) {
+		case errors.Is(err, errHole): // of each only once
+		case !progress, time.Now().After(r.deadline):
 			return err
 		}
 	}
@@ -114,7 +116,6 @@ func (r *replay) ask() error {
 	if err := errors.Join(setFamily(dealer, r.src.Replay), dealer.Connect(r.src.Replay)); err != nil {
 		return fmt.Errorf("cannot connect: %w", err)
 	}
-	r.took = false
 	from := uint64(0)
 	if !r.fresh && r.next > 0 {
 		from = r.next - 1
@@ -194,10 +195,11 @@ func (r *replay) following(seq uint64, payload []byte) error {
 	switch {
 	case seq < r.next:
 		return nil
-	case seq > r.next && r.took:
+	case seq > r.next && !(r.hole && r.holeAt == r.next):
+		r.hole, r.holeAt = true, r.next
 		return errHole // the engine's socket was full; ask again from here
 	case seq > r.next:
-		r.skipTo(seq) // asked for and not there: no asking will bring it
+		r.skipTo(seq) // asked for twice and not there: no asking will bring it
 	}
 	return r.take(seq, payload)
 }
@@ -210,7 +212,7 @@ func (r *replay) take(seq uint64, payload []byte) error {
 		b, _ := r.dec.Reset(payload)
 		r.replayedTime = b.Time
 	}
-	r.applied, r.took, r.deadline = true, true, r.patience()
+	r.applied, r.deadline = true, r.patience()
 	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
 	r.counts["replayed_batches"]++
 	r.apply(seq, payload)
