@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -90,6 +91,33 @@ func TestRoutedDeadline(t *testing.T) {
 					t.Errorf("%s of %q: %d leases ran out, holding: %v", held.fault.Kind, held.fault.Leg, expiredLeases(f), f.holding())
 				}
 			}
+		})
+	}
+}
+
+// TestRoutedDeadlineOverHTTP: so it is of the HTTP twin's callers: 504 where nothing was
+// answered, an event where the stream has begun, in words that say whose time it was.
+func TestRoutedDeadlineOverHTTP(t *testing.T) {
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			r, engines := startEngineRouter(t, 1, nil, func(c *config.Config) { c.Relay.Driver = driver })
+			ask := func(salt, ms int) (*answer, *routedAnswer) {
+				ids, _ := json.Marshal(tokenIDs(30, salt))
+				return askRoutedHTTP(t, r, fmt.Sprintf(`{"model":"sim","token_ids":%s,"stop_conditions":{"max_tokens":30000,"ignore_eos":true},"context":{"timeout_ms":%d}}`, ids, ms))
+			}
+			engines[0].Fault(sim.Fault{Kind: sim.Stall})
+			raw, _ := ask(1, 200)
+			if message, kind, _ := raw.errorOf(t); raw.Status != 504 || kind != "upstream_error" || !strings.HasPrefix(message, "the request's time is over") {
+				t.Errorf("before the stream: %d %s", raw.Status, raw.Body)
+			}
+			engines[0].ClearFaults()
+			engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: 20 * time.Millisecond})
+			raw, a := ask(2, 3000)
+			if f := a.failure; raw.Status != 200 || f == nil || f.Code != 504 || f.Param != "context.timeout_ms" || len(a.tokens[0]) == 0 {
+				t.Errorf("within the stream: %d, %v behind %d tokens", raw.Status, a.failure, len(a.tokens[0]))
+			}
+			eventually(t, patience, "nothing runs on", func() bool { return engines[0].Stats().Sum().Running == 0 })
 		})
 	}
 }

@@ -363,8 +363,13 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 	q.refuseParam(reason, "", message, retryAfter)
 }
 
-// refuseParam is refuse for a reason that has to do with one member of the request.
+// refuseParam is refuse for a reason that has to do with one member of the request. What
+// did not come to be before the caller's time was over failed for want of that.
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
+	if reason.Status() >= 500 && q.late() {
+		reason, retryAfter = front.UpstreamTimeout, 0
+		message = "the request's time is over: " + message
+	}
 	q.x.Error(reason, param, message, retryAfter)
 	q.endRecord(schedule.Outcome{
 		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),

@@ -110,6 +110,9 @@ type plan struct {
 	deadline time.Time
 }
 
+// late says whether the caller's time is over.
+func (p *plan) late() bool { return !p.deadline.IsZero() && !time.Now().Before(p.deadline) }
+
 // prepare checks a request and writes the engine's body; a *FieldError says what
 // is wrong with it, a *modelDenied that pass is not good for it. ctx ends the wait for
 // a first worker.

@@ -51,7 +51,11 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	for _, f := range [...]field{fEOS, fStopIDs} {
 		p.r.vals[f] = bytes.Clone(p.r.vals[f])
 	}
-	x.Converter = func(chunked bool) relay.Converter { return newEventsOut(e.converter(p, x.AnswerHeader), chunked) }
+	x.Converter = func(chunked bool) relay.Converter {
+		c := e.converter(p, x.AnswerHeader)
+		c.late = p.late
+		return newEventsOut(c, chunked)
+	}
 	e.opt.Runner.ServeInference(x)
 }
 
