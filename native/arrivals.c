@@ -1,8 +1,10 @@
 /* Descriptors of the library's own that tell of arrivals. NIXL has none to give, but the
  * UCX in it has: its workers and its TCP wait by epoll descriptors. So those are waited on
- * here that are there after a backend was made and were not before. Nothing is ever
- * taken from them: that one is ready is a hint that a look is due, and looks go on without
- * it, only less often (agent.c). */
+ * here that are there after a backend was made and were not before. Others of the process
+ * may have made some meanwhile: theirs are closed on exec, as Go's, libzmq's and our own
+ * are, and UCX's (seen with 1.23) are not. Nothing is ever taken from them: that one is
+ * ready is a hint that a look is due, and looks go on without it, only less often
+ * (agent.c). */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -15,7 +17,7 @@
 
 #define MOST_FDS 65536
 
-/* The process's epoll descriptors, as bits. */
+/* The process's epoll descriptors that are not closed on exec, as bits. */
 static void epolls(unsigned char *bits) {
   memset(bits, 0, MOST_FDS / 8);
   DIR *d = opendir("/proc/self/fd");
@@ -31,7 +33,7 @@ static void epolls(unsigned char *bits) {
     snprintf(path, sizeof path, "/proc/self/fd/%ld", fd);
     ssize_t n = readlink(path, target, sizeof target - 1);
     target[n > 0 ? n : 0] = '\0';
-    if (strcmp(target, "anon_inode:[eventpoll]") == 0) {
+    if (strcmp(target, "anon_inode:[eventpoll]") == 0 && (fcntl((int)fd, F_GETFD) & FD_CLOEXEC) == 0) {
       bits[fd / 8] |= (unsigned char)(1u << fd % 8);
     }
   }

@@ -24,6 +24,7 @@
 struct fake_agent {
   char name[64];
   int epoll, arrived; /* an epoll descriptor and what is in it, as UCX's; or 0 */
+  int stranger;       /* an epoll descriptor as of others, always ready */
   int n;
   struct {
     char from[64];
@@ -127,6 +128,7 @@ EXPORT int nixl_capi_destroy_agent(void *agent) {
   struct fake_agent *a = agent;
   if (a->epoll > 0) {
     close(a->epoll);
+    close(a->stranger);
     close(a->arrived > 0 ? a->arrived : -a->arrived);
   }
   free(agent);
@@ -218,10 +220,15 @@ static void foreign_handler(int s) { (void)s; }
 /* Descriptors that tell of arrivals: FAKE_ARRIVALS, ones that are true; FAKE_ALWAYS, ones
  * that are always ready; FAKE_NEVER, never. */
 static void open_arrivals(struct fake_agent *a, int how) {
-  a->epoll = epoll_create1(EPOLL_CLOEXEC);
+  a->epoll = epoll_create1(0);
+  a->stranger = epoll_create1(EPOLL_CLOEXEC);
   int fd = eventfd(how == FAKE_ALWAYS, EFD_NONBLOCK | EFD_CLOEXEC);
   struct epoll_event e = {.events = EPOLLIN};
   if (a->epoll < 0 || fd < 0 || epoll_ctl(a->epoll, EPOLL_CTL_ADD, fd, &e) != 0) {
+    abort();
+  }
+  e.events = EPOLLOUT; /* an eventfd can be written to */
+  if (a->stranger < 0 || epoll_ctl(a->stranger, EPOLL_CTL_ADD, fd, &e) != 0) {
     abort();
   }
   a->arrived = how == FAKE_ARRIVALS ? fd : -fd;

@@ -43,6 +43,18 @@ static int seen(struct rig *r, uint64_t least, uint64_t most) {
   return 0;
 }
 
+/* The epoll descriptors of the process. */
+static int epolls(void) {
+  int n = 0;
+  for (int fd = 0; fd < 256; fd++) {
+    char path[64], target[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(path, target, sizeof target - 1);
+    n += len == 22 && memcmp(target, "anon_inode:[eventpoll]", 22) == 0;
+  }
+  return n;
+}
+
 static void expect(struct rig *r, uint64_t n) { __atomic_store_n(&r->shared->outstanding, n, __ATOMIC_SEQ_CST); }
 
 int main(int argc, char **argv) {
@@ -51,7 +63,9 @@ int main(int argc, char **argv) {
   CHECK(rig_start(&other) == 0 && begin(&other, "b") == 0, "the other");
 
   struct rig r;
+  int before = epolls();
   uint64_t to = start(&r, FAKE_ARRIVALS);
+  CHECK(epolls() == before + 3, "the library's, a stranger's, and a copy of the library's: %d", epolls() - before);
   CHECK(seen(&r, 1, 100), "idle, it dozes");
   notify(&r, to, 5);
   expect(&r, 1);
@@ -60,6 +74,7 @@ int main(int argc, char **argv) {
   notify(&r, to, 5);
   expect(&r, 0);
   rig_stop(&r);
+  CHECK(epolls() == before, "none is left: %d", epolls() - before);
 
   /* Descriptors that say nothing, as of a transport that has none. */
   to = start(&r, FAKE_NEVER);
