@@ -52,6 +52,9 @@ func (r *router) readHandover() error {
 // knownWorkers are the registered workers of the router before. Where the networks
 // differ they have to register again, which checks their addresses.
 func (r *router) knownWorkers() []registration.Known {
+	if len(r.before.Workers) == 0 {
+		return nil
+	}
 	if !slices.Equal(r.before.Networks, r.cfg.Register.Networks) {
 		r.log.Info("register.networks changed: registered workers are not taken over, they register again", "workers", len(r.before.Workers))
 		return nil
