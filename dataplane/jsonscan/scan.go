@@ -332,7 +332,9 @@ func (s *scanner) array(i, depth int) int {
 		return i + 1
 	}
 	for {
-		i = skipIDs(b, i)
+		if i = skipIDs(b, i); i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
 		if i, _ = s.value(i, depth+1); i < 0 {
 			return -1
 		}
@@ -364,7 +366,7 @@ func skipIDs(b []byte, i int) int {
 		if n == 0 || b[i+n] != ',' || b[i] == '0' && n > 1 {
 			return i
 		}
-		if i += n + 1; b[i] == ' ' {
+		if i += n + 1; i < len(b) && b[i] == ' ' {
 			i++
 		}
 	}

@@ -206,6 +206,31 @@ func TestScanAccepts(t *testing.T) {
 	}
 }
 
+// Arrays of numbers, which are passed over in strides, in every layout, whole and cut off
+// at every byte.
+func TestNumbersInEveryLayout(t *testing.T) {
+	for _, between := range []string{",", ", ", ",  ", ",\n", ",\r\n\t", " ,", " , ", "\n,\n"} {
+		for _, number := range []string{"1", "12", "1234567", "12345678", "123456789", "0", "-5", "1.5"} {
+			body := `{"prompt":[` + strings.Repeat(number+between, 5) + number + `],"n":1}`
+			var d Doc
+			if err := d.Scan([]byte(body), Limits{}); err != nil || d.Values[KeyPrompt].Kind != Array || d.Values[KeyN].Kind != Number {
+				t.Errorf("%q: %v", body, err)
+			}
+			for n := range body {
+				cut := []byte(body[:n])
+				if err := d.Scan(cut[:n:n], Limits{}); err == nil {
+					t.Errorf("%q is accepted", cut)
+				}
+			}
+		}
+	}
+	for _, bad := range []string{`{"a":[1,2,3,4,5, ]}`, "{\"a\":[1,2,3,4,5,\x0b6]}", `{"a":[1,,2,3,4,5]}`, `{"a":[1 2,3,4,5,6]}`, `{"a":[01,2,3,4,5,6]}`} {
+		if _, _, err := Find([]byte(bad), "a"); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
 func TestDepthLimit(t *testing.T) {
 	for _, lim := range []int{1, 2, 10, 1024} {
 		nest := func(n int) []byte {
