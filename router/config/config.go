@@ -202,7 +202,7 @@ type LMCache struct {
 type Transfers struct {
 	// NIXL: an agent of the router's own. auto: where engines can learn of it (the
 	// registration listener is on) or the side channel is used, a model hands over
-	// by NIXL and the library is found; it costs 30 MB of memory and three threads.
+	// by NIXL and the library is found; it costs 30 MB of memory and two threads.
 	// Off loads nothing [auto].
 	NIXL        string   `yaml:"nixl" oneof:"auto on off"`
 	NIXLLibrary string   `yaml:"nixl_library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
