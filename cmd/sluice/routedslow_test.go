@@ -84,50 +84,63 @@ var drivers = []string{"loop", "goroutine"}
 // TestRoutedDeadlineOfASlowReader: the time that a caller gives is over for one who does
 // not read as well, whatever waits for him, and the engine is let go of.
 func TestRoutedDeadlineOfASlowReader(t *testing.T) {
+	const ms = 3000 // enough to be asked and to stream in, on any machine
 	for _, driver := range drivers {
-		t.Run(driver, func(t *testing.T) {
-			r, e := talks(t, driver, 0)
-			dialEngine(t, r, "unix").Close()
-			for _, network := range []string{"unix", "tcp"} {
-				c, err := client.Dial(context.Background(), wireAddr(r, network), client.Options{Window: 500})
-				if err != nil {
-					t.Fatal(err)
-				}
-				req := routedRequest(tokenIDs(20, 1), 1_000_000)
-				req.Context.TimeoutMS = 300
-				s := generateRouted(t, c, req)
-				happened(t, e.gone, network+": the engine is left")
-				eventually(t, patience, network+": the stream is ended", func() bool { return r.wire.Stats().Streams == 0 })
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				a := readRouted(ctx, s)
-				cancel()
-				if !client.TimedOut(a.err) || a.failure != nil || len(a.tokens[0]) == 0 {
-					t.Errorf("%s: ended with %v, %v behind %d tokens; want what fits the window, and the end of code deadline", network, a.err, a.failure, len(a.tokens[0]))
-				}
-				c.Close()
-			}
-			nc, err := net.Dial("tcp", r.Addr())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
-			body := `{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":1000000},"context":{"timeout_ms":300}}`
-			if _, err := fmt.Fprintf(nc, "POST /v1/routed/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
-				t.Fatal(err)
-			}
-			happened(t, e.gone, "HTTP: the engine is left")
-			_ = nc.SetReadDeadline(time.Now().Add(patience))
-			if b, err := io.ReadAll(nc); len(b) == 0 || err != nil && !strings.Contains(err.Error(), unix.ECONNRESET.Error()) {
-				t.Errorf("HTTP: %d bytes, %v; want what fits the sockets, and the connection's end", len(b), err)
-			}
-		})
+		for way, run := range map[string]func(t *testing.T, r *testRouter, e *talker){
+			"unix": func(t *testing.T, r *testRouter, e *talker) { overdueSocket(t, r, e, "unix", ms) },
+			"tcp":  func(t *testing.T, r *testRouter, e *talker) { overdueSocket(t, r, e, "tcp", ms) },
+			"HTTP": func(t *testing.T, r *testRouter, e *talker) { overdueHTTP(t, r, e, ms) },
+		} {
+			t.Run(driver+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				r, e := talks(t, driver, 0)
+				run(t, r, e)
+			})
+		}
+	}
+}
+
+func overdueSocket(t *testing.T, r *testRouter, e *talker, network string, ms int) {
+	dialEngine(t, r, network).Close()
+	c, err := client.Dial(context.Background(), wireAddr(r, network), client.Options{Window: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	req := routedRequest(tokenIDs(20, 1), 1_000_000)
+	req.Context.TimeoutMS = ms
+	s := generateRouted(t, c, req)
+	happened(t, e.gone, "the engine is left")
+	eventually(t, patience, "the stream is ended", func() bool { return r.wire.Stats().Streams == 0 })
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	a := readRouted(ctx, s)
+	if !client.TimedOut(a.err) || a.failure != nil || len(a.tokens[0]) == 0 {
+		t.Errorf("ended with %v, %v behind %d tokens; want what fits the window, and the end of code deadline", a.err, a.failure, len(a.tokens[0]))
+	}
+}
+
+func overdueHTTP(t *testing.T, r *testRouter, e *talker, ms int) {
+	nc, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	body := fmt.Sprintf(`{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":1000000},"context":{"timeout_ms":%d}}`, ms)
+	if _, err := fmt.Fprintf(nc, "POST /v1/routed/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+		t.Fatal(err)
+	}
+	happened(t, e.gone, "the engine is left")
+	_ = nc.SetReadDeadline(time.Now().Add(patience))
+	if b, err := io.ReadAll(nc); len(b) == 0 || err != nil && !strings.Contains(err.Error(), unix.ECONNRESET.Error()) {
+		t.Errorf("%d bytes, %v; want what fits the sockets, and the connection's end", len(b), err)
 	}
 }
 
 // TestRoutedStopBehindTheReader: a slow reader who stops gets what had come from the
 // engine, though the router had no room to read it.
 func TestRoutedStopBehindTheReader(t *testing.T) {
-	const n = 500 // 80 KB: more than the router reads at once, less than a socket holds
+	const n = 300 // 50 KB: more than the router reads at once, less than a socket holds
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			r, e := talks(t, driver, n)

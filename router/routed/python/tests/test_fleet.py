@@ -228,7 +228,7 @@ class OneFleet(AsyncCase):
     async def test_deadline_of_a_slow_reader(self) -> None:
         with mock.patch("sluice_routed.stream._GRACE", TIMEOUT):  # the router says it, not the client's own clock
             async with RoutedEngine(self.fleet.address, window=1) as engine:
-                answer = engine.generate(request(LONG), Context(timeout=3))
+                answer = engine.generate(request(LONG), Context(timeout=5))
                 await answer.__anext__()
                 for _ in range(int(TIMEOUT / 0.02)):
                     if answer._stream.ended:
