@@ -128,7 +128,7 @@ func assemble(r *router) (_ *router, err error) {
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
 	r.loads = kvevents.NewLoads(log)
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.scheduler.Forget, Tap: r.recorder})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.forget, Tap: r.recorder})
 	if r.keeper, err = r.newKeeper(); err != nil {
 		return nil, err
 	}
@@ -410,6 +410,13 @@ func (r *router) joined(w *worker.Worker) {
 			r.log.Error("cannot subscribe to KV events", "rank", src.Rank.ID.String(), "endpoint", src.Endpoint, "err", err)
 		}
 	}
+}
+
+// forget drops what was foretold of a rank whose events say that it lost its blocks: its
+// choices of late, and the guesses made while no events told of it.
+func (r *router) forget(slot worker.Slot) {
+	r.scheduler.Forget(slot)
+	r.approx.Clear(slot)
 }
 
 // left drops what the router knows of a worker's KV.
