@@ -63,8 +63,8 @@ type Stats struct {
 	Parts     int64 // messages of several frames, passed over as they came
 }
 
-// Since adds the counters of a socket that was there before, and is closed.
-func (s Stats) Since(before Stats) Stats {
+// Plus adds the counters of a socket that was there before, and is closed.
+func (s Stats) Plus(before Stats) Stats {
 	s.Strangers += before.Strangers
 	s.Crowded += before.Crowded
 	s.Broken += before.Broken

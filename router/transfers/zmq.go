@@ -85,7 +85,7 @@ func (z *zmqTier) use(pull *zmtp.Pull) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if z.pull != nil {
-		z.before = z.pull.Stats().Since(z.before)
+		z.before = z.pull.Stats().Plus(z.before)
 	}
 	z.pull = pull
 }
@@ -97,7 +97,7 @@ func (z *zmqTier) stats() zmtp.Stats {
 	if z.pull == nil {
 		return z.before
 	}
-	return z.pull.Stats().Since(z.before)
+	return z.pull.Stats().Plus(z.before)
 }
 
 func (z *zmqTier) set(s nixl.TierState, bound, reason string) {
