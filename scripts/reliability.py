@@ -136,7 +136,7 @@ def main():
     out = ["# What the router survives", "",
            "Written by `make reliability`%s from what the tests print; `make soak` runs the long ones at their length. Machine: %d CPUs, load %.0f at the end, %s; commit %s, %s."
            % (" (`--soak`)" if args.soak else "", os.cpu_count(), os.getloadavg()[0], platform.machine(), head, time.strftime("%Y-%m-%d")),
-           "Figures are of that machine and hour: the bounds that hold anywhere stand in the tests.", ""]
+           "Figures are of that machine and hour: the bounds that hold anywhere stand in the tests. Long runs: [docs/soaks.md](docs/soaks.md).", ""]
     bad = 0
     for i, (what, happens, tests) in wanted:
         out += ["## %d. %s" % (i, what), "", happens[0].upper() + happens[1:] + ".", "", "| test | result | figures |", "| --- | --- | --- |"]
