@@ -46,7 +46,13 @@ var besideOrders = []besideGone{
 // when not directly.
 func atOnceFleet(t *testing.T, fam *matrixFamily, url func(*sim.Engine) string) (r *testRouter, p, d *sim.Engine) {
 	engine := func(role string) *sim.Engine {
-		return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) }) // blocks wait for 480 s, as they do there
+		return startSim(t, func(o *sim.Options) { // blocks wait for 480 s, as they do there
+			o.Role = role
+			fam.engine(o)
+			if role == "decode" { // its text is not at its end when it is cut
+				o.Speed, o.Cost = 1, sim.Cost{Step: time.Millisecond, Handshake: time.Millisecond, Transfer: time.Millisecond}
+			}
+		})
 	}
 	p, d = engine("prefill"), engine("decode")
 	w := at(p, worker.Prefill, "p0")

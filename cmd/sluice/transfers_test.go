@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,7 +188,12 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 // Blocks that prefill lets go of each time: the pair runs again while there are
 // tries, then decode does it all; it is never left with a dead handle.
 func TestExpiredEachTime(t *testing.T) {
-	p := startScripted(t, reply(200, prefillReply(goodHandle)))
+	var asked atomic.Pointer[string] // the id of the attempt under way
+	p := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
+		id := req.Header.Get("X-Request-Id")
+		asked.Store(&id)
+		replyJSON(w, 200, prefillReply(goodHandle))
+	})
 	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		if strings.Contains(string(body), "remote_block_ids") {
@@ -206,9 +213,10 @@ func TestExpiredEachTime(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-0badcafe"))
-				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-2-0badcafe"))
-				r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-early-1-3-0badcafe"))
+				if id := asked.Load(); id != nil {
+					r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-" + *id + "-0badcafe"))
+				}
+				runtime.Gosched()
 			}
 		}
 	}()
