@@ -47,9 +47,10 @@ static int room(const struct ucx *u) { return message_places(u) >= u->answers + 
 
 static int commands_run(struct ucx *u) {
   int n = 0;
+  u->full = 0;
   for (; n < 64 && !u->a.stopping && room(u); n++) {
     struct sluice_slot *c = agent_next_command(&u->a);
-    if (c == NULL) {
+    if (c == NULL || (u->full = message_waits(u, c)) != 0) {
       break;
     }
     u->a.now = agent_clock();
@@ -89,7 +90,7 @@ static void trouble(struct ucx *u, ucx_status armed) {
 /* Whether the caller may wait for a command or a message, and how. */
 static int rest(struct ucx *u) {
   struct agent *a = &u->a;
-  if (u->held != NULL || !room(u)) { /* the reader is behind: nothing wakes us when it has read */
+  if (u->held != NULL || !room(u) || u->full) { /* the reader is behind, or a peer: nothing wakes us when it has read, or has stood still */
     return SLUICE_UCX_NAP;
   }
   __atomic_store_n(&a->shared->asleep, 1, __ATOMIC_SEQ_CST);

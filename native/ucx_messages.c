@@ -99,6 +99,10 @@ static void sent(void *request, ucx_status status, void *arg) {
   if (s->token != 0) {
     agent_answer(&u->a, s->token, ucx_status_of(status), 0, NULL, 0);
   }
+  if (s->peer->generation == s->generation) {
+    s->peer->sends--;
+    s->peer->moved = u->a.now;
+  }
   u->answers -= s->token != 0;
   u->sends--;
   free(s);
@@ -107,10 +111,18 @@ static void sent(void *request, ucx_status status, void *arg) {
   }
 }
 
+/* Whoever posts is told that the agent is full when its ring is. So a message to a peer
+ * that has much under way stays there, and with it what comes behind; but not for a
+ * peer that stands still, whose messages are then refused one by one. */
+int message_waits(struct ucx *u, const struct sluice_slot *c) {
+  const struct ucx_peer *p = c->op == SLUICE_OP_NOTIFY ? peer_at(u, c->handle) : NULL;
+  return p != NULL && !p->dead && p->ep != NULL && p->sends >= MAX_PEER_SENDS && u->a.now - p->moved < STILL_NS;
+}
+
 void message_send(struct ucx *u, const struct sluice_slot *c) {
   struct ucx_peer *p = peer_at(u, c->handle);
   int status = p == NULL ? SLUICE_BAD_HANDLE : p->dead || p->ep == NULL ? SLUICE_PEER_DEAD : c->len > MAX_MESSAGE ? SLUICE_BAD_PAYLOAD
-               : u->sends >= MAX_SENDS || u->answers > u->a.evt_mask / 2                                           ? SLUICE_FULL
+               : u->sends >= MAX_SENDS || p->sends >= MAX_PEER_SENDS || u->answers > u->a.evt_mask / 2             ? SLUICE_FULL
                                                                                                                  : 0;
   struct send *s = NULL;
   if (status == 0 && (s = malloc(sizeof *s + c->len + 1)) == NULL) {
@@ -125,12 +137,17 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
     how.flags = UCX_AM_SEND_EAGER;
     how.send = sent;
     how.user_data = s;
+    if (p->sends++ == 0) {
+      p->moved = u->a.now;
+    }
     u->sends++;
     u->answers += c->token != 0;
     void *r = u->api->am_send_nbx(p->ep, AM_ID, u->name, strlen(u->name), s->bytes, c->len, &how);
     if (r != NULL && !ucx_is_error(r)) {
       return; /* sent answers */
     }
+    p->sends--;
+    p->moved = u->a.now;
     u->sends--;
     u->answers -= c->token != 0;
     free(s);

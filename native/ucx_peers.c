@@ -116,6 +116,7 @@ int peer_load(struct ucx *u, const struct sluice_slot *c, uint64_t *handle, cons
     }
     empty->generation++;
     empty->dead = 0;
+    empty->sends = 0;
     empty->u = u;
     found = empty;
   }

@@ -8,6 +8,8 @@
 #define AM_ID 7u
 #define MAX_MESSAGE (64u << 10) /* eager, in one piece */
 #define MAX_SENDS 4096u         /* under way */
+#define MAX_PEER_SENDS 1024u    /* to one peer */
+#define STILL_NS 2000000000ull  /* a peer that took nothing for so long is not waited for */
 #define MAX_HELD 65536u         /* arrived, and the ring was full */
 #define MAX_HELD_BYTES (16u << 20)
 #define NAME_MAX_BYTES 255u
@@ -26,6 +28,8 @@ struct ucx_peer {
   void *ep;
   int dead; /* told; its endpoint is closed by peers_close_dead */
   uint32_t generation;
+  uint32_t sends; /* under way */
+  uint64_t moved; /* when one of them last ended, or the first began */
 };
 
 struct message { /* one that waits for room in the ring */
@@ -43,6 +47,7 @@ struct ucx {
   struct ucx_peer peers[MAX_PEERS];
   uint32_t sends, answers; /* under way; of them those whose end is told */
   int any_dead;
+  int full; /* the next command is a message that waits for those before it */
   struct message *held, **held_end;
   size_t held_count, held_bytes;
 };
@@ -68,6 +73,7 @@ uint32_t message_places(const struct ucx *u); /* free in the ring of events */
 ucx_status message_arrived(void *arg, const void *header, size_t header_len, void *data, size_t len, const struct ucx_am_recv *param);
 void messages_release(struct ucx *u); /* held ones go to the ring, as far as it has room */
 void messages_forget(struct ucx *u);
+int message_waits(struct ucx *u, const struct sluice_slot *c); /* until some to its peer have gone */
 void message_send(struct ucx *u, const struct sluice_slot *c);
 
 #endif

@@ -1,7 +1,8 @@
 /* A libucp for tests: workers of one process, in memory, that do what UCP does, or
  * what a test asks of a function by fake_set: a status, success without a result
  * (FAKE_EMPTY), not coming back (FAKE_HANG) until fake_reset, and for a send also a
- * request that ends later (FAKE_LATER, with the status of fake_pending). Its handles
+ * request that ends later (FAKE_LATER, with the status of fake_pending, and not as long
+ * as that is FAKE_LATER itself). Its handles
  * come from malloc, so that a sanitizer sees what is not given back. */
 #define _GNU_SOURCE
 #include "fake_control.h"
@@ -169,7 +170,7 @@ EXPORT ucx_status ucp_worker_arm(void *p) {
   uint64_t n;
   ssize_t ignored = read(w->efd, &n, sizeof n);
   (void)ignored;
-  int busy = w->first != NULL || w->requests != NULL || w->broken != NULL;
+  int busy = w->first != NULL || (w->requests != NULL && pending != FAKE_LATER) || w->broken != NULL;
   pthread_mutex_unlock(&lock);
   return busy ? UCX_BUSY : 0;
 }
@@ -179,10 +180,13 @@ EXPORT unsigned ucp_worker_progress(void *p) {
   enter("worker_progress");
   pthread_mutex_lock(&lock);
   struct packet *all = w->first;
-  struct request *requests = w->requests;
+  struct request *requests = pending == FAKE_LATER ? NULL : w->requests;
   struct endpoint *broken = w->broken;
   int status = pending; /* fake_pending: the end of later sends */
-  w->first = NULL, w->last = &w->first, w->requests = NULL, w->broken = NULL;
+  w->first = NULL, w->last = &w->first, w->broken = NULL;
+  if (requests != NULL) {
+    w->requests = NULL;
+  }
   pthread_mutex_unlock(&lock);
   unsigned did = 0;
   for (; all != NULL; did++) {

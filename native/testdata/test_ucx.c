@@ -198,6 +198,26 @@ int main(int argc, char **argv) {
   }
   CHECK(in_order == many && __atomic_load_n(&b.shared->unread, __ATOMIC_RELAXED) == 1, "%d of %d in order, %llu lost", in_order, many, (unsigned long long)__atomic_load_n(&b.shared->unread, __ATOMIC_RELAXED) - 1);
 
+  /* A peer that takes nothing for a while: the sender's ring fills, and nothing is lost. */
+  fake.pending(LATER);
+  fake.set("am_send_nbx", LATER, 0);
+  int posted = 0, taken = 0;
+  for (int refused = 0; refused < 20 && posted < many;) {
+    char text[16];
+    int len = snprintf(text, sizeof text, "%d", posted);
+    if (push(&a, SLUICE_OP_NOTIFY, 0, peer, NULL, text, (size_t)len)) {
+      posted++, refused = 0;
+    } else {
+      refused++, usleep(1000);
+    }
+  }
+  fake.reset();
+  CHECK(posted >= 1024 && posted < many, "%d were taken of a peer that takes none", posted);
+  while (taken < posted && next_message(&b, 5) && atoi(buf + 1) == taken) {
+    taken++;
+  }
+  CHECK(taken == posted, "%d of %d came in order", taken, posted);
+
   /* Failures of a send mark the peer, and loading it again mends that. */
   fake.set("am_send_nbx", -25, 1);
   CHECK(call(&a, SLUICE_OP_NOTIFY, peer, NULL, "x", 1, &e, buf, sizeof buf) == SLUICE_UCX_ERROR - 25, "refused");
