@@ -54,9 +54,13 @@ var (
 	errStuck = errors.New("it began a frame and does not end it")
 )
 
-// drain takes all that the socket has; true when the connection is over.
+// drain takes all that the socket has; true when the connection is over. A socket that
+// never runs dry would keep Close waiting, which ends no read that is under way.
 func (c *conn) drain(fd int) bool {
 	for {
+		if c.pull.over.Load() {
+			return true
+		}
 		n, errno := recv(fd, c.space())
 		switch {
 		case errno == syscall.EAGAIN:

@@ -82,6 +82,7 @@ type Pull struct {
 	said     atomic.Int64 // unix seconds of the last line in the log about a peer
 
 	open, strangers, crowded, broken, parts atomic.Int64
+	over                                    atomic.Bool // Close was called: nothing is read any more
 
 	mu     sync.Mutex
 	closed bool
@@ -165,6 +166,7 @@ func (p *Pull) Stats() Stats {
 // Close ends all connections. Message is not called after it. It may be called more
 // than once, but not by Message.
 func (p *Pull) Close() {
+	p.over.Store(true)
 	p.mu.Lock()
 	p.closed = true
 	for c := range p.conns {

@@ -331,3 +331,30 @@ func TestClose(t *testing.T) {
 		t.Error("it listens after Close")
 	}
 }
+
+// A peer that sends without a pause, so that the socket is never found empty, does not
+// hold Close up.
+func TestCloseUnderAFlood(t *testing.T) {
+	var peer net.Conn
+	flood := make(chan struct{})
+	var once sync.Once
+	next := bytes.Repeat(short(0, "m"), 2)
+	more := 0
+	p := listen(t, Options{Message: func([]byte) {
+		if more++; more%2 == 1 { // for each two that are taken, two more are there
+			peer.Write(next)
+		}
+		once.Do(func() { close(flood) })
+	}})
+	peer = dial(t, p)
+	say(t, peer, hello(), next, next)
+	<-flood
+	done := make(chan struct{})
+	go func() { p.Close(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		peer.Close()
+		t.Error("Close waits for the peer")
+	}
+}
