@@ -413,10 +413,13 @@ func (r *router) joined(w *worker.Worker) {
 }
 
 // forget drops what was foretold of a rank whose events say that it lost its blocks: its
-// choices of late, and the guesses made while no events told of it.
+// choices of late, and the guesses made while no events told of it. A feed that only
+// begins has nothing to lose, and the guesses stand.
 func (r *router) forget(slot worker.Slot) {
 	r.scheduler.Forget(slot)
-	r.approx.Clear(slot)
+	if r.index.Held(slot) > 0 {
+		r.approx.Clear(slot)
+	}
 }
 
 // left drops what the router knows of a worker's KV.
