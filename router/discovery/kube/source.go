@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,8 +64,7 @@ func New(conf config.Kube) (*Source, error) {
 	rc.APIPath, rc.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	rc.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	rc.UserAgent = "sluice"
-	// Its log says nothing that Run does not report to the Set.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	silence()
 	client, err := rest.RESTClientFor(rc)
 	if err != nil {
 		return nil, fmt.Errorf("kube: cannot use the credentials: %w", err)
@@ -73,6 +73,10 @@ func New(conf config.Kube) (*Source, error) {
 		func() *corev1.Pod { return new(corev1.Pod) }, func() *corev1.PodList { return new(corev1.PodList) })
 	return s, nil
 }
+
+// silence ends the client's log, which says nothing that Run does not report to the Set.
+// The log is the process's, and sources that run read it: so it is set once.
+var silence = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
 
 func credentials(kubeconfig string) (rc *rest.Config, namespace string, err error) {
 	if kubeconfig != "" {
