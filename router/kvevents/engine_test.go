@@ -34,6 +34,7 @@ type engine struct {
 
 	mu        sync.Mutex
 	next      uint64
+	life      int               // a process that has died answers nothing more
 	kept      map[uint64][]byte // what replay can serve
 	withTopic bool              // vLLM from 0.26, SGLang from 0.5.22
 	deaf      bool              // takes requests and does not answer
@@ -160,6 +161,7 @@ func (e *engine) frames(frames ...[]byte) {
 func (e *engine) newLife() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.life++
 	e.next, e.kept = 0, map[uint64][]byte{}
 }
 
@@ -197,7 +199,7 @@ func (e *engine) serveReplay(ready chan<- string) {
 func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	e.mu.Lock()
 	e.asked = append(e.asked, from)
-	deaf, to := e.deaf, e.next
+	deaf, to, life := e.deaf, e.next, e.life
 	e.mu.Unlock()
 	if deaf {
 		return
@@ -212,6 +214,10 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	sent := false
 	for seq := from; seq < to; seq++ {
 		e.mu.Lock()
+		if e.life != life { // half of the old life's and half of the new one's is what no engine sends
+			e.mu.Unlock()
+			return
+		}
 		payload, ok := e.kept[seq]
 		drop, pause := e.dropOnce[seq], e.pause
 		if drop && sent {
@@ -228,6 +234,12 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 		case <-time.After(pause):
 		}
 		reply([]byte(e.topic), binary.BigEndian.AppendUint64(nil, seq), payload)
+	}
+	e.mu.Lock()
+	died := e.life != life
+	e.mu.Unlock()
+	if died {
+		return
 	}
 	reply(nil, []byte{255, 255, 255, 255, 255, 255, 255, 255}, nil)
 }
