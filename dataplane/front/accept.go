@@ -136,11 +136,16 @@ func (s *Server) admit(nc net.Conn) *conn {
 			c.ahead.fresh, c.ahead.try = s.opt.TLS == nil, c.tryRead
 			if s.opt.TLS == nil {
 				c.transfer.init()
+				c.askFunc = c.early.atSocket
 			}
 		}
 	}
 	if s.opt.TLS != nil {
-		c.secure = tls.Server(nc, s.opt.TLS)
+		under := nc
+		if c.raw != nil {
+			under = &underTLS{nc, c}
+		}
+		c.secure = tls.Server(under, s.opt.TLS)
 		c.Conn = c.secure
 	}
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {

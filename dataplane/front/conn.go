@@ -47,6 +47,8 @@ type conn struct {
 
 	ahead    ahead
 	transfer transfer
+	early    early
+	askFunc  func(fd uintptr) // early.atSocket, made once
 
 	proxy   bool       // the other end is a trusted proxy
 	headed  bool       // a PROXY header may come first, and has not been looked for
@@ -98,9 +100,15 @@ const (
 	handAbort = handPending | handReleased | handFailed
 )
 
-var errProbe = errors.New("front: nothing buffered")
-
 func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.read(p)
+	if n > 0 {
+		c.early.took(p[:n])
+	}
+	return n, err
+}
+
+func (c *conn) read(p []byte) (int, error) {
 	if c.probing {
 		return 0, errProbe
 	}
@@ -151,6 +159,10 @@ func (c *conn) readFailure() Reason {
 // enough of the last deadline is left.
 func (c *conn) Write(p []byte) (int, error) {
 	limit := c.srv.live().WriteTimeout
+	if c.early.asks {
+		c.lookAhead()
+		c.lingered = c.lingered || c.early.came
+	}
 	done := 0
 	for {
 		if now := time.Now(); c.writeBy.Sub(now) < limit-limit/4 {
@@ -308,18 +320,6 @@ func (c *conn) linger() {
 	}
 }
 
-// pipelined says whether fasthttp's reader of the hijacked connection holds
-// bytes of a next request, without touching the socket.
-func (c *conn) pipelined(hijacked io.Reader) bool {
-	if c.ahead.buf != nil {
-		return true
-	}
-	c.probing = true
-	n, _ := hijacked.Read(c.probe[:])
-	c.probing = false
-	return n > 0
-}
-
 // connState is fasthttp's hook for the state of a connection.
 func connState(nc net.Conn, state fasthttp.ConnState) {
 	c, ok := nc.(*conn)
@@ -330,9 +330,11 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	case fasthttp.StateActive:
 		c.active.Store(true)
 		c.due = dueHead
+		c.early.active()
 	case fasthttp.StateIdle:
 		c.active.Store(false)
 		c.due = dueIdle
+		c.early.idle()
 		c.reportEnd()
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)

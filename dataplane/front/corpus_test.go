@@ -20,7 +20,7 @@ type rawCase struct {
 	raw    string
 	ran    bool // the handler runs once, with hello as its body
 	status int
-	kept   bool // the connection serves the probe that follows
+	kept   bool // the connection serves a request that follows
 }
 
 const (
@@ -266,7 +266,9 @@ func refusedBodies() []rawCase {
 }
 
 // The handler runs as often as the framing says, whatever comes, and what is
-// inside of a body never runs.
+// inside of a body never runs. Behind each case there is a request: in the same write,
+// where it comes too early and is refused by its own id if it was found where the
+// framing says, and behind the answer, where it is served.
 func TestRawCorpus(t *testing.T) {
 	var mu sync.Mutex
 	var bodies []string
@@ -282,47 +284,61 @@ func TestRawCorpus(t *testing.T) {
 	}
 	t.Logf("reliability 1: %d raw cases, each with a request behind it", len(cases))
 	for _, k := range cases {
-		t.Run(k.name, func(t *testing.T) {
-			mu.Lock()
-			bodies = nil
-			mu.Unlock()
-			c := r.dial()
-			c.t = t
-			probe := chatPost(probeDoc, "Connection: close")
-			// The server may close before all of it is written.
-			_, _ = c.Write([]byte(k.raw + probe))
-			resp, body := c.answer()
-			if resp.StatusCode != k.status {
-				t.Fatalf("status %d, want %d: %s", resp.StatusCode, k.status, body)
+		for _, early := range []bool{true, false} {
+			if !early && !k.kept {
+				continue
 			}
-			if id := resp.Header.Get("X-Request-Id"); !validRequestID([]byte(id)) {
-				t.Errorf("X-Request-Id %q", id)
-			}
-			if k.status >= 400 {
-				contains(t, body, `{"error":{"message":"`)
-				if resp.Header.Get("X-Sluice-Reason") == "" {
-					t.Error("no X-Sluice-Reason")
+			t.Run(fmt.Sprintf("%s/early=%v", k.name, early), func(t *testing.T) {
+				mu.Lock()
+				bodies = nil
+				mu.Unlock()
+				c := r.dial()
+				c.t = t
+				raw, probe := k.raw, chatPost(probeDoc, "Connection: close", "X-Request-Id: the-probe")
+				if early {
+					raw += probe
 				}
-			}
-			var want []string
-			if k.ran {
-				want = append(want, hello)
-			}
-			if k.kept {
-				want = append(want, probeDoc)
-				if resp, body := c.answer(); resp.StatusCode != 200 || body != probeDoc {
-					t.Errorf("probe: %d %q", resp.StatusCode, body)
+				// The server may close before all of it is written.
+				_, _ = c.Write([]byte(raw))
+				resp, body := c.answer()
+				if resp.StatusCode != k.status {
+					t.Fatalf("status %d, want %d: %s", resp.StatusCode, k.status, body)
 				}
-			} else if !resp.Close {
-				t.Error("closed without saying so")
-			}
-			c.closed()
-			mu.Lock()
-			defer mu.Unlock()
-			if !slices.Equal(bodies, want) {
-				t.Errorf("the handler ran with %q, want %q", bodies, want)
-			}
-		})
+				if id := resp.Header.Get("X-Request-Id"); !validRequestID([]byte(id)) {
+					t.Errorf("X-Request-Id %q", id)
+				}
+				if k.status >= 400 {
+					contains(t, body, `{"error":{"message":"`)
+					if resp.Header.Get("X-Sluice-Reason") == "" {
+						t.Error("no X-Sluice-Reason")
+					}
+				}
+				var want []string
+				if k.ran {
+					want = append(want, hello)
+				}
+				switch {
+				case !k.kept:
+					if !resp.Close {
+						t.Error("closed without saying so")
+					}
+				case early:
+					c.refusedEarly("the-probe")
+				default:
+					want = append(want, probeDoc)
+					c.send(probe)
+					if resp, body := c.answer(); resp.StatusCode != 200 || body != probeDoc {
+						t.Errorf("probe: %d %q", resp.StatusCode, body)
+					}
+				}
+				c.closed()
+				mu.Lock()
+				defer mu.Unlock()
+				if !slices.Equal(bodies, want) {
+					t.Errorf("the handler ran with %q, want %q", bodies, want)
+				}
+			})
+		}
 	}
 }
 

@@ -290,6 +290,7 @@ func (x *Exchange) finish() {
 		x.c.gone.set(nil)
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
 		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
+		x.c.early.asks = true
 		if !x.reusable() {
 			x.ctx.Response.Header.SetConnectionClose()
 		}

@@ -9,6 +9,7 @@ const (
 	BadHTTP            Reason = "bad_http"
 	BadTLS             Reason = "bad_tls"          // in metrics only: there is nobody to be told
 	BadProxyHeader     Reason = "bad_proxy_header" // likewise
+	Pipelined          Reason = "pipelined"
 	BadJSON            Reason = "bad_json"
 	BadField           Reason = "bad_field"
 	BadHeader          Reason = "bad_header"
@@ -51,6 +52,7 @@ var reasonTable = map[Reason]reasonRow{
 	BadProxyHeader:     {400, "invalid_request_error", ""},
 	OriginRefused:      {403, "invalid_request_error", ""},
 	BadHTTP:            {400, "invalid_request_error", ""},
+	Pipelined:          {400, "invalid_request_error", ""},
 	BadJSON:            {400, "invalid_request_error", ""},
 	BadField:           {400, "invalid_request_error", ""},
 	BadHeader:          {400, "invalid_request_error", ""},

@@ -87,6 +87,11 @@ func (x *Exchange) serve() {
 	}
 	x.identify()
 	x.locate()
+	if x.c.early.is(h.Method()) {
+		x.untrusted = true
+		x.Error(Pipelined, "", pipelinedText, 0)
+		return
+	}
 	if !x.body.open(x) {
 		x.distrust()
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)

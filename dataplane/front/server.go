@@ -60,7 +60,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s.now.Store(&opt)
 	s.ids.init()
-	s.fullAnswer = s.connectionRefusal()
+	s.fullAnswer = s.refusal(TooManyConnections, "too many connections are open; try again later", "Retry-After: 1\r\n")
 	s.exchanges.New = func() any { return newExchange(s) }
 	s.streams.New = func() any { return newStream() }
 	s.fh = fasthttp.Server{
@@ -86,8 +86,8 @@ func New(opt Options) (*Server, error) {
 		MaxRequestBodySize: 1,
 
 		DisablePreParseMultipartForm: true,
-		// Besides its saving, an answer is flushed although a pipelined request
-		// waits behind it, whose answer may take minutes.
+		// Besides its saving, an answer is flushed although a request waits behind it
+		// that came too early.
 		ReduceMemoryUsage:     true,
 		NoDefaultServerHeader: true,
 		NoDefaultContentType:  true,
@@ -241,15 +241,6 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	if o := s.opt.Observer; o != nil {
 		o.Refused("", reason)
 	}
-}
-
-// connectionRefusal is the whole answer to a connection over the limit.
-func (s *Server) connectionRefusal() []byte {
-	id := s.ids.make()
-	body := appendError(nil, 0, TooManyConnections, "", "too many connections are open; try again later", id)
-	return append(fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"+
-		"Content-Length: %d\r\nRetry-After: 1\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n\r\n",
-		len(body), TooManyConnections, id), body...)
 }
 
 // quietLogger takes fasthttp's complaints about single connections.

@@ -31,7 +31,7 @@ type stream struct {
 	status   int
 	convert  relay.Converter
 	keep     bool // the connection may serve another request
-	behind   bool // bytes of a pipelined request are buffered: it may not
+	behind   bool // a request that came too early lies in fasthttp's reader, and was lost with it
 	plain    bool // take the chunk framing out, for HTTP/1.0
 	chunked  bool // put chunk framing around what the engine sends without
 	// commented: comments may go out before the engine's first byte.
@@ -192,7 +192,7 @@ func hijacked(nc net.Conn) {
 		return
 	}
 	if c, ok := under.UnsafeConn().(*conn); ok {
-		c.stream.behind = c.pipelined(nc)
+		c.stream.behind = c.leftover(nc)
 	}
 }
 
@@ -203,6 +203,9 @@ func (s *Server) runStream(c *conn, st *stream) {
 			return relay.Result{Reusable: true}, true // it has its end in its head
 		}
 		if st.resp.Buffered() == 0 {
+			if st.resp.Ended() {
+				st.Ending()
+			}
 			if err := st.flushHead(s.live().WriteTimeout); err != nil {
 				st.call.Cut()
 				return relay.Result{Cause: relay.ClientGone, Err: err}, true
@@ -241,6 +244,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 	}
 	if res.Err == nil && len(st.head) > 0 {
 		// No body came to carry the head.
+		st.Ending()
 		if err := st.flushHead(s.live().WriteTimeout); err != nil {
 			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
 		}
@@ -248,11 +252,13 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 	if res.Err != nil && c.gone.left.Load() {
 		res.Cause = relay.ClientGone
 	}
-	reuse := res.Reusable && st.keep && !st.behind && !s.draining.Load()
-	if st.behind {
-		c.lingered = true
-	}
+	reuse, early := res.Reusable && st.keep && !s.draining.Load(), st.behind || c.early.came
+	c.lingered = c.lingered || early
 	s.endStream(c, st, res)
+	if reuse && early {
+		s.refuseEarly(c)
+		reuse = false
+	}
 	if !reuse {
 		c.shut()
 		return

@@ -274,28 +274,6 @@ func testStreamWithConnectionClose(t *testing.T, by Relay) {
 	c.closed()
 }
 
-// A request that was pipelined behind a stream is not answered, and does not
-// run; the stream itself arrives whole.
-func TestPipelinedBehindAStream(t *testing.T) { onBoth(t, testPipelinedBehindAStream) }
-
-func testPipelinedBehindAStream(t *testing.T, by Relay) {
-	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
-		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
-		return true
-	})
-	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
-	c := r.dial()
-	c.send(chatPost(hello) + chatPost(probeDoc))
-	if _, body := c.answer(); body != helloStream+"data: [DONE]\n\n" {
-		t.Errorf("%q", body)
-	}
-	c.closed()
-	if n := r.calls.Load(); n != 1 {
-		t.Errorf("the handler ran %d times", n)
-	}
-}
-
 // The head arrives although no body comes yet.
 func TestHeadDoesNotWaitForTheBody(t *testing.T) { onBoth(t, testHeadDoesNotWaitForTheBody) }
 

@@ -97,6 +97,7 @@ func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 		s.resp.HeldBack(t.Sub(before))
 	}
 	if s.isOver() {
+		s.ending()
 		return out, true
 	}
 	s.leaving = s.mayLeave()
@@ -141,6 +142,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		switch e.Why {
 		case loop.SendFailed, loop.SendStalled, loop.NoRoom, loop.Panicked:
 		default:
+			s.ending()
 			failed = s.writeAt(e.Held.B, time.Now())
 		}
 		e.Release()

@@ -94,6 +94,11 @@ type Backlog interface {
 	Unsent() (n int, ok bool)
 }
 
+// Ender is what a ClientConn has besides when it wants to know that a stream's last bytes
+// are about to be written. It is called by who writes them, and must not wait; more bytes
+// may follow all the same, and another call.
+type Ender interface{ Ending() }
+
 const (
 	// A stream reads into a small buffer while events trickle, and into a
 	// large one while data flows.
@@ -194,6 +199,7 @@ func (s *stream) drive() (res Result, ended bool) {
 func (s *stream) finish() Result {
 	if s.res.Err != nil {
 		if end := s.goodEnd(); end != nil {
+			s.ending()
 			s.res.Reusable = s.writeAt(end, time.Now()) == nil
 		}
 	}
@@ -274,10 +280,14 @@ func (s *stream) fit(buf *membudget.Buffer, n int) *membudget.Buffer {
 // has ended.
 func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 	out := s.look(p, t)
+	over := s.isOver()
+	if over || !s.chunked && s.resp.Ended() {
+		s.ending()
+	}
 	if len(out) > 0 && s.writeAt(out, t) != nil {
 		return true
 	}
-	if s.isOver() {
+	if over {
 		s.settle()
 		return true
 	}
@@ -318,6 +328,13 @@ func (s *stream) converted(p []byte) []byte {
 		s.broken = err
 	}
 	return out
+}
+
+// ending tells the client's connection that the stream ends.
+func (s *stream) ending() {
+	if e, ok := s.dst.(Ender); ok {
+		e.Ending()
+	}
 }
 
 // isOver says whether nothing more of the engine is to be read.

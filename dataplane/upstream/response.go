@@ -199,6 +199,9 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 // be had without waiting for the engine.
 func (r *Response) Buffered() int { return r.c.w - r.c.r }
 
+// Ended says whether the body was consumed to its end.
+func (r *Response) Ended() bool { return r.finished }
+
 // Finish tells that the raw body was consumed to its very end and not beyond,
 // so that Release may keep the connection.
 func (r *Response) Finish() { r.finished = true }

@@ -1,0 +1,171 @@
+package front
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
+)
+
+// early finds requests that came before the answer to the one before had left
+// (pipelining, RFC 9112 9.3.2). They are refused: the first is answered as ever, the one
+// behind it is told so, and the connection ends. Served in turn they would wait behind
+// an answer that takes minutes, unseen by limits and drain, and a client that leaves
+// could not be told from one that has more to say.
+//
+// What came is looked for as the last bytes of an answer leave, so a client that sends
+// its next request as soon as it has the answer is never taken for one that did not
+// wait. The bytes are in one of two places. fasthttp's reader may have read them with
+// the request before: then it has no need to read while it waits for the next one. Or
+// they are in the socket still (or in TLS), which is asked.
+//
+// It belongs to whoever serves the connection, as the plain fields of conn do.
+type early struct {
+	asks   bool // an answer leaves: each of its writes asks the socket before
+	came   bool // it had something
+	after  bool // an answer has left, and no request has begun since
+	read   bool // since then the socket was read: nothing had come before
+	rest   bool // the request that has begun did so in fasthttp's reader
+	begin  [8]byte
+	begins int // how many of begin are known: what was read since, but for line ends
+}
+
+// Empty lines between requests are no request: some clients end a body with one.
+const lineEnds = "\r\n"
+
+// idle notes that an answer has left and the next request is waited for.
+func (e *early) idle() { e.asks, e.after, e.read, e.rest, e.begins = false, true, false, false, 0 }
+
+// active notes that a request begins.
+func (e *early) active() { e.after, e.rest = false, e.after && !e.read }
+
+// took notes what fasthttp reads.
+func (e *early) took(p []byte) {
+	e.read = true
+	if e.rest && e.begins < len(e.begin) {
+		if e.begins == 0 {
+			p = bytes.TrimLeft(p, lineEnds)
+		}
+		e.begins += copy(e.begin[e.begins:], p)
+	}
+}
+
+// is says whether the request whose method was read came too early. What fasthttp's
+// reader held may have been line ends alone, and then the whole request was read since.
+func (e *early) is(method []byte) bool {
+	n := min(e.begins, len(method))
+	return e.came || e.rest && (n == 0 || !bytes.Equal(e.begin[:n], method[:n]))
+}
+
+// atSocket asks a plain connection's descriptor.
+func (e *early) atSocket(fd uintptr) {
+	n, _ := sock.Peek(int(fd), e.begin[:]) // of no other use while an answer leaves
+	e.came = len(bytes.Trim(e.begin[:n], lineEnds)) > 0
+}
+
+// lookAhead asks the connection whether more has come, without waiting.
+func (c *conn) lookAhead() {
+	e := &c.early
+	switch {
+	case c.raw == nil || e.came:
+	case c.secure == nil:
+		_ = c.raw.Control(c.askFunc)
+	case c.ahead.buf == nil:
+		c.probing = true
+		defer func() { c.probing = false }()
+		n, _ := c.secure.Read(c.probe[:]) // an end or an error comes again
+		if n == 0 {
+			return
+		}
+		a := &c.ahead
+		a.buf = membudget.Default.Get(membudget.MinBuffer)
+		a.buf.B[0] = c.probe[0]
+		n, _ = c.secure.Read(a.buf.B[1:])
+		a.r, a.w = 0, 1+n
+		e.came = len(bytes.Trim(a.buf.B[:a.w], lineEnds)) > 0
+	}
+}
+
+// leftover says whether fasthttp's reader of a hijacked connection holds the beginning
+// of a next request, without touching the socket. What it holds is lost.
+func (c *conn) leftover(hijacked io.Reader) bool {
+	c.probing = true
+	defer func() { c.probing = false }()
+	for {
+		n, err := hijacked.Read(c.probe[:])
+		if n > 0 && c.probe[0] != '\r' && c.probe[0] != '\n' {
+			return true
+		}
+		if n == 0 || err != nil {
+			return false
+		}
+	}
+}
+
+// Ending implements relay.Ender.
+func (st *stream) Ending() {
+	if st.keep {
+		st.c.lookAhead()
+	}
+}
+
+const pipelinedText = "this request came before the answer to the one before it on the same connection (pipelining), which is not served; send it again behind that answer, or on a connection of its own"
+
+// refuseEarly tells a client, behind the answer to its request, that the next one came
+// too early. The connection ends with it.
+func (s *Server) refuseEarly(c *conn) {
+	c.lingered = true
+	_, _ = c.Write(s.refusal(Pipelined, pipelinedText))
+	if o := s.opt.Observer; o != nil {
+		o.Refused("", Pipelined)
+	}
+}
+
+// refusal is a whole answer behind which a connection ends, for those that no Exchange
+// was made for; lines are more header lines, each with its end.
+func (s *Server) refusal(reason Reason, message string, lines ...string) []byte {
+	id := s.ids.make()
+	body := appendError(nil, 0, reason, "", message, id)
+	head := fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n",
+		reason.Status(), fasthttp.StatusMessage(reason.Status()), len(body), reason, id)
+	for _, line := range lines {
+		head = append(head, line...)
+	}
+	return append(append(head, lineEnds...), body...)
+}
+
+// underTLS is the connection below a TLS one, which can be asked for what has come.
+type underTLS struct {
+	net.Conn
+	c *conn
+}
+
+func (u *underTLS) Read(p []byte) (n int, err error) {
+	if !u.c.probing {
+		return u.Conn.Read(p)
+	}
+	err = errProbe
+	_ = u.c.raw.Control(func(fd uintptr) {
+		if got, errno := sock.Recv(int(fd), p); errno == 0 {
+			if n, err = got, nil; got == 0 {
+				err = io.EOF
+			}
+		}
+	})
+	return n, err
+}
+
+// probeError is what a read gives that must not wait: crypto/tls goes on after one that
+// is temporary.
+type probeError struct{}
+
+func (probeError) Error() string   { return "front: nothing has come" }
+func (probeError) Timeout() bool   { return true }
+func (probeError) Temporary() bool { return true }
+
+var errProbe net.Error = probeError{}

@@ -1,0 +1,263 @@
+package front
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/sock"
+)
+
+// refusedEarly reads the refusal of a request that came too early, and the connection's
+// end behind it; id is the request's, "" where the server made one.
+func (c *client) refusedEarly(id string) {
+	c.t.Helper()
+	resp, body := c.answer()
+	if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(Pipelined) || !resp.Close {
+		c.t.Errorf("the request that came too early: %d %v %s", resp.StatusCode, resp.Header, body)
+	}
+	if got := resp.Header.Get("X-Request-Id"); id != "" && got != id || !validRequestID([]byte(got)) {
+		c.t.Errorf("X-Request-Id %q, want %q", got, id)
+	}
+	contains(c.t, body, `"type":"invalid_request_error"`, "pipelining")
+	c.closed()
+}
+
+// overTLS makes a connection a TLS one.
+func overTLS(c *client) *client {
+	return newClient(c.t, tls.Client(c.Conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}))
+}
+
+// onWires runs test over plain connections and over TLS.
+func onWires(t *testing.T, test func(t *testing.T, opt Options, dial func(*rig) *client)) {
+	t.Run("plain", func(t *testing.T) { test(t, Options{}, (*rig).dial) })
+	t.Run("TLS", func(t *testing.T) {
+		lent := httptest.NewUnstartedServer(nil)
+		lent.StartTLS() // has a certificate
+		defer lent.Close()
+		test(t, Options{TLS: &tls.Config{Certificates: lent.TLS.Certificates, MinVersion: tls.VersionTLS12}}, func(r *rig) *client { return overTLS(r.dial()) })
+	})
+}
+
+// hasCome waits until bytes lie in the socket of an exchange.
+func hasCome(t *testing.T, x *Exchange) {
+	until(t, "bytes of the next request", func() bool {
+		var p [1]byte
+		n := 0
+		_ = x.c.raw.Control(func(fd uintptr) { n, _ = sock.Peek(int(fd), p[:]) })
+		return n > 0
+	})
+}
+
+// A request that comes before the answer to the one before is refused, and that answer
+// waits for nobody: in one write with it, or while it is worked on, whole or in part.
+func TestPipelinedIsRefused(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		entered, more := make(chan struct{}, 1), make(chan bool, 1)
+		r := start(t, opt, func(x *Exchange) {
+			entered <- struct{}{}
+			if <-more {
+				hasCome(t, x)
+			}
+			echo(x)
+		})
+		second := chatPost(probeDoc, "X-Request-Id: second")
+		for name, k := range map[string]struct {
+			first, behind, rest string
+		}{
+			"one write":                         {first: chatPost(hello) + second},
+			"one write, a page":                 {first: chatPost(hello) + "GET /livez HTTP/1.1\r\nHost: a\r\nX-Request-Id: second\r\n\r\n"},
+			"one write, three requests":         {first: chatPost(hello) + second + second},
+			"one write, an empty line between":  {first: chatPost(hello) + "\r\n" + second},
+			"two writes":                        {first: chatPost(hello), behind: second},
+			"two writes, an empty line between": {first: chatPost(hello), behind: "\r\n" + second},
+			"a byte":                            {first: chatPost(hello), behind: second[:1], rest: second[1:]},
+			"a byte in the first write":         {first: chatPost(hello) + second[:1], rest: second[1:]},
+			"half of it in the first write":     {first: chatPost(hello) + second[:len(second)/2], rest: second[len(second)/2:]},
+			"HTTP/1.0 with keep-alive":          {first: strings.Replace(chatPost(hello, "Connection: keep-alive"), "/1.1", "/1.0", 1) + second},
+			"large":                             {first: chatPost(`{"model":"` + strings.Repeat("m", 60<<10) + `"}`), behind: second},
+		} {
+			t.Run(name, func(t *testing.T) {
+				before := r.calls.Load()
+				c := dial(r)
+				c.t = t
+				c.send(k.first)
+				<-entered
+				if k.behind != "" {
+					c.send(k.behind)
+				}
+				more <- k.behind != ""
+				resp, body := c.answer()
+				if resp.StatusCode != 200 || !strings.HasSuffix(k.first[:strings.Index(k.first, "}")+1], body) {
+					t.Errorf("first: %d %q", resp.StatusCode, body)
+				}
+				if k.rest != "" {
+					_, _ = io.WriteString(c, k.rest)
+				}
+				c.refusedEarly("second")
+				if n := r.calls.Load() - before; n != 1 {
+					t.Errorf("the handler ran %d times", n)
+				}
+			})
+		}
+		r.seen.mu.Lock()
+		defer r.seen.mu.Unlock()
+		if n := r.seen.refused[Pipelined]; n != 11 {
+			t.Errorf("%d were counted as refused", n)
+		}
+	})
+}
+
+// Who sends the next request as soon as the answer is there has waited, and so has who
+// ends a body with an empty line.
+func TestQuickReuseIsNotPipelining(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+			_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+			return true
+		})
+		for _, by := range []Relay{RelayLoop, RelayGoroutine} {
+			opt.Relay = by
+			ends := make(chan relay.Result, 1000)
+			streams := relayTo(e, endHook(ends))
+			r := start(t, opt, func(x *Exchange) {
+				if string(x.Doc.Body) == probeDoc {
+					streams(x)
+					return
+				}
+				echo(x)
+			})
+			c := dial(r)
+			for i := range 600 {
+				body, want := hello, hello
+				if i%3 == 2 {
+					body, want = probeDoc, helloStream
+				}
+				request := chatPost(body)
+				if i%2 == 0 {
+					request += "\r\n"
+				}
+				c.send(request)
+				if resp, got := c.answer(); resp.StatusCode != 200 || got != want {
+					t.Fatalf("%s, request %d: %d %q", by, i, resp.StatusCode, got)
+				}
+			}
+			_ = c.Close()
+		}
+	})
+}
+
+// Behind a stream it is the same, however it runs and whenever the next request came.
+func TestPipelinedBehindAStream(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		onBoth(t, func(t *testing.T, by Relay) {
+			for _, k := range []struct {
+				name, framing, end string
+			}{
+				{"chunked", "Transfer-Encoding: chunked", chunk("data: [DONE]\n\n") + "0\r\n\r\n"},
+				{"sized", fmt.Sprintf("Content-Length: %d", len(helloStream)+14), "data: [DONE]\n\n"},
+				{"died", "Transfer-Encoding: chunked", ""},
+			} {
+				for _, when := range []string{"one write", "under way"} {
+					t.Run(k.name+"/"+when, func(t *testing.T) {
+						free := make(chan struct{})
+						e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+							text := helloStream
+							if k.name != "sized" {
+								text = chunk(text)
+							}
+							_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"+k.framing+"\r\n\r\n"+text)
+							<-free
+							_, _ = io.WriteString(nc, k.end)
+							return k.end != ""
+						})
+						ends, at := make(chan relay.Result, 1), make(chan *Exchange, 1)
+						opt := opt
+						opt.Relay = by
+						streams := relayTo(e, endHook(ends))
+						r := start(t, opt, func(x *Exchange) {
+							at <- &Exchange{c: x.c}
+							streams(x)
+						})
+						c, next := dial(r), chatPost(probeDoc, "X-Request-Id: second")
+						c.t = t
+						if when == "one write" {
+							c.send(chatPost(hello) + next)
+						} else {
+							c.send(chatPost(hello))
+						}
+						resp, err := http.ReadResponse(c.br, nil)
+						if err != nil || resp.StatusCode != 200 {
+							t.Fatal(resp, err)
+						}
+						part := make([]byte, len(helloStream))
+						if _, err := io.ReadFull(resp.Body, part); err != nil || string(part) != helloStream {
+							t.Fatalf("%q %v", part, err)
+						}
+						if when != "one write" {
+							c.send(next)
+							hasCome(t, <-at)
+						}
+						close(free)
+						rest, err := io.ReadAll(resp.Body)
+						if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
+							t.Errorf("%q %v", rest, err)
+						}
+						c.refusedEarly("")
+						if n := r.calls.Load(); n != 1 {
+							t.Errorf("the handler ran %d times", n)
+						}
+						<-ends
+					})
+				}
+			}
+		})
+	})
+}
+
+// Bytes of a body are not a next request, whatever they look like, nor is what follows
+// an answer that ends the connection answered.
+func TestNotPipelined(t *testing.T) {
+	entered, more := make(chan struct{}, 1), make(chan bool, 1)
+	r := start(t, Options{}, func(x *Exchange) {
+		entered <- struct{}{}
+		if <-more {
+			hasCome(t, x)
+		}
+		echo(x)
+	})
+	c := r.dial()
+	c.send(chatPost(hello, "Connection: close"))
+	<-entered
+	c.send(chatPost(probeDoc))
+	more <- true
+	if resp, body := c.answer(); !resp.Close || body != hello {
+		t.Errorf("%v %q", resp.Close, body)
+	}
+	c.closed()
+
+	c = r.dial()
+	head, body, _ := strings.Cut(chatPost(hello, "Expect: 100-continue"), "\r\n\r\n")
+	c.send(head + "\r\n\r\n")
+	if resp, err := http.ReadResponse(c.br, nil); err != nil || resp.StatusCode != 100 {
+		t.Fatal(resp, err)
+	}
+	c.send(body)
+	<-entered
+	more <- false
+	if resp, got := c.answer(); resp.StatusCode != 200 || got != hello {
+		t.Errorf("%d %q", resp.StatusCode, got)
+	}
+	c.send(chatPost(probeDoc))
+	<-entered
+	more <- false
+	if resp, got := c.answer(); resp.StatusCode != 200 || got != probeDoc {
+		t.Errorf("behind it: %d %q", resp.StatusCode, got)
+	}
+}
