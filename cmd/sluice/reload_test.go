@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/sim"
+	"sluice/dataplane/upstream"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -225,6 +228,70 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	}
 	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 200 {
 		t.Errorf("back to the default: %d %s", a.Status, a.Body)
+	}
+}
+
+// The bounds of connections to engines hold for those that are open when they change.
+func TestReloadOfEngineConnections(t *testing.T) {
+	e := startSim(t, nil)
+	calm := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
+	g := startReloadable(t, calm, e.URL())
+	stats := func() upstream.Stats { return g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Stats() }
+	ask := func() int { return post(t, g.URL+"/v1/chat/completions", chat("")).Status }
+	take := func(more string, paths ...string) {
+		t.Helper()
+		status, changes, message := g.reload(more)
+		if status != 200 || len(changes) != len(paths) {
+			t.Fatalf("%d %v %s", status, changes, message)
+		}
+		for i, c := range changes {
+			if c.Path != paths[i] || c.Effect != config.Applied {
+				t.Errorf("%+v, want %s applied", c, paths[i])
+			}
+		}
+	}
+	idle := func(n int) {
+		t.Helper()
+		eventually(t, 30*time.Second, fmt.Sprintf("%d idle connections", n), func() bool { return stats().Idle == n && stats().Open == n })
+	}
+	if ask() != 200 {
+		t.Fatal("before")
+	}
+	idle(1)
+	take("timeouts: {engine_idle: 1ms, engine_age: 0s}\n", "timeouts.engine_idle")
+	idle(0)
+	take(calm, "timeouts.engine_idle")
+	ask()
+	idle(1)
+	take("timeouts: {engine_idle: 1h, engine_age: 1ms}\n", "timeouts.engine_age")
+	eventually(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
+	take(calm, "timeouts.engine_age")
+
+	// Two are held: by requests that the engine works on until they are let go.
+	e.Fault(sim.Fault{Kind: sim.Stall, N: 2})
+	ctx, letGo := context.WithCancel(t.Context())
+	var held sync.WaitGroup
+	for range 2 {
+		held.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, "POST", g.URL+"/v1/chat/completions", strings.NewReader(chat("")))
+			req.Header.Set("Content-Type", "application/json")
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
+	take(calm+"limits: {engine_conns: 2}\n", "limits.engine_conns")
+	eventually(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
+	take(calm, "limits.engine_conns")
+	if status := ask(); status != 200 {
+		t.Errorf("within the limit again: %d", status)
+	}
+	letGo()
+	held.Wait()
+	take("timeouts: {engine_idle: 1h, engine_age: 0s, connect: 3s}\n", "timeouts.connect")
+	if b := g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Bounds(); b.ConnectTimeout != 3*time.Second {
+		t.Errorf("%+v", b)
 	}
 }
 

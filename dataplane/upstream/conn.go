@@ -47,7 +47,8 @@ type conn struct {
 	peekFunc     func(fd uintptr)
 	newer, older *conn // idle list
 	idleSince    time.Duration
-	retire       time.Duration // not used again from then on, 0: no bound
+	made         time.Duration
+	spread       float32 // see born
 
 	dead bool // peek's answer
 	one  [1]byte
@@ -76,7 +77,8 @@ type conn struct {
 }
 
 func newConn(e *Endpoint, nc net.Conn) *conn {
-	c := &conn{ep: e, fd: -1, retire: e.retireAt()}
+	c := &conn{ep: e, fd: -1}
+	c.born()
 	c.nc = nc
 	if t, ok := nc.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {

@@ -87,7 +87,7 @@ func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
 	if e.isClosed() {
 		return nil, errClosed
 	}
-	if e.open.Add(1) > int64(e.opt.MaxConns) {
+	if e.open.Add(1) > int64(e.bounds.Load().MaxConns) {
 		e.open.Add(-1)
 		return nil, ErrTooManyConns
 	}
@@ -101,7 +101,7 @@ func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
 }
 
 func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
-	by := time.Now().Add(e.opt.ConnectTimeout)
+	by := time.Now().Add(e.bounds.Load().ConnectTimeout)
 	if !req.Deadline.IsZero() && req.Deadline.Before(by) {
 		by = req.Deadline
 	}

@@ -24,18 +24,40 @@ type Options struct {
 	Key            string        // shown with every request as a bearer token; Fields that show another are dropped [none]
 }
 
-func (o *Options) defaults() {
-	if o.MaxConns <= 0 {
-		o.MaxConns = 4096
+// Bounds are those of the Options that may change while an Endpoint is used.
+type Bounds struct {
+	MaxConns                            int
+	IdleTimeout, MaxAge, ConnectTimeout time.Duration
+}
+
+// Bounds are those of o.
+func (o Options) Bounds() Bounds {
+	b := Bounds{o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout}
+	b.defaults()
+	return b
+}
+
+// Bounded is o with other Bounds.
+func (o Options) Bounded(b Bounds) Options {
+	o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout = b.MaxConns, b.IdleTimeout, b.MaxAge, b.ConnectTimeout
+	return o
+}
+
+func (b *Bounds) defaults() {
+	if b.MaxConns <= 0 {
+		b.MaxConns = 4096
 	}
+	if b.IdleTimeout <= 0 {
+		b.IdleTimeout = 4 * time.Second
+	}
+	if b.ConnectTimeout <= 0 {
+		b.ConnectTimeout = 2 * time.Second
+	}
+}
+
+func (o *Options) defaults() {
 	if o.MaxIdle <= 0 {
 		o.MaxIdle = 256
-	}
-	if o.IdleTimeout <= 0 {
-		o.IdleTimeout = 4 * time.Second
-	}
-	if o.ConnectTimeout <= 0 {
-		o.ConnectTimeout = 2 * time.Second
 	}
 	if o.WriteTimeout <= 0 {
 		o.WriteTimeout = 30 * time.Second
@@ -53,7 +75,8 @@ type Endpoint struct {
 	addr   string // host:port to dial
 	prefix string // path before every Request.Path, "" or "/x"
 	tls    *tls.Config
-	opt    Options
+	opt    Options                // but for the Bounds
+	bounds atomic.Pointer[Bounds] // changed with mu held
 	dialer net.Dialer
 
 	staleWindow time.Duration // the constant, but in tests
@@ -121,8 +144,27 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		port = "80"
 	}
 	e.addr = net.JoinHostPort(u.Hostname(), port)
+	bounds := opt.Bounds()
+	e.bounds.Store(&bounds)
 	return e, nil
 }
+
+// Change takes over other Bounds; zero values mean the default. It holds for connections
+// that are open too: those that were idle for too long by it are closed now, those that
+// are too old, or too many, each when its request ends.
+func (e *Endpoint) Change(b Bounds) {
+	b.defaults()
+	e.mu.Lock()
+	e.bounds.Store(&b)
+	set := e.reaperSet
+	e.mu.Unlock()
+	if set {
+		e.reap()
+	}
+}
+
+// Bounds are those of now.
+func (e *Endpoint) Bounds() Bounds { return *e.bounds.Load() }
 
 // URL is the endpoint's base URL.
 func (e *Endpoint) URL() string { return e.url }

@@ -20,23 +20,19 @@ func now() time.Duration { return time.Since(epoch) }
 // connections come back sooner, and the extra system call is saved.
 const trustIdle = time.Millisecond
 
-// retireAt is when a connection made now is too old for another request, 0 for never.
-// Those that were made together do not all come back at once.
-func (e *Endpoint) retireAt() time.Duration {
-	age := e.opt.MaxAge
-	if age <= 0 {
-		return 0
-	}
-	return now() + age + time.Duration((rand.Float64()-0.5)*float64(age)/4)
-}
+// born notes when c was made, and by how much of the bound on its age it is let off:
+// those that were made together do not all come back at once.
+func (c *conn) born() { c.made, c.spread = now(), (rand.Float32()-0.5)/4 }
 
-// tooOld says whether c is, at t.
-func (c *conn) tooOld(t time.Duration) bool { return c.retire != 0 && t >= c.retire }
+// tooOld says whether c is too old for another request, at t.
+func (c *conn) tooOld(t, age time.Duration) bool {
+	return age > 0 && t-c.made >= age+time.Duration(float64(c.spread)*float64(age))
+}
 
 // take gives the newest idle connection, or nil. Connections past their time
 // or closed by the engine are closed on the way.
 func (e *Endpoint) take() *conn {
-	t := now()
+	t, bounds := now(), e.bounds.Load()
 	for {
 		e.mu.Lock()
 		c := e.newest
@@ -48,12 +44,12 @@ func (e *Endpoint) take() *conn {
 			return nil
 		}
 		age := t - c.idleSince
-		if age >= e.opt.IdleTimeout {
+		if age >= bounds.IdleTimeout {
 			// Older ones lie below it; the reaper has them within a moment.
 			c.close()
 			continue
 		}
-		if c.tooOld(t) {
+		if c.tooOld(t, bounds.MaxAge) {
 			e.aged.Add(1)
 			c.close()
 			continue
@@ -70,13 +66,14 @@ func (e *Endpoint) take() *conn {
 // park keeps c for the next request, or closes it when there is no room, or c is old.
 func (e *Endpoint) park(c *conn) {
 	c.idleSince = now()
-	if c.tooOld(c.idleSince) {
+	bounds := e.bounds.Load()
+	if c.tooOld(c.idleSince, bounds.MaxAge) {
 		e.aged.Add(1)
 		c.close()
 		return
 	}
 	e.mu.Lock()
-	if e.closed || e.idle >= e.opt.MaxIdle {
+	if e.closed || e.idle >= e.opt.MaxIdle || e.open.Load() > int64(bounds.MaxConns) {
 		e.mu.Unlock()
 		c.close()
 		return
@@ -92,9 +89,9 @@ func (e *Endpoint) park(c *conn) {
 	if !e.reaperSet {
 		e.reaperSet = true
 		if e.reaper == nil {
-			e.reaper = time.AfterFunc(e.opt.IdleTimeout, e.reap)
+			e.reaper = time.AfterFunc(e.bounds.Load().IdleTimeout, e.reap)
 		} else {
-			e.reaper.Reset(e.opt.IdleTimeout)
+			e.reaper.Reset(e.bounds.Load().IdleTimeout)
 		}
 	}
 	e.mu.Unlock()
@@ -122,12 +119,13 @@ func (e *Endpoint) reap() {
 	t := now()
 	var dead *conn
 	e.mu.Lock()
-	for c := e.oldest; c != nil && t-c.idleSince >= e.opt.IdleTimeout; c = e.oldest {
+	limit := e.bounds.Load().IdleTimeout
+	for c := e.oldest; c != nil && t-c.idleSince >= limit; c = e.oldest {
 		e.unlink(c)
 		c.older, dead = dead, c
 	}
 	if e.oldest != nil && !e.closed {
-		e.reaper.Reset(max(e.opt.IdleTimeout-(t-e.oldest.idleSince), time.Millisecond))
+		e.reaper.Reset(max(limit-(t-e.oldest.idleSince), time.Millisecond))
 	} else {
 		e.reaperSet = false
 	}

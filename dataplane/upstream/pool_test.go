@@ -158,10 +158,10 @@ func TestMaxAge(t *testing.T) {
 	e := newEngine(t, echo).endpoint(t, Options{MaxAge: age, IdleTimeout: long})
 	mustAsk(t, e, "a")
 	first := e.newest
-	if spread := first.retire - now(); first.retire == 0 || spread > age+age/8 {
-		t.Errorf("retires in %v, want %v give or take an eighth", spread, age)
+	if first.tooOld(now()+age*7/8-time.Minute, age) || !first.tooOld(now()+age*9/8, age) || first.tooOld(now()+age, 0) {
+		t.Errorf("made at %v, let off %v: want it too old after %v give or take an eighth", first.made, first.spread, age)
 	}
-	first.retire = now() - 1 // while it is idle
+	first.made -= 2 * age // while it is idle
 	mustAsk(t, e, "b")
 	if s := e.Stats(); s.Aged != 1 || s.Dialed != 2 || s.Open != 1 {
 		t.Errorf("idle: %+v", s)
@@ -170,16 +170,13 @@ func TestMaxAge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.c.retire = now() - 1
+	resp.c.made -= 2 * age
 	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
 		t.Errorf("%q, %v", b, err)
 	}
 	resp.Release()
 	if s := e.Stats(); s.Aged != 2 || s.Open != 0 || s.Idle != 0 {
 		t.Errorf("busy: %+v", s)
-	}
-	if never := newEngine(t, echo).endpoint(t, Options{}); never.retireAt() != 0 {
-		t.Error("a connection without a bound retires")
 	}
 }
 
@@ -371,4 +368,65 @@ func TestUnaskedBytes(t *testing.T) {
 		eventually(t, "the kernel has them", func() bool { return now()-c.idleSince > trustIdle && c.peerClosed() })
 	}
 	mustAsk(t, e, "two")
+}
+
+// Other bounds hold at once: for connections that lie idle, for those under way when
+// their request ends, for new ones.
+func TestChangeOfBounds(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, echo).endpoint(t, Options{IdleTimeout: long})
+	hold := func(n int) (held []*Response) {
+		for range n {
+			resp, err := e.Do(post("x"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = resp.ReadAll(nil, 10)
+			held = append(held, resp)
+		}
+		return held
+	}
+	release := func(held []*Response) {
+		for _, resp := range held {
+			resp.Release()
+		}
+	}
+	held := hold(4)
+	e.Change(Bounds{MaxConns: 3, IdleTimeout: long})
+	if _, err := e.Do(post("y"), nil); !errors.Is(err, ErrTooManyConns) {
+		t.Errorf("a fifth of three: %v", err)
+	}
+	release(held)
+	if s := e.Stats(); s.Open != 3 || s.Idle != 3 {
+		t.Errorf("of four three are kept: %+v", s)
+	}
+	e.Change(Bounds{MaxConns: 5, IdleTimeout: long})
+	release(hold(5))
+	if s := e.Stats(); s.Open != 5 {
+		t.Errorf("five again: %+v", s)
+	}
+	// A shorter time closes those that have it behind them, with nobody asking; a longer
+	// one keeps what the shorter one's timer would have closed.
+	e.Change(Bounds{IdleTimeout: time.Millisecond})
+	eventually(t, "idle connections are closed", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
+	e.Change(Bounds{IdleTimeout: long})
+	held = hold(2)
+	release(held[:1])
+	e.Change(Bounds{IdleTimeout: long, MaxAge: time.Nanosecond})
+	release(held[1:])
+	if s := e.Stats(); s.Aged != 1 || s.Open != 1 {
+		t.Errorf("too old when its request ended: %+v", s)
+	}
+	mustAsk(t, e, "z")
+	if s := e.Stats(); s.Aged != 3 || s.Open != 0 {
+		t.Errorf("too old to be taken, and when made: %+v", s)
+	}
+	b, err := NewEndpoint("http://"+blackhole(t), Options{ConnectTimeout: long})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Change(Bounds{ConnectTimeout: 20 * time.Millisecond})
+	if _, err := b.Do(post("x"), nil); !errors.Is(err, ErrTimeout) {
+		t.Errorf("connecting: %v", err)
+	}
 }

@@ -33,7 +33,7 @@ listen: 127.0.0.1:9090
 admin: {token: "fedcba9876543210"}
 timeouts: {prefill: 90s, connect: 3s}
 steering: {pins: [10.0.0.0/8, "127.0.0.1/32"]}
-limits: {max_body: 16MiB}
+limits: {max_body: 16MiB, max_head: 32KiB}
 cors: {origins: "*"}
 api_keys: [{name: a, sha256: "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752", requests_per_minute: 6}, {name: b, sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}]
 workers:
@@ -57,7 +57,8 @@ models: {m: {pd: {lease: 25s}}}
 		`applied workers["http://10.0.0.3:8000"]:  -> {url: http://10.0.0.3:8000, role: decode}`,
 		`applied models["m"].pd.lease: 20s -> 25s`,
 		`applied limits.max_body: 32MiB -> 16MiB`,
-		`restart timeouts.connect: 2s -> 3s`,
+		`restart limits.max_head: 16KiB -> 32KiB`,
+		`applied timeouts.connect: 2s -> 3s`,
 		`applied timeouts.prefill: 1m -> 1m30s`,
 		`applied steering.pins: [127.0.0.0/8, ::1/128] -> [10.0.0.0/8, 127.0.0.1/32]`,
 	}
@@ -78,7 +79,7 @@ models: {m: {pd: {lease: 25s}}}
 			t.Errorf("not applied: %+v", c)
 		}
 	}
-	if len(left) != 3 || merged.Timeouts.Prefill != 90*time.Second || merged.Timeouts.Connect != 2*time.Second || merged.Listen != "127.0.0.1:8080" || len(merged.Workers) != 2 {
+	if len(left) != 3 || merged.Timeouts.Prefill != 90*time.Second || merged.Timeouts.Connect != 3*time.Second || merged.Limits.MaxHead != 16<<10 || merged.Listen != "127.0.0.1:8080" || len(merged.Workers) != 2 {
 		t.Errorf("applied: %v", left)
 	}
 	if old.Timeouts.Prefill != time.Minute || old.Workers[0].Labels[0] != "x" || len(old.APIKeys) != 1 || old.Models["m"].PD.Lease != 20*time.Second {

@@ -53,7 +53,7 @@ func (o Options) Changeable() Options {
 }
 
 func (o Options) into(at *Options) {
-	at.PD, at.Models, at.Timeouts, at.Steering, at.Migration, at.PoolWaiters = o.PD, o.Models, o.Timeouts, o.Steering, o.Migration, o.PoolWaiters
+	at.PD, at.Models, at.Timeouts, at.Steering, at.Migration, at.PoolWaiters, at.TransferStall = o.PD, o.Models, o.Timeouts, o.Steering, o.Migration, o.PoolWaiters, o.TransferStall
 }
 
 // opt are the Options of now.

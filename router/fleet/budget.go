@@ -17,6 +17,11 @@ type budget struct {
 	paid atomic.Int64 // ns since began, up to which time has paid in
 
 	began time.Time
+	pay   atomic.Pointer[pay]
+}
+
+// pay is what is paid into a budget.
+type pay struct {
 	share int64 // millionths a request
 	each  int64 // ns for one retry paid in by time; 0: none
 	most  int64 // the balance is held under this
@@ -29,14 +34,20 @@ const (
 	budgetRequests = 500
 )
 
-func newBudget(o *Options) *budget {
-	b := &budget{began: time.Now(), share: int64(max(o.RetryShare, 0) * oneRetry)}
-	perSecond := max(o.RetryPerSecond, 0)
+func payOf(p *Pace) *pay {
+	to := &pay{share: int64(max(p.RetryShare, 0) * oneRetry)}
+	perSecond := max(p.RetryPerSecond, 0)
 	if perSecond > 0 {
-		b.each = int64(float64(time.Second) / perSecond)
+		to.each = int64(float64(time.Second) / perSecond)
 	}
-	b.most = int64(perSecond*budgetSeconds*oneRetry) + b.share*budgetRequests
-	b.held.Store(int64(perSecond * budgetSeconds * oneRetry))
+	to.most = int64(perSecond*budgetSeconds*oneRetry) + to.share*budgetRequests
+	return to
+}
+
+func newBudget(p *Pace) *budget {
+	b := &budget{began: time.Now()}
+	b.pay.Store(payOf(p))
+	b.held.Store(int64(max(p.RetryPerSecond, 0) * budgetSeconds * oneRetry))
 	return b
 }
 
@@ -44,7 +55,7 @@ func newBudget(o *Options) *budget {
 func (f *Fleet) budgetOf(model string) *budget {
 	b := f.budgets[model]
 	if b == nil {
-		b = newBudget(&f.opt)
+		b = newBudget(&f.pace.Load().Pace)
 		f.budgets[model] = b
 	}
 	return b
@@ -56,8 +67,9 @@ func (f *Fleet) Requested(p *Pool) {
 	if p == nil || p.budget == nil {
 		return
 	}
-	if b := p.budget; b.held.Load() < b.most {
-		b.held.Add(b.share)
+	b := p.budget
+	if to := b.pay.Load(); b.held.Load() < to.most {
+		b.held.Add(to.share)
 	}
 }
 
@@ -87,15 +99,16 @@ func (f *Fleet) RetriesDenied() uint64 { return f.denied.Load() }
 
 // tick pays in for the time gone by.
 func (b *budget) tick() {
-	if b.each == 0 {
+	to := b.pay.Load()
+	if to.each == 0 {
 		return
 	}
 	now, paid := int64(time.Since(b.began)), b.paid.Load()
-	n := (now - paid) / b.each
-	if n <= 0 || !b.paid.CompareAndSwap(paid, paid+n*b.each) {
+	n := (now - paid) / to.each
+	if n <= 0 || !b.paid.CompareAndSwap(paid, paid+n*to.each) {
 		return
 	}
-	if room := b.most - b.held.Load(); room > 0 {
+	if room := to.most - b.held.Load(); room > 0 {
 		b.held.Add(min(n*oneRetry, room))
 	}
 }

@@ -108,7 +108,7 @@ func (o Options) DetectWithin() time.Duration {
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
 	opt     Options
-	pace    atomic.Pointer[Pace]
+	pace    atomic.Pointer[paced]
 	view    atomic.Pointer[View]
 	slots   [worker.MaxSlots]atomic.Pointer[seat]
 	narrow  atomic.Int32  // breakers half open
@@ -171,6 +171,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.seatRanks(m)
+	m.bound(f.pace.Load().Engines) // of now
 	m.ctx, m.cancel = context.WithCancel(f.ctx)
 	m.after = f.leaving[spec.ID]
 	f.members[spec.ID] = m
@@ -290,7 +291,7 @@ func (f *Fleet) Endpoint(r *worker.Rank) *upstream.Endpoint {
 	if s := f.server(r); s != nil {
 		return s.traffic
 	}
-	ep, err := upstream.NewEndpoint(r.URL, f.opt.Upstream)
+	ep, err := upstream.NewEndpoint(r.URL, f.upstream())
 	if err != nil {
 		return nil // not a rank of any View: Add refuses such a URL
 	}

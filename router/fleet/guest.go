@@ -32,6 +32,7 @@ func (f *Fleet) Guest(spec worker.Spec) (*worker.Worker, error) {
 		return nil, fmt.Errorf("fleet: cannot take in %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.seatRanks(m)
+	m.bound(f.pace.Load().Engines) // of now
 	f.guests[w] = m
 	return w, nil
 }

@@ -43,8 +43,9 @@ type transition struct {
 }
 
 func (m *member) makeServers() error {
-	probes := m.f.opt.Upstream
-	probes.MaxConns, probes.MaxIdle = 16, 4
+	traffic := m.f.upstream()
+	probes := traffic
+	probes.MaxConns, probes.MaxIdle = probeConns, 4
 	for _, r := range m.w.Ranks {
 		i := slices.IndexFunc(m.servers, func(s *server) bool { return s.url == r.URL })
 		if i >= 0 {
@@ -53,7 +54,7 @@ func (m *member) makeServers() error {
 		}
 		s := &server{m: m, url: r.URL, ranks: []*worker.Rank{r}}
 		var err error
-		if s.traffic, err = upstream.NewEndpoint(r.URL, m.f.opt.Upstream); err != nil {
+		if s.traffic, err = upstream.NewEndpoint(r.URL, traffic); err != nil {
 			return err
 		}
 		if s.probes, err = upstream.NewEndpoint(r.URL, probes); err != nil {
@@ -73,9 +74,7 @@ func (m *member) start() {
 	m.f.wg.Go(m.run)
 	for _, s := range m.servers {
 		m.f.wg.Go(func() { s.probe(m.ctx) })
-		if m.f.opt.ScrapeInterval > 0 {
-			m.f.wg.Go(func() { s.scrape(m.ctx) })
-		}
+		m.f.wg.Go(func() { s.scrape(m.ctx) })
 	}
 }
 
@@ -292,7 +291,7 @@ func (m *member) askOne(s *server) (*Answer, error) {
 			return nil, err
 		}
 	}
-	if m.f.opt.ProbeInference {
+	if m.f.pace.Load().ProbeInference {
 		model := append(slices.Clone(spec.Models), answer.Names()...)[0]
 		if err := tryCompletion(m.ctx, s.probes, model); err != nil {
 			return nil, fmt.Errorf("it answers probes, but not a completion: %w", err)

@@ -103,8 +103,8 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	if old != nil && old.URL() == "http://"+addr {
 		return old, nil
 	}
-	opt := s.m.f.opt.Upstream
-	opt.MaxConns, opt.MaxIdle = 4, 1
+	opt := s.m.f.upstream()
+	opt.MaxConns, opt.MaxIdle = bootstrapConns, 1
 	opt.Key = "" // it asks for none, and speaks no TLS
 	ep, err := upstream.NewEndpoint("http://"+addr, opt)
 	if err != nil {
@@ -113,6 +113,7 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	if s.bootstrap.Store(ep); old != nil {
 		old.Close()
 	}
+	s.boundBootstrap(s.m.f.pace.Load().Engines) // a Change meanwhile did not see it
 	return ep, nil
 }
 

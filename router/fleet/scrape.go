@@ -124,15 +124,29 @@ func (l rankLoad) store(r *worker.Rank) {
 // scrape reads /metrics of a live server until ctx ends: the load of its ranks,
 // and whether it is still the same process.
 func (s *server) scrape(ctx context.Context) {
-	opt := &s.m.f.opt
-	tick := time.NewTicker(opt.ScrapeInterval)
-	defer tick.Stop()
+	last, timer := time.Now(), time.NewTimer(time.Hour)
+	defer timer.Stop()
 	failed, rounds := 0, 0
 	for {
+		pace := s.m.f.pace.Load()
+		if pace.ScrapeInterval > 0 {
+			timer.Reset(time.Until(last.Add(pace.ScrapeInterval)))
+		} else {
+			timer.Stop()
+			if rounds > 0 { // what was read before is of no use any more
+				rounds = 0
+				for _, r := range s.ranks {
+					unknown(r)
+				}
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-pace.over:
+			continue
+		case <-timer.C:
+			last = time.Now()
 		}
 		if !s.live.Load() {
 			failed = 0
