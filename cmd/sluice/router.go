@@ -128,7 +128,8 @@ func assemble(r *router) (_ *router, err error) {
 		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
 	})
 	r.loads = kvevents.NewLoads(log)
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.forget, Tap: r.recorder})
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.forget, Tap: r.recorder,
+		OnRestart: r.renewed})
 	if r.keeper, err = r.newKeeper(); err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func assemble(r *router) (_ *router, err error) {
 	if r.transfers, err = newTransfers(cfg, log); err != nil {
 		return nil, err
 	}
-	if r.sideChannel, err = newSideChannel(cfg, r.transfers, log); err != nil {
+	if r.sideChannel, err = newSideChannel(cfg, r.transfers, r.fleet, log); err != nil {
 		return nil, err
 	}
 	if r.notifications, err = newNotifications(cfg, r.transfers, r.given.Replaces(), log); err != nil {
@@ -194,6 +195,9 @@ func assemble(r *router) (_ *router, err error) {
 	r.watchTransfers()
 	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
+	for _, sign := range fleet.RestartSigns {
+		r.metrics.Func(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
+	}
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {
@@ -420,6 +424,15 @@ func (r *router) forget(slot worker.Slot) {
 	if r.index.Held(slot) > 0 {
 		r.approx.Clear(slot)
 	}
+}
+
+// renewed drops what is believed of a rank whose events show that its engine has, or may
+// have, a new life; its feed drops what the index holds. Guesses made while the feed was
+// not live are of the old one even where the index has nothing.
+func (r *router) renewed(rank *worker.Rank) {
+	r.fleet.Renewed(rank)
+	r.scheduler.Forget(rank.Slot)
+	r.approx.Clear(rank.Slot)
 }
 
 // left drops what the router knows of a worker's KV.

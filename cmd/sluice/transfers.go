@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"sluice/nixl"
 	"sluice/nixl/zmtp"
 	"sluice/router/config"
+	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/sidechannel"
 	"sluice/router/transfers"
@@ -40,12 +42,13 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 }
 
 // newSideChannel speaks to prefill engines of plain vLLM; nil when it is off.
-func newSideChannel(cfg *config.Config, w *transfers.Watch, log *slog.Logger) (*sidechannel.Keeper, error) {
+func newSideChannel(cfg *config.Config, w *transfers.Watch, f *fleet.Fleet, log *slog.Logger) (*sidechannel.Keeper, error) {
 	mode := cfg.Transfers.SideChannel
 	if mode != "renew" && mode != "release" || w == nil {
 		return nil, nil
 	}
-	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log})
+	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log,
+		Met: func(rank *worker.Rank, engine string, asked time.Time) { f.Identified(rank, []byte(engine), asked) }})
 }
 
 // watchSocket exposes who is connected to a ZMQ socket of ours, and who was not let.

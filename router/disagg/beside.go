@@ -192,6 +192,7 @@ func (b *beside) checkFact() {
 		b.failed, b.err = true, err
 		return
 	}
+	b.r.identified(&p, b.began)
 	if text := learner.Learn(&p); text != b.fact {
 		b.r.facts.learn(b.rank, text)
 		b.failed, b.err = true, errStale

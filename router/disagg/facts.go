@@ -54,6 +54,14 @@ func (f *facts) learn(r *worker.Rank, text string) {
 	f.known.Store(r, known)
 }
 
+// identified tells the fleet what a hand-over calls prefill's engine: an id that was
+// not known there is the sign of a restart. The question was put at the time asked.
+func (r *Runner) identified(p *Pair, asked time.Time) {
+	if id := p.EngineID; len(id) > 2 && id[0] == '"' {
+		r.opt().Fleet.Identified(p.Prefill, id[1:len(id)-1], asked)
+	}
+}
+
 // findFact puts what the family must know of the prefill rank into the pair,
 // and asks for it where the family asks.
 func (q *request) findFact() prefillEnd {
@@ -109,10 +117,12 @@ func (q *request) ask(asker Asker, f *fact, base, path string) error {
 		return f.err
 	}
 	var text string
+	asked := time.Now()
 	if text, f.err = q.fetchFact(asker, base, path); f.err != nil {
 		f.until = time.Now().Add(factRest)
 		return f.err
 	}
+	q.r.identified(&q.pair, asked)
 	f.text.Store(&text)
 	q.pair.Fact = text
 	return nil

@@ -64,7 +64,8 @@ func (mooncake) Fact(p *Pair, body []byte) (string, error) {
 	if err != nil || !ok || id.Kind != jsonscan.String {
 		return "", fmt.Errorf("GET /query names no engine_id of rank %s", name)
 	}
-	return string(entry[id.Start:id.End]), nil
+	p.EngineID = entry[id.Start:id.End]
+	return string(p.EngineID), nil
 }
 
 // Prefill implements Family: one token, whatever it is, for prefill must end

@@ -44,12 +44,13 @@ func (nixlPull) Prefill(leg *Leg, p *Pair) {
 // Handle implements Family. The checks are those whose failure kills a decode
 // engine (vLLM 0.32 asserts on missing or empty remote_block_ids) or makes it
 // recompute in silence; everything else of the handle stays unread.
-func (nixlPull) Handle(_ *Pair, body []byte) ([]byte, error) {
+func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 	var vals [4]jsonscan.Value
 	handle, err := transferParams(body, vals[:], "remote_engine_id", "remote_host", "remote_port", "remote_block_ids")
 	if err != nil {
 		return nil, err
 	}
+	p.EngineID = handle[vals[0].Start:vals[0].End]
 	ids := vals[3]
 	if ids.Kind != jsonscan.Array {
 		return nil, fmt.Errorf("%w: remote_block_ids is no array", ErrIncompleteHandle)

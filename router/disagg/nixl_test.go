@@ -41,7 +41,7 @@ var badHandles = []struct{ name, body string }{
 func TestHandleIsVerbatim(t *testing.T) {
 	for _, h := range handles {
 		body := `{"id":"cmpl-1","choices":[{"text":"kv_transfer_params"}],"kv_transfer_params":` + h.member + `,"usage":{}}`
-		got, err := nixlPull{}.Handle(nil, []byte(body))
+		got, err := nixlPull{}.Handle(&Pair{}, []byte(body))
 		if err != nil {
 			t.Errorf("%s: %v", h.name, err)
 			continue
@@ -54,7 +54,7 @@ func TestHandleIsVerbatim(t *testing.T) {
 
 func TestIncompleteHandleIsRefused(t *testing.T) {
 	for _, h := range badHandles {
-		if got, err := (nixlPull{}).Handle(nil, []byte(h.body)); !errors.Is(err, ErrIncompleteHandle) {
+		if got, err := (nixlPull{}).Handle(&Pair{}, []byte(h.body)); !errors.Is(err, ErrIncompleteHandle) {
 			t.Errorf("%s: got %q, %v; want ErrIncompleteHandle: a decode engine dies of it", h.name, got, err)
 		}
 	}

@@ -49,9 +49,13 @@ var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", 
 
 // Handle implements Family: prefill names its blocks in push mode too, but decode
 // does not read them.
-func (nixlPush) Handle(_ *Pair, body []byte) ([]byte, error) {
+func (nixlPush) Handle(p *Pair, body []byte) ([]byte, error) {
 	var vals [4]jsonscan.Value
-	return transferParams(body, vals[:], pushMembers[:4]...)
+	handle, err := transferParams(body, vals[:], pushMembers[:4]...)
+	if err == nil {
+		p.EngineID = handle[vals[0].Start:vals[0].End]
+	}
+	return handle, err
 }
 
 // Learn implements Learner.

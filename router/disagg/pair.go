@@ -28,6 +28,9 @@ type Pair struct {
 	// Answer is prefill's whole 200 answer and Handle what the family found in
 	// it; nil before, and when decode runs plainly.
 	Answer, Handle []byte
+	// EngineID is what the hand-over calls Prefill's engine, as it stands in JSON, where
+	// that is an id of one process: Handle and Fact put it here. Nil: it was not told.
+	EngineID []byte
 	// Ticket is the JSON object that the decode engine's connector is lent a slot
 	// of the completion board by; nil: it runs none, or nobody would hear it.
 	Ticket []byte

@@ -106,6 +106,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		q.fellBack("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
 		return prefillNone
 	}
+	q.r.identified(&q.pair, began)
 	if learner, ok := q.plan.Family.(Learner); ok {
 		if text := learner.Learn(&q.pair); text != "" {
 			q.r.facts.learn(rank, text)

@@ -156,7 +156,7 @@ func TestLifeEnded(t *testing.T) {
 		{"sources moved", life{started: 5, sources: "a"}, life{started: 5, sources: "b"}, false, true},
 		{"sources not told now", life{started: 5, sources: "a"}, life{started: 5}, false, false},
 	} {
-		if got := c.old.ended(&c.now, c.refused); (got != "") != c.ended {
+		if sign, got := c.old.ended(&c.now, c.refused); (got != "") != c.ended || (sign != "") != c.ended {
 			t.Errorf("%s: %q", c.name, got)
 		}
 	}

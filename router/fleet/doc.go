@@ -11,6 +11,7 @@
 // own are in and out of the pools alone. A server that came up is asked what it
 // is before it gets a request. A new process on the same address is a leave and
 // a join (of the whole worker, whichever rank it was), and is known by its start
-// time, its counters, its event sources, or, where it shows none, by having
-// refused connections; an outage without such evidence is only an outage.
+// time, its counters, its event sources, by the id that it has in hand-overs, or,
+// where it shows none, by having refused connections; an outage without such
+// evidence is only an outage.
 package fleet

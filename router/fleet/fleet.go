@@ -107,16 +107,17 @@ func (o Options) DetectWithin() time.Duration {
 // it is never held over I/O or a callback. Readers take none: View and the slot
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
-	opt     Options
-	pace    atomic.Pointer[paced]
-	view    atomic.Pointer[View]
-	slots   [worker.MaxSlots]atomic.Pointer[seat]
-	narrow  atomic.Int32  // breakers half open
-	bounded atomic.Bool   // a worker has, or had, bounds of its own
-	denied  atomic.Uint64 // retries
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
+	opt      Options
+	pace     atomic.Pointer[paced]
+	view     atomic.Pointer[View]
+	slots    [worker.MaxSlots]atomic.Pointer[seat]
+	narrow   atomic.Int32  // breakers half open
+	bounded  atomic.Bool   // a worker has, or had, bounds of its own
+	denied   atomic.Uint64 // retries
+	restarts [len(RestartSigns)]atomic.Uint64
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
 
 	mu      sync.Mutex
 	members map[string]*member
@@ -357,6 +358,11 @@ func (f *Fleet) release(m *member) {
 	if f.leaving[m.w.Spec.ID] == m.done {
 		delete(f.leaving, m.w.Spec.ID)
 	}
+}
+
+// Restarts is how many new processes were known by a sign, one of RestartSigns.
+func (f *Fleet) Restarts(sign string) uint64 {
+	return f.restarts[slices.Index(RestartSigns[:], sign)].Load()
 }
 
 // unknown marks a load that the engine does not report (any more).

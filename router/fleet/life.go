@@ -12,31 +12,45 @@ type life struct {
 	sources string  // the event endpoints it told, joined
 }
 
-// ended says why now is not the life l any more, "" when nothing shows it.
+const (
+	signStart    = "start_time"
+	signMetrics  = "metrics_created"
+	signCounters = "counters_fell"
+	signRefused  = "refused"
+	signSources  = "event_sources"
+	signEngineID = "engine_id" // told in hand-overs: see engineIDs
+)
+
+// RestartSigns are the signs by which a new process behind a worker's address is
+// known, as they stand in metrics.
+var RestartSigns = [...]string{signStart, signMetrics, signCounters, signRefused, signSources, signEngineID}
+
+// ended gives the sign that now is not the life l any more, and what it shows, ""
+// when there is none.
 // Start times count only when newer: behind one address there may be several
 // processes that answer in turn, and they must not look like a restart a second.
 // refused says that a connection was refused in between; it is evidence only
 // where the process tells no start time, since only a process that is gone
 // stops listening.
-func (l *life) ended(now *life, refused bool) string {
+func (l *life) ended(now *life, refused bool) (sign, why string) {
 	switch {
 	case l.started > 0 && now.started > 0:
 		if now.started > l.started+0.001 {
-			return fmt.Sprintf("process_start_time_seconds %.2f after %.2f", now.started, l.started)
+			return signStart, fmt.Sprintf("process_start_time_seconds %.2f after %.2f", now.started, l.started)
 		}
 	case l.created > 0 && now.created > 0:
 		if now.created > l.created+0.001 {
-			return fmt.Sprintf("its metrics were created at %.2f, not %.2f", now.created, l.created)
+			return signMetrics, fmt.Sprintf("its metrics were created at %.2f, not %.2f", now.created, l.created)
 		}
 	case l.tokens >= 0 && now.tokens >= 0 && now.tokens < l.tokens:
-		return fmt.Sprintf("its token counters fell from %.0f to %.0f", l.tokens, now.tokens)
+		return signCounters, fmt.Sprintf("its token counters fell from %.0f to %.0f", l.tokens, now.tokens)
 	case refused:
-		return "it refused connections, and shows no start time"
+		return signRefused, "it refused connections, and shows no start time"
 	}
 	if l.sources != "" && now.sources != "" && l.sources != now.sources {
-		return fmt.Sprintf("its event sources changed from %s to %s", l.sources, now.sources)
+		return signSources, fmt.Sprintf("its event sources changed from %s to %s", l.sources, now.sources)
 	}
-	return ""
+	return "", ""
 }
 
 // observe collects the signs on one sample of /metrics.

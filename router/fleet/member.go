@@ -213,7 +213,7 @@ func (m *member) admit() (again bool) {
 		return false
 	}
 	good := asked[:0]
-	restart, newcomer := "", false
+	sign, restart, newcomer := "", "", false
 	for _, h := range asked {
 		if h.err != nil {
 			again = true
@@ -225,8 +225,8 @@ func (m *member) admit() (again bool) {
 		}
 		good = append(good, h)
 		if old := h.s.life.Load(); old != nil {
-			if why := old.ended(&h.answer.life, h.s.refused.Load()); why != "" {
-				restart = why
+			if by, why := h.s.newLife(old.ended(&h.answer.life, h.s.refused.Load())); by != "" {
+				sign, restart = by, why
 			}
 		} else {
 			newcomer = true
@@ -241,6 +241,7 @@ func (m *member) admit() (again bool) {
 	m.learn(good)
 	if restart != "" && m.joined {
 		m.f.opt.Log.Info("engine restarted", "worker", m.w.Spec.ID, "evidence", restart)
+		m.f.restarts[slices.Index(RestartSigns[:], sign)].Add(1)
 		m.joined = false
 		if m.f.opt.OnLeave != nil {
 			m.f.opt.OnLeave(m.w)

@@ -219,7 +219,7 @@ func (s *server) take(p *page, downs uint32) {
 		return
 	}
 	old := s.life.Load()
-	if why := old.ended(&p.life, false); why != "" {
+	if _, why := old.ended(&p.life, false); why != "" {
 		s.downs.Add(1)
 		s.m.why = "engine restarted: " + why
 		s.lower(s.m.why)

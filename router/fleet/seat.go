@@ -30,6 +30,8 @@ type seat struct {
 	opens int         // since a success
 	clock *time.Timer // ends the state Open or HalfOpen
 	why   string      // last failure
+
+	renewed bool // its events have shown a new life since the server's engine id was told
 }
 
 const (

@@ -39,6 +39,7 @@ type server struct {
 	refused      atomic.Bool // a connection was refused since the last admission
 	isSGLang     atomic.Bool
 	life         atomic.Pointer[life] // of the process admitted last
+	ids          engineIDs
 
 	// bootstrap is the bootstrap server of an SGLang prefill worker; nil until
 	// asked, and for all others. run stores it.

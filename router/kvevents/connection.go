@@ -108,9 +108,7 @@ func (f *feed) reconnected() {
 		f.catchUp(true, true)
 		return
 	}
-	f.distrust("resets")
-	f.position = position{}
-	f.forget()
+	f.begins("resets")
 }
 
 // stillThere asks the engine to prove itself after somebody has left a port of ours,

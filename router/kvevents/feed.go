@@ -342,8 +342,17 @@ func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
 
 // newLife forgets the engine's old life.
 func (f *feed) newLife() {
-	f.distrust("restarts")
+	f.begins("restarts")
 	f.resyncs, f.vain = 0, 0
+}
+
+// begins forgets all that was known, and counts why: what comes next is, or may be, of
+// another life.
+func (f *feed) begins(why string) {
+	if f.opt.OnRestart != nil {
+		f.opt.OnRestart(f.src.Rank)
+	}
+	f.distrust(why)
 	f.position = position{}
 	f.forget()
 }

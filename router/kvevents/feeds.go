@@ -32,15 +32,16 @@ type Options struct {
 	Index         kvindex.Index
 	Log           *slog.Logger
 	Observer      Observer
-	Tap           Tap               // sees what is applied; nil: nobody
-	OnClear       func(worker.Slot) // called before all that is known of a rank is dropped; nil: nobody
-	HWM           int               // ZMQ receive high-water mark [100_000]
-	MaxFrame      int               // bytes of one message; larger ones are dropped and counted [64 MiB]
-	Linger        time.Duration     // [0]
-	ReplayTimeout time.Duration     // the longest wait for one message of a replay [5s]
-	RetryMin      time.Duration     // first wait after a failed replay; doubles to RetryMax [1s]
-	RetryMax      time.Duration     // [30s]
-	TailCheck     time.Duration     // quiet after which the engine is asked whether that was all [5s]
+	Tap           Tap                // sees what is applied; nil: nobody
+	OnClear       func(worker.Slot)  // called before all that is known of a rank is dropped; nil: nobody
+	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine has, or may have, a new life; nil: nobody
+	HWM           int                // ZMQ receive high-water mark [100_000]
+	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [64 MiB]
+	Linger        time.Duration      // [0]
+	ReplayTimeout time.Duration      // the longest wait for one message of a replay [5s]
+	RetryMin      time.Duration      // first wait after a failed replay; doubles to RetryMax [1s]
+	RetryMax      time.Duration      // [30s]
+	TailCheck     time.Duration      // quiet after which the engine is asked whether that was all [5s]
 
 	waits time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [maxWaits]
 }

@@ -50,6 +50,7 @@ var Catalog = []Family{
 	{"sluice_cache_prediction_error_tokens_total", "counter", "", "Sum of the differences between predicted and reported, without sign."},
 
 	{"sluice_worker_state", "gauge", "worker, role, state", "1 for the state the worker is in."},
+	{"sluice_engine_restarts_total", "counter", "sign", "New engine processes found behind a worker's address, by the sign that showed it: start_time, metrics_created, counters_fell, refused, event_sources, engine_id (another in a hand-over). What the old one held was dropped. Those that KV events show first are in kind restarts of sluice_kv_feed_total."},
 	{"sluice_rank_legs_total", "counter", "worker, rank, leg, outcome", "Engine calls ended, by rank."},
 	{"sluice_rank_requests", "gauge", "worker, rank", "Requests placed on the rank by this router and not ended."},
 	{"sluice_rank_prefill_tokens", "gauge", "worker, rank", "Prompt tokens reserved on the rank and not yet computed."},

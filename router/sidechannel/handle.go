@@ -3,6 +3,7 @@ package sidechannel
 import (
 	"net"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -18,6 +19,8 @@ type lease struct {
 	endpoint string // tcp://HOST:PORT of the side channel
 	tp, pp   int
 	withPP   bool // the form of the question, by release
+	rank     *worker.Rank
+	own      bool // the endpoint is at the rank's own host; "localhost", vLLM's default, says nothing
 }
 
 const (
@@ -36,6 +39,14 @@ func known(version string) (withPP, ok bool) {
 		return false, false
 	}
 	return n >= 26, true
+}
+
+func hostOf(base string) string {
+	u, err := url.Parse(base)
+	if err != nil {
+		return ""
+	}
+	return u.Hostname()
 }
 
 // readHandle reads what is needed of a handle; false when the engine or the handle
@@ -80,6 +91,7 @@ func readHandle(rank *worker.Rank, handle []byte) (lease, bool) {
 	if host == "" || strings.ContainsAny(host, "/;,* ") {
 		return l, false
 	}
+	l.rank, l.own = rank, host == hostOf(rank.URL)
 	l.endpoint = "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 	return l, true
 }

@@ -19,6 +19,9 @@ type Options struct {
 	Agent   func() *nixl.Agent // the router's agent; nil while there is none
 	Release bool               // release abandoned blocks beside renewing leases
 	Log     *slog.Logger       // [none]
+	// Met, where set, is told what the engine calls itself that answered at a rank's own
+	// host, and when it was asked. It is called by the engine's goroutine.
+	Met func(rank *worker.Rank, engine string, asked time.Time)
 
 	renew time.Duration // between two renewals [5s]; for tests
 }

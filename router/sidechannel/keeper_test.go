@@ -147,7 +147,7 @@ func payload(id string, metadata []byte) []byte {
 func prefillRank(version string, networks ...netip.Prefix) *worker.Rank {
 	w := worker.New(worker.Spec{ID: "p0", URL: "http://127.0.0.1:1", Networks: networks})
 	w.SetInfo(&worker.Info{Engine: "vllm", Version: version})
-	return &worker.Rank{ID: worker.ID{Worker: "p0"}, Worker: w}
+	return w.Ranks[0]
 }
 
 func handleOf(engine, request, port string) []byte {
@@ -162,13 +162,20 @@ func TestRealSideChannel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ours.Close()
-	k, err := New(Options{Agent: func() *nixl.Agent { return ours }, Release: true, renew: 30 * time.Millisecond})
+	rank := prefillRank("0.32.0+cpu")
+	var met sync.Map // what the engines at the rank's host called themselves
+	k, err := New(Options{Agent: func() *nixl.Agent { return ours }, Release: true, renew: 30 * time.Millisecond,
+		Met: func(r *worker.Rank, engine string, asked time.Time) {
+			if r != rank || asked.IsZero() || time.Since(asked) < 0 {
+				t.Errorf("met %q of %v, asked at %v", engine, r, asked)
+			}
+			met.Store(engine, true)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer k.Close()
 	e := startEngine(t, "e1", "*")
-	rank := prefillRank("0.32.0+cpu")
 
 	k.Hold(rank, handleOf("e1", "cmpl-passed-0-aa", e.port)).Passed()
 	began := time.Now()
@@ -222,6 +229,11 @@ func TestRealSideChannel(t *testing.T) {
 	eventually(t, "an older life's release fails", func() bool { _, _, f := k.Counts(); return f > before })
 	if h := e2.heard(); len(h) != 1 {
 		t.Errorf("the new life heard %q", h)
+	}
+	for _, id := range []string{"e1", "e2"} {
+		if _, ok := met.Load(id); !ok {
+			t.Errorf("it was not told that %s was met", id)
+		}
 	}
 	if _, released, _ := k.Counts(); released != 3 {
 		t.Errorf("%d released, want 3", released)

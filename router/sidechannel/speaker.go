@@ -182,9 +182,13 @@ func (s *speaker) load(ctx context.Context) ([]*nixl.Peer, error) {
 	var peers []*nixl.Peer
 	for pp := range l.pp {
 		for tp := range l.tp {
+			asked := time.Now()
 			engine, metadata, err := fetch(ctx, s.k.zctx, l.endpoint, ask(pp, tp, l.withPP))
 			if err != nil {
 				return nil, err
+			}
+			if s.k.opt.Met != nil && l.own {
+				s.k.opt.Met(l.rank, engine, asked)
 			}
 			if engine != l.engine {
 				return nil, fmt.Errorf("%w: %q, the handle is of %q", errOther, engine, l.engine)

@@ -1,0 +1,211 @@
+package main
+
+import (
+	bin "encoding/binary"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// curtain stands before a simulated engine and hides every sign of its life but what
+// hand-overs tell: no metrics, no refused connection, and events whose numbers go on
+// over a connection that is never lost.
+type curtain struct {
+	*sim.Engine
+	URL    string
+	Events string
+	closed sync.RWMutex // while the engine starts anew
+}
+
+func hide(t *testing.T, e *sim.Engine) *curtain {
+	t.Helper()
+	c := &curtain{Engine: e}
+	to, err := url.Parse(e.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := &http.Transport{DisableKeepAlives: true}
+	proxy := &httputil.ReverseProxy{Transport: way, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.closed.RLock()
+		defer c.closed.RUnlock()
+		if r.URL.Path == "/metrics" || r.URL.Path == "/kv_event_sources" {
+			http.NotFound(w, r)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	c.URL = front.URL
+	c.Events = renumber(t, e.KVEndpoints()[0])
+	return c
+}
+
+func (c *curtain) restart(t *testing.T) {
+	t.Helper()
+	c.closed.Lock()
+	defer c.closed.Unlock()
+	id := c.EngineID()
+	if err := c.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if c.EngineID() == id {
+		t.Fatal("the new life has the old one's id: this test shows nothing")
+	}
+}
+
+// renumber passes events on from endpoint under numbers of its own, and gives where.
+func renumber(t *testing.T, endpoint string) string {
+	t.Helper()
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := ctx.NewSocket(zmq.SUB)
+	if err == nil {
+		in.SetRcvtimeo(20 * time.Millisecond)
+		in.SetReconnectIvl(10 * time.Millisecond)
+		err = in.Connect(endpoint)
+	}
+	if err == nil {
+		err = in.SetSubscribe("")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := ctx.NewSocket(zmq.PUB)
+	if err == nil {
+		out.SetLinger(0)
+		err = out.Bind("tcp://127.0.0.1:*")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := out.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer out.Close()
+		defer in.Close()
+		for next := uint64(0); ; {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if m, err := in.RecvMessageBytes(0); err == nil && len(m) == 3 {
+				out.SendMessage(m[0], bin.BigEndian.AppendUint64(nil, next), m[2])
+				next++
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-done; ctx.Term() })
+	return at
+}
+
+// foretold posts a prompt and gives how many tokens of it the chosen prefill rank was
+// believed to hold.
+func foretold(t *testing.T, r *testRouter, salt int, id string) int {
+	t.Helper()
+	wantStatus(t, post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, words(60, salt)), "X-Request-Id", id), 200)
+	held := -1
+	for _, d := range r.outcome(t, id).Decisions {
+		for _, c := range d.Shown {
+			if d.Leg == "prefill" && c.Chosen {
+				held = c.Cached
+			}
+		}
+	}
+	if held < 0 {
+		t.Fatalf("%s: no prefill rank was chosen", id)
+	}
+	return held
+}
+
+// TestEngineIDShowsARestart: an engine that starts anew behind a front that hides it,
+// whose events go on counting and tell nothing since, is known by the id in its first
+// hand-over, and nothing of what it held before is believed for the next request.
+func TestEngineIDShowsARestart(t *testing.T) {
+	for _, pd := range []string{"nixl", "nixl-push", "mooncake"} {
+		for _, events := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/events=%v", pd, events), func(t *testing.T) { engineIDShowsARestart(t, pd, events) })
+		}
+	}
+}
+
+func engineIDShowsARestart(t *testing.T, pd string, events bool) {
+	p, d := hide(t, startSim(t, speaks(pd, "prefill"))), startSim(t, speaks(pd, "decode"))
+	w := config.Worker{ID: "p0", URL: p.URL, Role: worker.Prefill, KVEvents: []string{"off"}}
+	if events {
+		w.KVEvents = []string{p.Events}
+	}
+	if pd == "mooncake" {
+		_, port := p.Bootstrap()
+		w.Options = map[string][]string{"bootstrap_port": {fmt.Sprint(port)}}
+	}
+	r := startRouter(t, func(c *config.Config) { c.PD.Family = pd }, w, at(d, worker.Decode, "d0"))
+	rank := r.fleet.View().Workers[1].Ranks[0]
+	if rank.ID.Worker != "p0" {
+		t.Fatalf("the second worker is %s", rank.ID.Worker)
+	}
+	n := 0
+	ask := func(salt int) int {
+		n++
+		return foretold(t, r, salt, fmt.Sprintf("e-%d", n))
+	}
+	const kept = 1000
+	eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return ask(kept) > 0 })
+	if events && (r.index.Held(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
+		// A hit may have been foretold of what was just sent there: wait for the events.
+		eventually(t, 60*time.Second, "events are heard", func() bool { ask(kept + n); return r.index.Held(rank.Slot) > 0 })
+	}
+	restarts := `sluice_engine_restarts_total{sign="engine_id"}`
+	if got := r.metric(restarts); got != 0 {
+		t.Fatalf("%v restarts before there was one", got)
+	}
+
+	p.Fault(sim.Fault{Kind: sim.LoseEvents}) // the new life tells nothing
+	p.restart(t)
+	if pd != "mooncake" {
+		ask(1) // another prompt, whose hand-over names the engine
+	}
+	eventually(t, 60*time.Second, "the restart is seen", func() bool {
+		if pd == "mooncake" && r.metric(restarts) == 0 {
+			// Decode is told the id that was asked for the life before, and fails; only then
+			// is it asked for again.
+			post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, words(60, 2)))
+		}
+		return r.metric(restarts) == 1 && allTaken(r)
+	})
+	if held := r.index.Held(rank.Slot); held != 0 {
+		t.Errorf("%d blocks of the life before are in the index", held)
+	}
+	if got := ask(kept); got != 0 {
+		t.Errorf("%d tokens of a prompt are believed to be held that only the life before has seen", got)
+	}
+	for salt := range 5 {
+		ask(salt) // in which nothing is new
+	}
+	if got := r.metric(restarts); got != 1 {
+		t.Errorf("%v restarts counted, want 1", got)
+	}
+	if !strings.Contains(r.logs.String(), "it calls itself") {
+		t.Error("the log does not say by what the restart was known")
+	}
+	quiet(t, r, 20*time.Second, d)
+}

@@ -1,0 +1,184 @@
+package fleet
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// leaves counts the restarts that listeners were told of, when the fleet has come to rest.
+func (l *listener) leaves() int { return strings.Count(l.String(), "leave:") }
+
+// identified is a fleet with one worker of an engine that shows no sign of its life but
+// the id in its hand-overs.
+func identified(t *testing.T, spec worker.Spec) (*Fleet, *listener, *worker.Rank) {
+	t.Helper()
+	e := newEngine(t)
+	e.metrics.Store(nil)
+	f, l := newFleet(t, Options{})
+	spec.ID, spec.URL = "p", e.url()
+	mustAdd(t, f, spec)
+	waitRanks(t, f, "tiny", max(1, len(spec.Ranks)))
+	return f, l, f.View().Workers[0].Ranks[0]
+}
+
+func tell(f *Fleet, r *worker.Rank, id string) { f.Identified(r, []byte(id), time.Now()) }
+
+func idOf(f *Fleet, r *worker.Rank) string {
+	if id := f.seat(r).s.ids.now.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
+
+// Another engine id is a restart: the rank is out of the choice before Identified
+// returns, and comes back when its listeners have dropped what they knew.
+func TestAnotherEngineIDIsARestart(t *testing.T) {
+	f, l, r := identified(t, worker.Spec{})
+	tell(f, r, "a1")
+	tell(f, r, "a1")
+	if n := l.leaves(); n != 0 || idOf(f, r) != "a1" {
+		t.Fatalf("%d restarts after one id, known as %q", n, idOf(f, r))
+	}
+	tell(f, r, "b2")
+	if p, _ := f.View().Pool("tiny"); len(p.Aggregated) != 0 && l.leaves() == 0 {
+		t.Error("the rank is in the choice, and what its old life held was not dropped")
+	}
+	until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:p join:p") })
+	waitRanks(t, f, "tiny", 1)
+	// What was under way when it ended, and what else the new life says, is no sign.
+	tell(f, r, "a1")
+	tell(f, r, "b2")
+	waitRanks(t, f, "tiny", 1)
+	if n := l.leaves(); n != 1 || f.Restarts(signEngineID) != 1 {
+		t.Errorf("%d restarts, %d counted; want 1", n, f.Restarts(signEngineID))
+	}
+	if s, _ := stateOf(f, "p"); s != worker.Ready {
+		t.Errorf("the worker is %v", s)
+	}
+}
+
+// The ranks of one engine share its id, each with an end of its own, whether the
+// router knows of them or not.
+func TestRanksShareAnEngineID(t *testing.T) {
+	for _, spec := range []worker.Spec{{}, {Ranks: []uint16{0, 1}}} {
+		f, l, r := identified(t, spec)
+		for i := range 6 {
+			tell(f, r.Worker.Ranks[i%len(r.Worker.Ranks)], fmt.Sprintf("a1_dp%d", i%2))
+		}
+		if n := l.leaves(); n != 0 {
+			t.Errorf("%d restarts of an engine with two ranks", n)
+		}
+		tell(f, r, "b2_dp1")
+		until(t, "one restart", func() bool { return l.leaves() == 1 })
+		waitRanks(t, f, "tiny", len(r.Worker.Ranks))
+	}
+	for in, want := range map[string]string{"x_dp": "x_dp", "_dp3": "_dp3", "x_dp12": "x", "x12": "x12", "12": "12", "x_dp1_dp2": "x_dp1"} {
+		if got := string(withoutRank([]byte(in))); got != want {
+			t.Errorf("%q is the engine %q, want %q", in, got, want)
+		}
+	}
+}
+
+// Engines that take turns behind one address cost one restart for each but the first,
+// and what gives another id for each request costs a few, then none.
+func TestEngineIDsThatAreNoSign(t *testing.T) {
+	defer func(was time.Duration) { quickLife = was }(quickLife)
+	quickLife = time.Hour
+	f, l, r := identified(t, worker.Spec{})
+	for i := range 20 {
+		tell(f, r, []string{"a1", "b2"}[i%2])
+		waitRanks(t, f, "tiny", 1)
+	}
+	if n := l.leaves(); n != 1 {
+		t.Errorf("%d restarts for two engines in turn, want 1", n)
+	}
+	for i := range 20 {
+		tell(f, r, fmt.Sprint("request-", i))
+		waitRanks(t, f, "tiny", 1)
+	}
+	if n := l.leaves(); n >= quickLives {
+		t.Errorf("%d restarts for ids of requests, want fewer than %d", n, quickLives)
+	}
+	for i := range 3 * maxPastIDs {
+		tell(f, r, fmt.Sprint("more-", i))
+	}
+	if n := len(f.seat(r).s.ids.past); n > maxPastIDs {
+		t.Errorf("%d ids are kept", n)
+	}
+}
+
+// What events have shown first is not shown again by the id that follows.
+func TestEngineIDAfterItsEvents(t *testing.T) {
+	f, l, r := identified(t, worker.Spec{Ranks: []uint16{0, 1}})
+	other := r.Worker.Ranks[1]
+	before := time.Now()
+	tell(f, r, "a1_dp0")
+	f.Renewed(r)
+	if idOf(f, r) != "a1" {
+		t.Error("one rank's events ended the life of both")
+	}
+	f.Renewed(other)
+	if idOf(f, r) != "" {
+		t.Error("the id of the old life is known still")
+	}
+	f.Identified(r, []byte("a1_dp0"), before) // was under way
+	if idOf(f, r) != "" {
+		t.Error("an answer of the old life named the new one")
+	}
+	tell(f, r, "b2_dp0")
+	tell(f, other, "b2_dp1")
+	waitRanks(t, f, "tiny", 2)
+	if n := l.leaves(); n != 0 || idOf(f, r) != "b2" {
+		t.Errorf("%d restarts, known as %q", n, idOf(f, r))
+	}
+	// A sign that was none: the same process answers what is asked later.
+	f.Renewed(r)
+	f.Renewed(other)
+	tell(f, r, "b2_dp0")
+	if idOf(f, r) != "b2" {
+		t.Error("the engine that lives on is not known again")
+	}
+	tell(f, r, "c3_dp0")
+	until(t, "the next one is a restart", func() bool { return l.leaves() == 1 })
+}
+
+// A start time that has changed is the same restart as the id that changed with it,
+// whichever is heard of first.
+func TestEngineIDAndStartTimeAreOneRestart(t *testing.T) {
+	e := newEngine(t)
+	f, l := newFleet(t, Options{})
+	mustAdd(t, f, worker.Spec{ID: "p", URL: e.url()})
+	waitRanks(t, f, "tiny", 1)
+	r := f.View().Workers[0].Ranks[0]
+	tell(f, r, "a1")
+	e.setLife(2000)
+	until(t, "the scrape sees it", func() bool { return l.leaves() == 1 })
+	waitRanks(t, f, "tiny", 1)
+	tell(f, r, "b2")
+	waitRanks(t, f, "tiny", 1)
+	e.setLife(3000)
+	tell(f, r, "c3")
+	until(t, "the id shows it", func() bool { return l.leaves() == 2 })
+	waitRanks(t, f, "tiny", 1)
+	seen := e.count("/metrics")
+	until(t, "two more scrapes", func() bool { return e.count("/metrics") > seen+2 })
+	if n := l.leaves(); n != 2 {
+		t.Errorf("%d restarts, want 2", n)
+	}
+}
+
+func TestIdentifiedAllocatesNothing(t *testing.T) {
+	f, _, r := identified(t, worker.Spec{})
+	id, now := []byte("5f0c6c1e-0a3f-4f57-8d4b-2f2f6a2d8c11_dp0"), time.Now()
+	f.Identified(r, id, now)
+	if n := testing.AllocsPerRun(1000, func() { f.Identified(r, id, now) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	f.Identified(r, nil, now)
+	f.Identified(&worker.Rank{Slot: worker.MaxSlots}, id, now)
+	f.Identified(r, make([]byte, maxEngineID+1), now)
+}
