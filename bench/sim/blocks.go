@@ -7,7 +7,9 @@ type block struct {
 	hashed     bool
 	ref        int32
 	prev, next int32 // free list
-	twin       int32 // next block with the same hash, 0 for none
+	// Blocks with the same hash, the next older and the next newer one; 0 for none. A
+	// prompt that is asked for again and again leaves a copy of its last block each time.
+	twin, newer int32
 }
 
 // pool is the paged KV memory of one rank, owned by the rank's goroutine. Block 0
@@ -55,20 +57,18 @@ func (p *pool) take() int32 {
 // forget takes the block out of the cache map.
 func (p *pool) forget(id int32) {
 	b := &p.blocks[id]
-	head := p.cached[b.hash]
-	if head == id {
-		if b.twin == 0 {
-			delete(p.cached, b.hash)
-		} else {
-			p.cached[b.hash] = b.twin
-		}
-	} else {
-		for p.blocks[head].twin != id {
-			head = p.blocks[head].twin
-		}
-		p.blocks[head].twin = b.twin
+	switch {
+	case b.newer != 0:
+		p.blocks[b.newer].twin = b.twin
+	case b.twin != 0:
+		p.cached[b.hash] = b.twin
+	default:
+		delete(p.cached, b.hash)
 	}
-	b.hashed, b.twin = false, 0
+	if b.twin != 0 {
+		p.blocks[b.twin].newer = b.newer
+	}
+	b.hashed, b.twin, b.newer = false, 0, 0
 	p.copies--
 }
 
@@ -90,7 +90,10 @@ func (p *pool) share(id int32) {
 // prefix at once each store a copy, as in vLLM.
 func (p *pool) store(id int32, h *blockHash) {
 	b := &p.blocks[id]
-	b.hash, b.hashed, b.twin = *h, true, p.cached[*h]
+	b.hash, b.hashed, b.twin, b.newer = *h, true, p.cached[*h], 0
+	if b.twin != 0 {
+		p.blocks[b.twin].newer = id
+	}
 	p.cached[*h] = id
 	p.copies++
 }
@@ -118,7 +121,7 @@ func (p *pool) clear() bool {
 		return false
 	}
 	for i := range p.blocks {
-		p.blocks[i].hashed, p.blocks[i].twin = false, 0
+		p.blocks[i].hashed, p.blocks[i].twin, p.blocks[i].newer = false, 0, 0
 	}
 	clear(p.cached)
 	p.copies = 0

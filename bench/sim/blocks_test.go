@@ -79,8 +79,17 @@ func TestPoolAgainstModel(t *testing.T) {
 		total := 0
 		for h, n := range copies {
 			total += n
-			if _, ok := p.find(&h); !ok {
+			id, ok := p.find(&h)
+			if !ok {
 				t.Fatalf("step %d: %x is lost", step, h[0])
+			}
+			for newer := int32(0); id != 0; newer, id = id, p.blocks[id].twin {
+				if n--; p.blocks[id].newer != newer || p.blocks[id].hash != h || !p.blocks[id].hashed {
+					t.Fatalf("step %d: block %d among the copies of %x: %+v", step, id, h[0], p.blocks[id])
+				}
+			}
+			if n != 0 {
+				t.Fatalf("step %d: %d copies of %x more than are found", step, n, h[0])
 			}
 		}
 		if total != p.copies || p.nfree != p.total()-len(refs) || len(p.cached) != len(copies) {
