@@ -2,8 +2,11 @@ package routed
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -108,6 +111,7 @@ const (
 	fBootstrapHost
 	fBootstrapPort
 	fBootstrapRoom
+	fHandoff
 
 	fRoutingTokens
 	fBlockInfos
@@ -129,6 +133,11 @@ var rules [numFields]rule
 
 // section is the known members of one object of a request.
 type section map[string]field
+
+// list names them, in the order of the alphabet.
+func (s section) list() string {
+	return strings.Join(slices.Sorted(maps.Keys(s)), ", ")
+}
 
 var (
 	top, stopSection, samplingSection, outputSection, routingSection = section{}, section{}, section{}, section{}, section{}
@@ -302,7 +311,7 @@ func init() {
 	route(fStrictPriority, "strict_priority", "an integer", integer(math.MinInt32, math.MaxInt32))
 	route(fPriority, "priority", "an integer of 32 bits", integer(math.MinInt32, math.MaxInt32))
 	route(fAllowed, "allowed_worker_ids", "an array of workers' ids, at least one", workerIDs)
-	route(fConstraints, "routing_constraints", `an object with "labels", an array of workers' labels`, object)
+	route(fConstraints, "routing_constraints", `an object with "labels", an array of workers' labels, and nothing else`, object)
 	route(fSession, "session_id", "a string of visible ASCII, at most 256 characters", word)
 	route(fPrefillOnly, "prefill_only", "true or false", flag)
 
@@ -315,6 +324,7 @@ func init() {
 	def(bootstrapSection, "bootstrap_info.", fBootstrapHost, "bootstrap_host", "a string", text)
 	def(bootstrapSection, "bootstrap_info.", fBootstrapPort, "bootstrap_port", "an integer from 1 to 65535", integer(1, 65535))
 	def(bootstrapSection, "bootstrap_info.", fBootstrapRoom, "bootstrap_room", "an integer from 0 to 9223372036854775807", integer(0, math.MaxInt64))
+	def(bootstrapSection, "bootstrap_info.", fHandoff, "handoff_id", "a string", text)
 
 	def(mmSection, "mm_routing_info.", fRoutingTokens, "routing_token_ids", "an array of token ids", ids)
 	def(mmSection, "mm_routing_info.", fBlockInfos, "block_mm_infos", "an array of null or objects, one a block", isKind(jsonscan.Array))

@@ -73,8 +73,8 @@ func (r *request) parse(body []byte) error {
 		unknown func(name, raw []byte, kind jsonscan.Kind) error
 	}{
 		{fStop, stopSection, r.carrySampling("stop_conditions")}, {fSampling, samplingSection, r.carrySampling("sampling_options")},
-		{fOutput, outputSection, r.carrySampling("output_options")}, {fRouting, routingSection, pass}, {fOverride, overrideSection, unknownOverride},
-		{fPrefillResult, resultSection, pass}, {fBootstrap, bootstrapSection, pass}, {fMMRouting, mmSection, pass},
+		{fOutput, outputSection, r.carrySampling("output_options")}, {fRouting, routingSection, strange(fRouting, routingSection)}, {fOverride, overrideSection, strange(fOverride, overrideSection)},
+		{fPrefillResult, resultSection, strange(fPrefillResult, resultSection)}, {fBootstrap, bootstrapSection, strange(fBootstrap, bootstrapSection)}, {fMMRouting, mmSection, strange(fMMRouting, mmSection)},
 	} {
 		if raw := r.vals[s.of]; raw != nil {
 			if err := r.section(raw, s.known, s.unknown); err != nil {
@@ -109,10 +109,16 @@ func (r *request) section(raw []byte, known section, unknown func(name, raw []by
 	return nil
 }
 
-func pass([]byte, []byte, jsonscan.Kind) error { return nil }
-
-func unknownOverride(name, raw []byte, kind jsonscan.Kind) error {
-	return &FieldError{Field: "router_config_override." + string(name), Got: shown(raw, kind), Want: "overlap_score_weight and router_temperature only"}
+// strange refuses what a section of the router's own has besides the members it knows:
+// no engine is shown them, so that a hint which is misspelled would change nothing and
+// nobody would hear of it.
+func strange(of field, known section) func(name, raw []byte, kind jsonscan.Kind) error {
+	return func(name, raw []byte, kind jsonscan.Kind) error {
+		if kind <= jsonscan.Null {
+			return nil
+		}
+		return &FieldError{Field: rules[of].name + "." + string(name), Got: "a member that is not known", Want: "of " + known.list()}
+	}
 }
 
 // carry takes in a top-level member for the engine.
@@ -220,18 +226,27 @@ func (r *request) count(f field) int {
 
 // labels are those of routing_constraints.
 func (r *request) labels() (list string, err error) {
-	raw, ok, _ := jsonscan.Find(r.vals[fConstraints], "labels")
-	if !ok {
-		if r.has(fConstraints) {
-			return "", &FieldError{Field: "routing.routing_constraints", Got: shown(r.vals[fConstraints], jsonscan.Object), Want: rules[fConstraints].want}
-		}
+	if !r.has(fConstraints) {
 		return "", nil
 	}
-	value := r.vals[fConstraints][raw.Start:raw.End]
-	if !workerIDs(value, raw.Kind) {
-		return "", &FieldError{Field: "routing.routing_constraints.labels", Got: shown(value, raw.Kind), Want: "an array of workers' labels, at least one"}
+	var room [64]byte
+	for it := jsonscan.Walk(r.vals[fConstraints]); it.Next(); {
+		name, value := it.Key(room[:0]), it.Raw()
+		in := "routing.routing_constraints." + string(name)
+		switch {
+		case it.Value.Kind <= jsonscan.Null:
+		case string(name) != "labels": // a constraint that nobody would keep
+			return "", &FieldError{Field: in, Got: "a member that is not known", Want: "labels"}
+		case !workerIDs(value, it.Value.Kind):
+			return "", &FieldError{Field: in, Got: shown(value, it.Value.Kind), Want: "an array of workers' labels, at least one"}
+		default:
+			list = joined(value)
+		}
 	}
-	return joined(value), nil
+	if list == "" {
+		return "", &FieldError{Field: "routing.routing_constraints", Got: shown(r.vals[fConstraints], jsonscan.Object), Want: rules[fConstraints].want}
+	}
+	return list, nil
 }
 
 // joined writes a list of ids as a header's value.

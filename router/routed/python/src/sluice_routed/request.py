@@ -71,9 +71,11 @@ class RouterConfigOverride(TypedDict, total=False):
 class Request:
     """A preprocessed request. None and empty members are left out.
 
-    The option objects may be plain mappings with members that have no name here;
-    the router hands them on. Top-level members of that kind go into extra
-    (extra_args, mm_processor_kwargs, multi_modal_data, …).
+    The option objects (stop_conditions, sampling_options, output_options) may be plain
+    mappings with members that have no name here; the router hands them on. Top-level
+    members of that kind go into extra (extra_args, mm_processor_kwargs,
+    multi_modal_data, …). The others are the router's own: it refuses what it does not
+    know in them.
     """
 
     token_ids: Sequence[int]
