@@ -46,6 +46,7 @@ type Conn struct {
 	// By the server's awake clock.
 	opened time.Duration
 	heard  atomic.Int64  // when bytes last came
+	fillBy atomic.Int64  // when the payload that is coming must be whole; 0: none is
 	pinged time.Duration // when a PING was last sent; tick's
 }
 
@@ -147,7 +148,9 @@ func (c *Conn) frame(h header, payload []byte) *Error {
 		if h.size > maxPing {
 			return &Error{CodeProtocol, fmt.Sprintf("a PING of %d bytes; at most %d", h.size, maxPing)}
 		}
-		c.out.post(Pong, 0, payload)
+		if !c.out.post(Pong, 0, payload) {
+			return flood
+		}
 	case Fail:
 		return &Error{Code: "", Message: "the client closes"}
 	case Credit:
@@ -247,9 +250,11 @@ func (c *Conn) begin(h header) *Error {
 	c.newest = h.stream
 	var refused *Error
 	c.out.mu.Lock()
-	live := len(c.streams)
+	live, flooded := len(c.streams), c.out.flooded()
 	c.out.mu.Unlock()
 	switch {
+	case flooded:
+		return flood
 	case c.srv.draining.Load():
 		refused = &Error{CodeDraining, "the router is shutting down"}
 	case live >= c.srv.opt.MaxStreams || c.serving.Load() >= int64(2*c.srv.opt.MaxStreams):
@@ -263,22 +268,34 @@ func (c *Conn) begin(h header) *Error {
 	}
 	if refused != nil {
 		c.srv.refused.Add(1)
-		c.out.post(End, h.stream, appendError(nil, refused))
 		c.skipping = h.size
+		if !c.out.post(End, h.stream, appendError(nil, refused)) {
+			return flood
+		}
 		return nil
 	}
 	c.filling, c.filled = h, 0
 	if h.size == 0 {
 		c.start()
+		return nil
 	}
+	limit := c.srv.opt.ReadTimeout + time.Duration(h.size)*time.Second/leastRate
+	c.fillBy.Store(int64(c.srv.awake.now() + limit))
 	return nil
 }
+
+// leastRate is how many bytes a second of a request must come behind the first ReadTimeout.
+const leastRate = 256 << 10
+
+// flood ends a connection whose client asks and asks, and reads nothing.
+var flood = &Error{CodeStalled, "too many answers wait to be read by a client that asks on"}
 
 // start opens the stream whose payload is whole.
 func (c *Conn) start() {
 	s := &Stream{ID: c.filling.stream, conn: c, lease: c.lease, credit: c.window}
 	s.Payload = s.lease.Bytes()[:c.filling.size]
 	c.filling, c.lease = header{}, membudget.Lease{}
+	c.fillBy.Store(0)
 	c.out.mu.Lock()
 	if c.out.closed {
 		c.out.mu.Unlock()
@@ -313,10 +330,12 @@ func (c *Conn) serve(s *Stream) {
 // or says why it must be closed.
 func (c *Conn) tick(now time.Duration) *Error {
 	beat, step := c.srv.opt.Heartbeat, c.srv.awake.step
-	quiet := now - time.Duration(c.heard.Load())
+	quiet, by := now-time.Duration(c.heard.Load()), time.Duration(c.fillBy.Load())
 	switch { // what is known of a moment is the tick before it: a step is the benefit of the doubt
 	case !c.open.Load() && now-c.opened > c.srv.opt.HelloTimeout+step:
 		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
+	case by != 0 && now > by+step:
+		return &Error{CodeProtocol, "a REQUEST began and did not become whole in " + c.srv.opt.ReadTimeout.String() + " and what its length allows beyond"}
 	case quiet > 3*beat+step:
 		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", quiet.Round(time.Millisecond))}
 	case quiet > beat && now-c.pinged > beat:

@@ -122,6 +122,7 @@ func (s *Server) serveNet(nc net.Conn) {
 		select {
 		case <-delivered:
 		case <-time.After(time.Second):
+			nc.Close() // a peer that reads nothing is not waited for any longer
 		}
 	}
 	c.lost(lost)

@@ -37,6 +37,7 @@ type outbox struct {
 	queue      []byte
 	spare      []byte
 	pending    int // appended and not yet taken by the socket
+	own        int // of queue: what no credit bounds, all but items
 	delivering bool
 	closed     bool
 	waiters    []*Stream // wait for room
@@ -60,16 +61,31 @@ func (o *outbox) appended(n int) {
 	o.link.kick(o, false)
 }
 
-// post appends a frame of the connection's own, whatever is pending.
-func (o *outbox) post(k Kind, stream uint32, payload []byte) {
+// post appends a frame of the connection's own, whatever is pending. It is refused where
+// too much of that kind waits already: a peer that reads nothing and asks on.
+func (o *outbox) post(k Kind, stream uint32, payload []byte) (ok bool) {
 	o.mu.Lock()
-	if o.closed {
-		o.mu.Unlock()
-		return
+	if o.closed || o.flooded() && k != Fail {
+		defer o.mu.Unlock()
+		return o.closed
 	}
+	o.ownFrame(k, stream, payload)
+	return true
+}
+
+// ownFrame appends a frame that no credit bounds. Called with mu held, which it unlocks.
+func (o *outbox) ownFrame(k Kind, stream uint32, payload []byte) {
 	o.queue = appendFrame(o.queue, k, stream, payload)
+	o.own += headerSize + len(payload)
 	o.appended(headerSize + len(payload))
 }
+
+// flooded says whether more of the connection's own frames wait than its streams, with an
+// END each, could be the reason of. Called with mu held.
+func (o *outbox) flooded() bool { return o.own > max(o.most, leastOwn) }
+
+// leastOwn is what may wait of a connection's own frames, however little items may.
+const leastOwn = 1 << 20
 
 // keptQueue is the largest buffer that is kept for the next round.
 const keptQueue = 256 << 10
@@ -88,7 +104,7 @@ func (o *outbox) deliver(gathered bool) {
 			return
 		}
 		buf := o.queue
-		o.queue, o.spare = o.spare[:0], nil
+		o.queue, o.spare, o.own = o.spare[:0], nil, 0
 		o.mu.Unlock()
 		n, err := o.link.write(buf)
 		if err != nil {

@@ -40,6 +40,7 @@ type Options struct {
 	RequestBudget int64         // the payloads of all requests under way, bytes [1 GiB]
 	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
 	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
+	ReadTimeout   time.Duration // from a REQUEST's head to its payload's end, and a second more for each 256 KiB [30s]
 	Heartbeat     time.Duration // of silence before a PING; three times that close [15s]
 	StallTimeout  time.Duration // a stream's caller takes nothing, or not all behind a STOP: it is ended [30s]
 	WriteTimeout  time.Duration // a connection takes nothing of what is pending: it is closed [30s]
@@ -70,6 +71,7 @@ func (o *Options) defaults() {
 	set(&o.MaxFrame, 8<<20)
 	set(&o.QueueBytes, 4<<20)
 	wait(&o.HelloTimeout, 5*time.Second)
+	wait(&o.ReadTimeout, 30*time.Second)
 	wait(&o.Heartbeat, 15*time.Second)
 	wait(&o.StallTimeout, 30*time.Second)
 	wait(&o.WriteTimeout, 30*time.Second)
@@ -134,7 +136,7 @@ func (s *Server) add(c *Conn) bool {
 	}
 	s.conns[c] = struct{}{}
 	s.ticker.Do(func() {
-		s.awake.start(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4))
+		s.awake.start(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4, s.opt.ReadTimeout/4))
 		go s.tick()
 	})
 	return true

@@ -252,8 +252,7 @@ func (s *Stream) finish(why *Error, over error) {
 	s.signal()
 	delete(s.conn.streams, s.ID)
 	o.streams.Add(-1)
-	o.queue = appendFrame(o.queue, End, s.ID, payload)
-	o.appended(headerSize + len(payload))
+	o.ownFrame(End, s.ID, payload)
 }
 
 // kill ends the stream from the caller's side.
