@@ -307,8 +307,9 @@ func TestClientLeavesWhileCommentsGo(t *testing.T) { onBoth(t, testClientLeavesW
 
 func testClientLeavesWhileCommentsGo(t *testing.T, by Relay) {
 	for _, headed := range []bool{false, true} {
-		gone := make(chan struct{})
+		asked, gone := make(chan struct{}), make(chan struct{})
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+			close(asked)
 			if headed {
 				_, _ = io.WriteString(nc, streamHead)
 			}
@@ -320,6 +321,7 @@ func testClientLeavesWhileCommentsGo(t *testing.T, by Relay) {
 		c := r.dial()
 		c.send(chatPost(streamDoc))
 		c.comments(c.head(), 2)
+		<-asked // comments go out before an engine is even connected to
 		_ = c.Close()
 		select {
 		case <-gone:
