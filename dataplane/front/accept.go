@@ -135,7 +135,7 @@ func (s *Server) admit(nc net.Conn) *conn {
 			c.raw = raw
 			c.ahead.fresh, c.ahead.try = s.opt.TLS == nil, c.tryRead
 			if s.opt.TLS == nil {
-				c.transfer.init()
+				c.transfer.init(c)
 				c.askFunc = c.early.atSocket
 			}
 		}

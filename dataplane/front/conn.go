@@ -48,6 +48,7 @@ type conn struct {
 	ahead    ahead
 	transfer transfer
 	early    early
+	held     held
 	askFunc  func(fd uintptr) // early.atSocket, made once
 
 	proxy   bool       // the other end is a trusted proxy
@@ -155,14 +156,25 @@ func (c *conn) readFailure() Reason {
 	return ClientGone
 }
 
-// Write puts a deadline on every piece; moving the timer is put off while
-// enough of the last deadline is left.
+// Write writes what fasthttp has of an answer, or holds it until the next read.
 func (c *conn) Write(p []byte) (int, error) {
-	limit := c.srv.live().WriteTimeout
 	if c.early.asks {
+		if c.hold(p) {
+			return len(p), nil
+		}
 		c.lookAhead()
 		c.lingered = c.lingered || c.early.came
 	}
+	if err := c.release(); err != nil {
+		return 0, err
+	}
+	return c.writeOut(p)
+}
+
+// writeOut puts a deadline on every piece; moving the timer is put off while enough of
+// the last deadline is left.
+func (c *conn) writeOut(p []byte) (int, error) {
+	limit := c.srv.live().WriteTimeout
 	done := 0
 	for {
 		if now := time.Now(); c.writeBy.Sub(now) < limit-limit/4 {
@@ -260,6 +272,7 @@ func (c *conn) shut() {
 	if !c.closed.CompareAndSwap(false, true) {
 		return
 	}
+	_ = c.release()
 	if c.lingered && !c.srv.cutting.Load() {
 		c.linger()
 	}
@@ -328,14 +341,16 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	}
 	switch state {
 	case fasthttp.StateActive:
+		_ = c.release() // a request lay in fasthttp's reader
 		c.active.Store(true)
 		c.due = dueHead
 		c.early.active()
 	case fasthttp.StateIdle:
-		c.active.Store(false)
 		c.due = dueIdle
 		c.early.idle()
-		c.reportEnd()
+		if c.held.buf == nil {
+			c.left()
+		}
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)
 	case fasthttp.StateClosed:

@@ -290,8 +290,9 @@ func (x *Exchange) finish() {
 		x.c.gone.set(nil)
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
 		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
-		x.c.early.asks = true
-		if !x.reusable() {
+		keep := x.reusable()
+		x.c.early.asks, x.c.held.ok = true, keep
+		if !keep {
 			x.ctx.Response.Header.SetConnectionClose()
 		}
 	}

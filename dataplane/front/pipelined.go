@@ -26,7 +26,7 @@ import (
 //
 // It belongs to whoever serves the connection, as the plain fields of conn do.
 type early struct {
-	asks   bool // an answer leaves: each of its writes asks the socket before
+	asks   bool // an answer leaves: the socket is asked before each of its writes
 	came   bool // it had something
 	after  bool // an answer has left, and no request has begun since
 	read   bool // since then the socket was read: nothing had come before
@@ -65,8 +65,11 @@ func (e *early) is(method []byte) bool {
 // atSocket asks a plain connection's descriptor.
 func (e *early) atSocket(fd uintptr) {
 	n, _ := sock.Peek(int(fd), e.begin[:]) // of no other use while an answer leaves
-	e.came = len(bytes.Trim(e.begin[:n], lineEnds)) > 0
+	e.sees(e.begin[:n])
 }
+
+// sees notes what came before an answer has left.
+func (e *early) sees(p []byte) { e.came = e.came || len(bytes.Trim(p, lineEnds)) > 0 }
 
 // lookAhead asks the connection whether more has come, without waiting.
 func (c *conn) lookAhead() {
@@ -87,7 +90,7 @@ func (c *conn) lookAhead() {
 		a.buf.B[0] = c.probe[0]
 		n, _ = c.secure.Read(a.buf.B[1:])
 		a.r, a.w = 0, 1+n
-		e.came = len(bytes.Trim(a.buf.B[:a.w], lineEnds)) > 0
+		e.sees(a.buf.B[:a.w])
 	}
 }
 

@@ -13,14 +13,15 @@ import (
 // perf stat). Where and until when they wait is the runtime's poller's and the
 // deadlines', as for net.Conn.
 type transfer struct {
-	recv, send func(fd uintptr) bool // made once; nil where there is no descriptor, or TLS
+	// Made once; nil where there is no descriptor, or TLS.
+	recv, send, exchange func(fd uintptr) bool
 
 	in, out       []byte // of the read, the write under way
 	inN, outN     int
 	inErr, outErr error
 }
 
-func (t *transfer) init() { t.recv, t.send = t.doRecv, t.doSend }
+func (t *transfer) init(c *conn) { t.recv, t.send, t.exchange = t.doRecv, t.doSend, c.exchange }
 
 func (t *transfer) doRecv(fd uintptr) bool {
 	n, errno := sock.Recv(int(fd), t.in)
@@ -51,13 +52,24 @@ func (c *conn) receive(p []byte) (int, error) {
 	if t.recv == nil || len(p) == 0 {
 		return c.Conn.Read(p)
 	}
-	t.in, t.inN, t.inErr = p, 0, nil
-	err := c.raw.Read(t.recv)
-	t.in = nil
-	if err == nil {
-		err = t.inErr
+	f := t.recv
+	if c.held.buf != nil {
+		f = t.exchange
 	}
-	return t.inN, err
+	for {
+		t.in, t.inN, t.inErr = p, 0, nil
+		err := c.raw.Read(f)
+		t.in = nil
+		if err == nil {
+			err = t.inErr
+		}
+		if err != nil || c.held.buf == nil {
+			return t.inN, err
+		}
+		if err := c.release(); err != nil || t.inN > 0 {
+			return t.inN, err
+		}
+	}
 }
 
 // transmit is Conn.Write.

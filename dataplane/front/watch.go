@@ -16,9 +16,11 @@ import (
 // client counts as leaving: nothing tells it apart from a close.
 //
 // Memory order: f is guarded by mu, and is called with mu held; so a set that
-// returns leaves no call of an older f running. armed is stored before left is
-// loaded by set, and left before armed is loaded by the watcher: one of the two
-// sees the other and fires.
+// returns leaves no call of an older f running. armed says that there is an f, and is
+// taken back when its call has ended: a set of nothing where nothing is armed, which
+// each request makes at its end, need not ask for mu. armed is stored before left is
+// loaded by set, and left before armed is loaded by the watcher: one of the two sees the
+// other and fires.
 type watch struct {
 	mu    sync.Mutex
 	f     func()
@@ -30,6 +32,9 @@ type watch struct {
 // set makes f the call to make when the client leaves, nil for none. f must not
 // call set.
 func (w *watch) set(f func()) {
+	if f == nil && !w.armed.Load() {
+		return
+	}
 	w.mu.Lock()
 	w.f = f
 	w.armed.Store(f != nil)
@@ -45,7 +50,7 @@ func (w *watch) fire() {
 	defer w.mu.Unlock()
 	if f := w.f; f != nil {
 		w.f = nil
-		w.armed.Store(false)
+		defer w.armed.Store(false)
 		f()
 	}
 }
