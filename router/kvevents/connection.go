@@ -62,12 +62,15 @@ func (f *feed) close() {
 // it has brought the position up to date for that reason.
 func (f *feed) watchConnection() (caughtUp bool) {
 	for {
-		event, _, _, err := f.monitor.RecvEvent(zmq.DONTWAIT)
+		event, _, descriptor, err := f.monitor.RecvEvent(zmq.DONTWAIT)
 		if err != nil {
 			return caughtUp
 		}
 		switch event {
+		case zmq.EVENT_ACCEPTED:
+			f.peers[descriptor] = struct{}{}
 		case zmq.EVENT_DISCONNECTED:
+			delete(f.peers, descriptor)
 			f.connected, f.suspect = false, f.known
 			if f.src.Bind {
 				// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
@@ -77,14 +80,15 @@ func (f *feed) watchConnection() (caughtUp bool) {
 			}
 			// The next to answer may be another life, which holds nothing: what is in the
 			// index is kept, and not believed until the engine has proven to be the same.
-			if f.state() == worker.FeedLive {
+			if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resuming.pending {
 				f.setState(worker.FeedBroken)
 			}
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 			f.connected, f.redialAt, f.unheardAt = true, time.Time{}, time.Time{}
-			// At a port of ours an engine may be back before its old connection is known
-			// to be lost.
-			if f.suspect || f.src.Bind && f.known {
+			// Not the first: something may have been published in between, to nobody. That
+			// the one before was lost need not have been told: at a port of ours an engine
+			// may be back before it is known, and redial may have met ZMQ's own.
+			if f.suspect || f.known {
 				f.reconnected()
 				caughtUp = true
 			}
@@ -99,7 +103,8 @@ func (f *feed) watchConnection() (caughtUp bool) {
 // replay asked for after that has those of the new one.
 func (f *feed) reconnected() {
 	f.suspect = false
-	for range f.opt.HWM {
+	f.waiting.drop()
+	for range maxBurst {
 		if _, err := f.sub.RecvMessageBytes(zmq.DONTWAIT); err != nil {
 			break
 		}
@@ -117,7 +122,7 @@ func (f *feed) stillThere() {
 	f.checking = true
 	f.catchUp(true, true)
 	f.checking = false
-	if f.state() == worker.FeedLive {
+	if f.state() == worker.FeedLive { // and so somebody is connected
 		f.connected, f.suspect = true, false
 	}
 }

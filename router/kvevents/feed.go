@@ -40,6 +40,8 @@ type feed struct {
 
 	*Applier
 	position
+	waiting   inbox            // live messages that came while a replay went on
+	peers     map[int]struct{} // descriptors of who has connected to a port of ours
 	connected bool
 	suspect   bool      // the connection was lost: the engine may have a new life
 	retryAt   time.Time // of a replay that failed; zero: none is due
@@ -75,7 +77,7 @@ const (
 var feedNumber atomic.Uint64 // makes inproc names unique in the process
 
 func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
-	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}),
+	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}), peers: make(map[int]struct{}),
 		log: opt.Log.With("rank", src.Rank.ID.String()), poll: zmq.NewPoller(),
 		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
 	f.Tap, f.OnClear = opt.Tap, opt.OnClear
@@ -101,7 +103,7 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	if f.sub, err = f.socket(zmq.SUB); err != nil {
 		return f, err
 	}
-	if err = f.sub.Monitor(name+"-events", zmq.EVENT_HANDSHAKE_SUCCEEDED|zmq.EVENT_DISCONNECTED); err != nil {
+	if err = f.sub.Monitor(name+"-events", zmq.EVENT_ACCEPTED|zmq.EVENT_HANDSHAKE_SUCCEEDED|zmq.EVENT_DISCONNECTED); err != nil {
 		return f, err
 	}
 	if f.monitor, err = f.socket(zmq.PAIR); err != nil {
@@ -186,6 +188,9 @@ func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 
 // wait is how long there is nothing to do unless a socket says so; -1: for ever.
 func (f *feed) wait() time.Duration {
+	if len(f.waiting.queue) > 0 {
+		return 0
+	}
 	wait := time.Duration(-1)
 	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by, f.resyncAt, f.unheardAt} {
 		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
@@ -209,13 +214,17 @@ func (f *feed) begin() {
 		return
 	}
 	f.resuming = resumption{}
-	f.catchUp(resume, resume)
+	// A retry may be due while the connection is lost: what the index has is not believed
+	// for that, and less than ever.
+	f.catchUp(resume, resume || f.suspect)
 }
 
 func (f *feed) drain() {
 	heard := false
 	defer func() {
-		if heard && f.src.Replay != "" {
+		// While somebody has left a port of ours, another check is due, which no traffic
+		// may put off.
+		if heard && f.src.Replay != "" && !f.suspect {
 			f.checkAt = time.Now().Add(f.opt.TailCheck)
 		}
 	}()
@@ -223,7 +232,11 @@ func (f *feed) drain() {
 		if f.stopping.Load() {
 			return
 		}
-		frames, err := f.sub.RecvMessageBytes(zmq.DONTWAIT)
+		frames, read := f.waiting.take()
+		var err error
+		if !read {
+			frames, err = f.sub.RecvMessageBytes(zmq.DONTWAIT)
+		}
 		if err != nil {
 			if zmq.AsErrno(err) != zmq.Errno(syscall.EAGAIN) {
 				f.log.Warn("kv events: cannot receive", "error", err)
@@ -257,7 +270,7 @@ func (f *feed) live(frames [][]byte) {
 	case !f.hasLast && f.next == 0 && !f.canAsk():
 		f.apply(seq, payload) // where to begin, as nobody can be asked
 		if f.state() == worker.FeedSilent {
-			f.setState(worker.FeedLive)
+			f.believe()
 		}
 	case seq == f.next:
 		f.apply(seq, payload)
@@ -333,7 +346,18 @@ func (f *feed) afterCatchUp(seq uint64, payload []byte) {
 	f.known = true
 	f.apply(seq, payload)
 	if f.retryAt.IsZero() {
+		f.believe()
+	}
+}
+
+// believe says that what the index holds of the rank is all the engine has told: live,
+// where there is a connection by which it would be heard if that changed, else broken
+// until there is one.
+func (f *feed) believe() {
+	if f.connected || len(f.peers) > 0 {
 		f.setState(worker.FeedLive)
+	} else {
+		f.setState(worker.FeedBroken)
 	}
 }
 

@@ -35,8 +35,8 @@ type Options struct {
 	Tap           Tap                // sees what is applied; nil: nobody
 	OnClear       func(worker.Slot)  // called before all that is known of a rank is dropped; nil: nobody
 	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine has, or may have, a new life; nil: nobody
-	HWM           int                // ZMQ receive high-water mark [100_000]
-	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [64 MiB]
+	HWM           int                // messages that ZMQ queues for one socket [256 MiB by 2 MaxFrame: 4]
+	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [32 MiB]
 	Linger        time.Duration      // [0]
 	ReplayTimeout time.Duration      // the longest wait for one message of a replay [5s]
 	RetryMin      time.Duration      // first wait after a failed replay; doubles to RetryMax [1s]
@@ -99,8 +99,8 @@ func NewFeeds(opt Options) *Feeds {
 	if opt.Observer == nil {
 		opt.Observer = nobody{}
 	}
-	opt.HWM = orDefault(opt.HWM, 100_000)
-	opt.MaxFrame = orDefault(opt.MaxFrame, 64<<20)
+	opt.MaxFrame = orDefault(opt.MaxFrame, 32<<20)
+	opt.HWM = orDefault(opt.HWM, hwm(opt.MaxFrame))
 	opt.ReplayTimeout = orDefault(opt.ReplayTimeout, 5*time.Second)
 	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
 	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
