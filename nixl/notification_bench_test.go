@@ -1,6 +1,8 @@
 package nixl
 
 import (
+	"bytes"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -62,13 +64,26 @@ func measure(t testing.TB, sender string, count int, open func(func(Notification
 	})
 	md := must[[]byte](t)(a.Metadata(t.Context()))
 	cmd := exec.Command(sender, a.Library().Path, hexOf(md), strconv.Itoa(count))
-	if b, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("the sender: %v: %s", err, b)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	input := must[io.WriteCloser](t)(cmd.StdinPipe())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
+	came := true
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Fatalf("%d of %d messages came", len(m.times), count)
+	case <-time.After(40 * time.Second): // longer than a sender lives that only waits for its input to end
+		came = false
+	}
+	input.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("the sender: %v: %s", err, said.Bytes())
+	}
+	if !came {
+		mu.Lock()
+		defer mu.Unlock()
+		t.Fatalf("%d of %d messages came: %s", len(m.times), count, said.Bytes())
 	}
 	slices.Sort(m.times)
 	return m

@@ -1,12 +1,15 @@
 /* A sender of notifications that is no agent of ours: sends COUNT, one a millisecond,
  * each the time it was sent (CLOCK_REALTIME, ns, decimal), so that the receiver alone
- * is measured. No more than NIXL's calls, from one thread.
+ * is measured. No more than NIXL's calls, from one thread. What NIXL has not sent yet
+ * goes when the sender calls it, so it goes on calling until its input ends, for 30 s at
+ * most: connecting alone may take seconds on a busy machine.
  *
  *   nixl_sender LIBNIXL_CAPI HEX-OF-METADATA COUNT */
 #define _GNU_SOURCE
 #include "nixl_api.h"
 #include "sluice_native.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +68,8 @@ int main(int argc, char **argv) {
       nanosleep(&(struct timespec){0, (long)left}, NULL);
     }
   }
-  for (long long end = now(CLOCK_MONOTONIC) + 200000000; now(CLOCK_MONOTONIC) < end;) {
+  struct pollfd input = {.fd = 0, .events = POLLIN};
+  for (long long end = now(CLOCK_MONOTONIC) + 30000000000; now(CLOCK_MONOTONIC) < end && poll(&input, 1, 1) == 0;) {
     f->get_notifs(agent, notifs, options);
   }
   return 0;

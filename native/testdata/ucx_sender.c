@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
   }
   how.flags = 0;
   void *r = f->ep_close_nbx(ep, &how); /* flushes */
-  for (long long end = now(CLOCK_MONOTONIC) + 1000000000; r != NULL && !ucx_is_error(r) && f->request_check_status(r) == UCX_INPROGRESS && now(CLOCK_MONOTONIC) < end;) {
+  for (long long end = now(CLOCK_MONOTONIC) + 30000000000; r != NULL && !ucx_is_error(r) && f->request_check_status(r) == UCX_INPROGRESS && now(CLOCK_MONOTONIC) < end;) {
     f->worker_progress(worker);
   }
   return 0;
