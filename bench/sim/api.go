@@ -124,16 +124,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	j.fault = f
 	// Until the engine knows a request, a client that leaves leaves no trace: vLLM's
 	// finding that such a decode keeps the prefill's blocks to the end of the lease.
-	if c.gone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) {
+	if l.e.face.headFirst && !j.begin() || c.gone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.face.headFirst && !j.begin() {
 		l.early.Add(1)
 		return nil
-	}
-	if j.params.stream {
-		j.headOut = true
-		if c.send(streamHead(r.close)) != nil {
-			l.early.Add(1)
-			return nil
-		}
 	}
 	j.rank.load.Add(1)
 	if !j.rank.post(func() { j.rank.submit(j) }) {
@@ -144,6 +137,12 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	return j
+}
+
+// begin sends the head of a stream; false when the client has gone.
+func (j *job) begin() bool {
+	j.headOut = j.params.stream
+	return !j.headOut || j.c.send(streamHead(j.req.close)) == nil
 }
 
 func isRefusal(err error) bool {

@@ -12,11 +12,14 @@ type face struct {
 	get, post  map[string]func(*conn, *httpRequest)
 	failure    func(status int, msg, param string) []byte
 	read       func(path string, raw []byte) (*body, error)
+	// headFirst: the head of a stream goes out before the engine is given the request,
+	// which its first token is asked for only then (vLLM's AsyncLLM.generate, 0.32).
+	headFirst bool
 }
 
 // faces by Options.Engine.
 var faces = map[string]*face{
-	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
+	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }, headFirst: true},
 	"sglang": {generating: sglangGenerating, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
 	"trtllm": {generating: trtllmGenerating, get: trtllmGet, post: trtllmPost, failure: sglangError, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
 }

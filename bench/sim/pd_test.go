@@ -3,7 +3,6 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"regexp"
 	"strings"
@@ -240,7 +239,7 @@ func TestPrefillStreamHasNoHandle(t *testing.T) {
 	}
 }
 
-// TestAbortFreesPrefill: a client that leaves after decode's head frees the
+// TestAbortFreesPrefill: a client that leaves when decode was admitted frees the
 // prefill's blocks at once, in the transfer as well as after it.
 func TestAbortFreesPrefill(t *testing.T) {
 	for name, cost := range map[string]Cost{
@@ -253,6 +252,7 @@ func TestAbortFreesPrefill(t *testing.T) {
 			prompt := idPrompt(320, 7)
 			h := prefill(t, p, prompt)
 			c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 100000, true), map[string]int{"decoding": 1}[name])
+			eventually(t, "admitted", func() bool { return d.Stats().Sum().Requests == 1 })
 			c.Close()
 			eventually(t, "all freed", func() bool {
 				ps, ds := p.Stats().Sum(), d.Stats().Sum()
@@ -263,15 +263,14 @@ func TestAbortFreesPrefill(t *testing.T) {
 }
 
 // TestEarlyAbortLeavesPinned is vLLM's third finding: a client gone before the
-// engine knew the decode leaves the prefill's blocks to the lease.
+// engine knew the decode leaves the prefill's blocks to the lease, and the head of its
+// stream does not say that it does.
 func TestEarlyAbortLeavesPinned(t *testing.T) {
 	p := fast(t, Options{Lease: 2 * time.Second})
 	d := fast(t, Options{Speed: 1, Cost: Cost{Admit: time.Hour}})
 	prompt := idPrompt(320, 8)
 	h := prefill(t, p, prompt)
-	c := dial(t, d.Addr())
-	io.WriteString(c, request("/v1/completions", decodeBody(prompt, h, 10, true)))
-	eventually(t, "request read", func() bool { return len(d.Requests()) == 1 })
+	c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 10, true), 0)
 	c.Close()
 	eventually(t, "client missed", func() bool { return d.Stats().GoneEarly == 1 })
 	if s := p.Stats().Sum(); s.LeasesFreed != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {

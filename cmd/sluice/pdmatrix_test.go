@@ -509,6 +509,7 @@ time. Every answer called right was compared with that of an undisturbed engine.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
 - A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
   questions, one after the other, that were put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
+  A stream is cut behind its first event, or ` + "`" + `pd.cut_after` + "`" + ` behind its head: vLLM sends the head before its engine has the request.
 `)
 	return b.String()
 }

@@ -37,6 +37,7 @@ type pulse struct {
 	head  []byte // not out yet
 	out   bool   // a head that is not the engine's is
 	over  bool
+	last  int // head is a whole answer, with this status (see Overdue); else 0
 }
 
 // beat writes what is due. It runs on the timer's goroutine.
@@ -55,8 +56,11 @@ func (p *pulse) beat() {
 		_, err = p.c.Conn.Write(text)
 	}
 	p.out, p.head = p.out || early, nil
+	if p.last != 0 && err == nil {
+		p.c.endWrites()
+	}
 	switch {
-	case err != nil:
+	case err != nil, p.last != 0:
 		p.over = true
 		p.c.gone.leave()
 	case p.every > 0:
@@ -128,6 +132,11 @@ func (x *Exchange) begun() bool { return x.answer == unanswered && x.early.stop(
 // endEvents answers with the last events of a stream whose head is out.
 func (x *Exchange) endEvents(events []byte) {
 	st := x.newStream()
+	if status := x.early.last; status != 0 { // the client has its answer
+		st.status, st.keep = status, false
+		x.handOver(st)
+		return
+	}
 	st.head = st.beginHead()
 	if len(events) > 0 {
 		st.head = relay.AppendChunk(st.head, events)
@@ -139,7 +148,7 @@ func (x *Exchange) endEvents(events []byte) {
 
 // relayBegun is Relay behind a head that is out.
 func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
-	if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
+	if x.early.last == 0 && resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
 		st.resp, st.call, st.hooks, st.early = resp, call, hooks, x.early
 		st.chunked = resp.ContentLength != upstream.LengthChunked
@@ -147,6 +156,10 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 		return
 	}
 	x.begun()
+	if x.early.last != 0 {
+		x.relayOverdue(resp, call, hooks)
+		return
+	}
 	message := fmt.Sprintf("the engine answered with status %d and no event stream", resp.Status)
 	call.Cut()
 	resp.Release()

@@ -135,7 +135,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		}
 		e.Why = loop.Done
 	}
-	if e.Why == loop.ReadIdle || e.Why == loop.ReadLate || e.Why == loop.WasCut {
+	if (e.Why == loop.ReadIdle || e.Why == loop.ReadLate || e.Why == loop.WasCut) && !s.res.FirstByte.IsZero() {
 		s.shut() // the engine is not kept at work while a slow client takes what is left
 	}
 	if e.Held != nil {

@@ -299,6 +299,9 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 func (s *stream) look(p []byte, t time.Time) (out []byte) {
 	if s.res.FirstByte.IsZero() {
 		s.res.FirstByte = t
+		if s.lent {
+			s.resp.Began()
+		}
 	}
 	s.res.LastByte = t
 	switch {

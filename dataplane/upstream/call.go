@@ -26,15 +26,16 @@ type Call struct {
 // leg is what a Cut closes. Its fields are set before it is attached and never
 // changed afterwards, so the cutter may read them without a lock.
 type leg struct {
-	nc     link               // nil while dialling, and while lent
+	c      *conn              // nil while dialling, and while lent
+	nc     link               // likewise
 	cancel context.CancelFunc // set while dialling
 	stop   func()             // set while lent: see Response.Lend
 }
 
 var cutMark = new(leg)
 
-// Cut closes the leg's connection; a Do or read under way returns ErrCut. It
-// may be called at any time, before Do as well, more than once, from anywhere.
+// Cut closes the leg's connection (see Request.Grace); a Do or read under way returns
+// ErrCut. It may be called at any time, before Do as well, more than once, from anywhere.
 func (c *Call) Cut() {
 	l := c.at.Swap(cutMark)
 	if l == nil || l == cutMark {
@@ -46,6 +47,7 @@ func (c *Call) Cut() {
 	case l.stop != nil:
 		l.stop()
 	default:
+		l.c.linger()
 		abort(l.nc)
 	}
 }
@@ -71,6 +73,10 @@ func (c *Call) HangUp() {
 		return
 	case l.stop != nil: // a stream under way
 		l.stop()
+		return
+	}
+	if l.c.linger() { // no answer was on its way
+		abort(l.nc)
 		return
 	}
 	half, ok := plain(l.nc).(interface {

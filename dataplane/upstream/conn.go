@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,6 +44,7 @@ type conn struct {
 	fd           int  // lent, else -1
 	ep           *Endpoint
 	raw          syscall.RawConn // nil for TLS
+	grace        atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
 	stepFunc     func(fd uintptr) bool
 	peekFunc     func(fd uintptr)
 	newer, older *conn // idle list
@@ -79,7 +81,7 @@ type conn struct {
 func newConn(e *Endpoint, nc net.Conn) *conn {
 	c := &conn{ep: e, fd: -1}
 	c.born()
-	c.nc = nc
+	c.nc, c.leg.c = nc, c
 	if t, ok := nc.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
 			c.raw = raw
@@ -93,6 +95,7 @@ func newConn(e *Endpoint, nc net.Conn) *conn {
 // close ends the connection for good; only the owner calls it, once.
 func (c *conn) close() {
 	c.giveBuffers()
+	c.linger()
 	if c.fd >= 0 {
 		_ = syscall.Close(c.fd)
 		c.fd = -1

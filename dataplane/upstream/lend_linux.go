@@ -43,6 +43,26 @@ func (c *conn) takeBack() bool {
 
 func closeDescriptor(fd int) { _ = unix.Close(fd) }
 
+// duplicate gives a second descriptor of the connection, whichever way it is held.
+func (c *conn) duplicate() (fd int, err error) {
+	if c.fd >= 0 {
+		return unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	holder, ok := plain(c.nc).(syscall.Conn)
+	if !ok {
+		return 0, syscall.ENOTSUP
+	}
+	raw, err := holder.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	outer := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
+	if outer != nil {
+		return 0, outer
+	}
+	return fd, err
+}
+
 // writeVector is net.Buffers.WriteTo for a file, which knows no writev.
 func writeVector(raw syscall.RawConn, v *net.Buffers) error {
 	var failed error

@@ -21,6 +21,11 @@ type Request struct {
 	HeadTimeout time.Duration
 	// Deadline bounds the whole call, body included; zero means none.
 	Deadline time.Time
+	// Grace is how long behind the response head, at most, a connection that is given
+	// up stays open while no byte of the body has come: by a Cut, a HangUp, a Deadline,
+	// a Release. It is for engines that send the head of a stream before they have taken
+	// the request in. Nobody reads what comes then; the first byte ends it. 0 means none.
+	Grace time.Duration
 }
 
 // check refuses what would not be one well-formed request.

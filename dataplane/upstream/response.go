@@ -49,6 +49,18 @@ func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
 	}
 	r.left = max(r.ContentLength, 0)
 	r.finished = r.ContentLength == 0
+	r.beginGrace(req)
+}
+
+// EndBy bounds what is left of the call, beside Request.Deadline; zero bounds nothing.
+// Only the goroutine that reads may call it.
+func (r *Response) EndBy(t time.Time) {
+	if t.IsZero() {
+		return
+	}
+	if d := max(t.Sub(epoch), 1); r.deadline == 0 || d < r.deadline {
+		r.deadline = d
+	}
 }
 
 // Header gives the first value of a header, matched without case; nil when
@@ -135,7 +147,7 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 			c.shrink()
 		}
 		var err error
-		if n, err = c.read(p, r.by()); err != nil {
+		if n, err = c.readBody(p, r.by()); err != nil {
 			if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
 				r.finished = true
 				return n, io.EOF
@@ -163,7 +175,7 @@ func (r *Response) Peek() ([]byte, error) {
 		if c.w == len(c.buf) {
 			c.grow()
 		}
-		n, err := c.read(c.buf[c.w:], r.by())
+		n, err := c.readBody(c.buf[c.w:], r.by())
 		if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
 			r.finished = true
 			return nil, nil
@@ -187,7 +199,7 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 	if c.w == len(c.buf) {
 		c.grow()
 	}
-	n, err := c.read(c.buf[c.w:], r.by())
+	n, err := c.readBody(c.buf[c.w:], r.by())
 	if err != nil {
 		return c.buf[c.r:c.w], r.fail(err)
 	}
@@ -207,8 +219,8 @@ func (r *Response) Ended() bool { return r.finished }
 func (r *Response) Finish() { r.finished = true }
 
 // Release gives the connection back to the pool when the body was consumed to
-// its end and the engine keeps it alive, else closes it. Call exactly once;
-// the Response and all that was borrowed from it are void afterwards.
+// its end and the engine keeps it alive, else closes it (see Request.Grace). Call exactly
+// once; the Response and all that was borrowed from it are void afterwards.
 func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
@@ -302,7 +314,7 @@ func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
 				return dst, r.tooLarge(limit)
 			}
 			dst = reserve(dst, ahead)
-			n, err := c.read(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
+			n, err := c.readBody(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
 			if err != nil {
 				return dst, r.fail(err)
 			}
@@ -314,7 +326,7 @@ func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
 		if len(c.buf)-c.w < 2<<10 {
 			c.grow()
 		}
-		n, err := c.read(c.buf[c.w:], r.by())
+		n, err := c.readBody(c.buf[c.w:], r.by())
 		c.w += n
 		if err != nil {
 			return dst, r.fail(err)

@@ -159,9 +159,10 @@ type PD struct {
 	// sent later than Lease minus LeaseMargin after prefill's answer.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
 	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // decode is sent no later than lease minus this after prefill answered [3s]
-	// CutAfter is how long a non-streamed decode runs at least before it is cut for a
-	// client that left, sent after prefill or together with it; the engine must also have
-	// answered a later question, so that it has taken the request in [500ms].
+	// CutAfter is how long a decode that was sent after prefill, or together with it, runs
+	// before it is cut for a client that left, so that its engine has taken the request in: a
+	// stream so long behind its head, if no event comes first; another for so long at least,
+	// and its engine must also have answered a later question [500ms].
 	CutAfter    time.Duration `yaml:"cut_after" min:"0s"`
 	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
 	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]

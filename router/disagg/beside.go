@@ -76,7 +76,7 @@ func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *b
 	if !q.part(&b.parted, rank) {
 		return nil
 	}
-	b.req.Deadline, b.keys = q.until(b.began, q.r.opt().Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
+	b.req.Deadline, b.keys = b.began.Add(q.r.opt().Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
 	b.cached.Store(-1)
 	q.r.opt().Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	go b.run()
@@ -220,8 +220,8 @@ func (b *beside) broke() bool {
 	}
 }
 
-// leave takes both legs down for a client that has left, when decode has been
-// admitted: prefill at once, decode when prefill has ended. Prefill may have its
+// leave takes both legs down for a client that has left, when decode's head has come:
+// prefill at once, decode when prefill has ended. Prefill may have its
 // blocks ready by then, answered or not, and keeps them for minutes if no decode asks
 // for them; an engine that has admitted decode tells it, on a cut, to let them go. It
 // waits for nothing itself; what it starts ends with prefill's leg, within a second

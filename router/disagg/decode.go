@@ -194,15 +194,17 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		Body:        q.body(),
 		HeadTimeout: head,
 		Deadline:    q.decodeBy(began),
+		Grace:       q.grace(),
 	}, call)
 }
 
-// decodeBy is the end of a decode leg's time.
+// decodeBy is the end of a decode leg's time, which the caller's deadline does not cut
+// short: an engine that meets the end of the connection first leaves blocks to the lease.
 func (q *request) decodeBy(began time.Time) time.Time {
 	if !q.by.IsZero() {
 		return q.by // it counts on where the stream goes on elsewhere
 	}
-	return q.until(began, q.r.opt().Timeouts.Decode)
+	return began.Add(q.r.opt().Timeouts.Decode)
 }
 
 // cutWhenGone is what to do, before the response head, when the client leaves: see
@@ -253,6 +255,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 			return q.lostOn(rank, time.Since(began))
 		}
 		q.nameWorkers(choice)
+		resp.EndBy(q.deadline) // until here a caller whose time is over was as one who leaves
 		q.relay(leg, choice, call, resp, began)
 		return legAnswered
 	}
@@ -354,7 +357,8 @@ func (q *request) answerer() Answerer {
 	return a
 }
 
-// cutBoth cuts a leg that its engine has admitted, and the one beside it.
+// cutBoth cuts a leg whose head has come, and the one beside it; its engine hears of it
+// when it has taken the leg in (see grace).
 func (q *request) cutBoth(call *upstream.Call) func() {
 	switch b := q.beside; {
 	case b == nil:
@@ -405,6 +409,10 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	}
 	defer choice.Reservation.Release()
 	defer resp.Release()
+	if err != nil {
+		reclaimBehind(q.given, q.grace())
+		q.given = nil
+	}
 	opt, took := q.r.opt(), time.Since(began)
 	switch {
 	case declined:
@@ -415,7 +423,6 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	case !q.settle():
 		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
-		q.passOn()
 		opt.Observer.LegEnded(leg, choice.Rank.ID, string(front.ClientGone), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false

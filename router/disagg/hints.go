@@ -25,8 +25,8 @@ type Hints struct {
 	// needs of it. The request is decoded on one rank, and never shown to a second
 	// engine once a first has seen it.
 	Handed bool
-	// Deadline ends the request wherever it is, as a time-out; zero: those configured
-	// alone count.
+	// Deadline ends the request wherever it is: the caller is told that its time is over,
+	// and the legs end as those of one who leaves. Zero: the time-outs configured alone count.
 	Deadline time.Time
 	// OverlapWeight and Temperature take the place of the configured ones for this
 	// request; nil leaves them.
@@ -56,14 +56,14 @@ func (q *request) hint() {
 		return
 	}
 	q.media, q.output, q.shown, q.deadline = h.Media, h.Output, h.Handed, h.Deadline
+	q.x.Overdue(q.deadline, front.UpstreamTimeout, "the request's time is over")
 	if h.OverlapWeight != nil || h.Temperature != nil {
 		q.tuned = h
 	}
 }
 
-// until is when a leg that may take limit must have ended.
-func (q *request) until(began time.Time, limit time.Duration) time.Time {
-	end := began.Add(limit)
+// orDeadline is end, or the caller's deadline where that is sooner.
+func (q *request) orDeadline(end time.Time) time.Time {
 	if !q.deadline.IsZero() && q.deadline.Before(end) {
 		return q.deadline
 	}

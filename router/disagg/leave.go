@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/sidechannel"
 	"sluice/router/worker"
 )
 
@@ -14,7 +15,8 @@ import (
 // engine that meets the end of the connection first drops the request and tells
 // prefill nothing, and the blocks stay until the lease ends (seen on vLLM 0.32).
 //
-// The head of a stream shows it (front cuts from there on). Of any other leg it is
+// A stream is cut from its head on, by whoever has it then, and its connection closed a
+// while later (see grace). Of any other leg it is
 // taken to be so when PD.CutAfter has passed since it was sent and its engine has
 // answered something that was asked after (see inquiries): the first alone is a guess
 // that an engine which stands still for a moment makes wrong, the second alone speaks
@@ -50,6 +52,32 @@ const (
 	// twice what that took, for the leg may be a step behind it.
 	leastGrace, mostGrace = 20 * time.Millisecond, time.Second
 )
+
+// grace is how long behind its head the connection of a decode that holds a handle
+// outlives its cut, if nothing else comes: vLLM sends the head of a stream before its
+// engine has the request, and one that is cut there leaves prefill's blocks to the lease.
+// The first event shows that it has it. It counts for every way in which a stream ends
+// before its end: its client's leaving or deadline, on whatever goroutine or loop.
+func (q *request) grace() time.Duration {
+	switch {
+	case q.leaves == nil:
+		return 0
+	case q.leaves.releases:
+		return min(q.pd.CutAfter, releaseAfter)
+	}
+	return q.pd.CutAfter
+}
+
+// reclaimBehind has blocks released whose decode was given up with its head and before
+// its first event, when its engine has heard of that: what it had taken in by then it
+// tells prefill itself.
+func reclaimBehind(h *sidechannel.Hold, grace time.Duration) {
+	if !h.Releases() {
+		h.Passed()
+		return
+	}
+	time.AfterFunc(grace, h.Reclaimed)
+}
 
 // gone is run when the client has left; it returns at once.
 func (l *leaving) gone() {

@@ -153,7 +153,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	c := &carried{
 		s: s, kind: kind, asked: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
 		model: q.pool.Model, salt: q.salted, most: q.maxTokens,
-		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: q.decodeBy(s.began),
+		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: q.orDeadline(q.decodeBy(s.began)),
 	}
 	c.Form = forms[kind]
 	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate

@@ -42,7 +42,7 @@ func (q *request) findPool() bool {
 	}
 	defer q.r.waiting.Add(-1)
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(context.Background(), q.until(began, opt.Timeouts.PoolWait))
+	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
 	defer cancel()
 	q.x.OnGone(cancel)
 	defer q.x.OnGone(nil)

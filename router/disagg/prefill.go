@@ -181,7 +181,7 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	q.x.OnGone(func() { close(gone) })
 	defer q.x.OnGone(nil)
 	limit := q.handleAt.Add(q.pd.Lease - q.pd.LeaseMargin)
-	if by := q.until(began, q.r.opt().Timeouts.Prefill); by.Before(limit) {
+	if by := began.Add(q.r.opt().Timeouts.Prefill); by.Before(limit) {
 		limit = by
 	}
 	timer, check := time.NewTimer(time.Until(limit)), time.NewTicker(partyCheck)
@@ -236,7 +236,7 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 		Path:     q.path(),
 		Fields:   q.headers(rank),
 		Body:     q.body(),
-		Deadline: q.until(began, q.r.opt().Timeouts.Prefill),
+		Deadline: began.Add(q.r.opt().Timeouts.Prefill),
 	}, call)
 	if err != nil {
 		return 0, nil, err

@@ -366,7 +366,7 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 // refuseParam is refuse for a reason that has to do with one member of the request. What
 // did not come to be before the caller's time was over failed for want of that.
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
-	if reason.Status() >= 500 && q.late() {
+	if (reason.Status() >= 500 || reason == front.ClientGone) && q.late() {
 		reason, retryAfter = front.UpstreamTimeout, 0
 		message = "the request's time is over: " + message
 	}

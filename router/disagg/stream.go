@@ -39,6 +39,7 @@ type streamEnd struct {
 	keys      []blockhash.Seq // of the approximate index; nil where events tell
 
 	given   *sidechannel.Hold // prefill's blocks, until the first token
+	grace   time.Duration     // of the leg, see request.grace
 	wait    *transfers.Wait   // of the hand-over
 	prefill *worker.Rank
 
@@ -56,7 +57,7 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
 		reservation: choice.Reservation, pass: q.x.Pass(), status: resp.Status, received: q.x.Received, began: began,
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
-		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside, given: q.given,
+		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside, given: q.given, grace: q.grace(),
 	}
 	q.given = nil
 	if q.wait != nil {
@@ -98,9 +99,12 @@ func (s *streamEnd) end(res relay.Result) {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
 	s.reservation.Release()
-	if res.EngineErr || res.Cause == relay.EngineClosed {
+	switch {
+	case res.EngineErr || res.Cause == relay.EngineClosed:
 		s.given.Reclaimed() // nothing, if a token came
-	} else {
+	case res.Cause != relay.Completed && res.FirstByte.IsZero():
+		reclaimBehind(s.given, s.grace)
+	default:
 		s.given.Passed()
 	}
 	s.spend(&res)

@@ -46,9 +46,12 @@ type leaving struct {
 	told   bool       // it was told, by tell
 }
 
-// begin makes the answer the call's; false when tell was there before.
+// begin makes the answer the call's; false when tell was there before. It does not wait
+// for one that is telling: nothing else keeps the lock before the answer has begun.
 func (l *leaving) begin() bool {
-	l.answer.Lock()
+	if !l.answer.TryLock() {
+		return false
+	}
 	defer l.answer.Unlock()
 	l.begun = true
 	return !l.told
@@ -105,10 +108,18 @@ func (c *call) begun(told func(string) string) {
 	old := c.converter
 	c.converter = c.e.converter(c.p, told)
 	c.reuse(&old)
-	c.send, c.stopped, c.late = c.put, c.s.Stopped, c.left.late.Load
+	c.send, c.stopped, c.late = c.putFirst, c.s.Stopped, c.left.late.Load
+}
+
+// putFirst is put of the first item, by which the answer is begun: until then a caller who
+// stops, or whose time is over, is told at once, although the engine may not hear of it
+// yet (upstream.Request.Grace).
+func (c *call) putFirst(it *item) error {
+	c.send = c.put
 	if !c.left.begin() {
 		c.send = func(*item) error { return wire.ErrEnded }
 	}
+	return c.send(it)
 }
 
 // Refuse implements front.Party.

@@ -1,6 +1,7 @@
 """Clients that leave in each phase of a hand-over, and a decode that comes after the
 lease of its blocks: what stays with the prefill engine, by its own count."""
 
+import random
 import threading
 import time
 
@@ -44,7 +45,7 @@ class Departures:
         flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.gate.url},id=d1"]
         self.start("router-departures", flags)
         try:
-            for check in (self.gone_in_prefill, self.gone_between, self.gone_in_decode, self.gone_unstreamed, self.gone_any_time):
+            for check in (self.gone_in_prefill, self.gone_between, self.gone_at_the_head, self.gone_in_decode, self.gone_unstreamed, self.gone_any_time):
                 with self.report.guarded(check.__name__.replace("_", " ")):
                     self.settle()
                     expired = self.count("nixl_num_kv_expired_reqs_total")
@@ -135,6 +136,27 @@ class Departures:
         time.sleep(1)
         self.gate.release()
         self.freed("a client leaves before decode's engine has its request", held)
+
+    def gone_at_the_head(self):
+        """Around the head of decode's stream, which this engine sends before its core has
+        the request: half of them when they have read it, half when it should come."""
+        n = 48
+        body = {**prompts.chat(prompts.text()), "max_tokens": 500, "ignore_eos": True, "stream": True}
+        begun = time.monotonic()
+        with http_calls.Open(self.router.url, CHAT, body):
+            took = time.monotonic() - begun
+        chance = random.Random(n)
+        for i in range(n):
+            body = {**prompts.chat(prompts.text()), "max_tokens": 500, "ignore_eos": True, "stream": True}
+            if i % 2:
+                with http_calls.Open(self.router.url, CHAT, body):
+                    time.sleep(chance.random() * 0.004)
+                continue
+            left = http_calls.send(self.router.url, CHAT, body)
+            time.sleep(took * (0.7 + 0.5 * chance.random()))
+            left.close()
+        held = self.p.metrics().usage_blocks()
+        self.freed(f"{n} clients leave about when a stream's head comes", max(held, 1))
 
     def gone_in_decode(self):
         body = {**prompts.chat(prompts.text()), "max_tokens": 3500, "ignore_eos": True, "stream": True}

@@ -1,0 +1,299 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	eventsHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+	firstEvent = "9\r\ndata: {}\n\r\n"
+)
+
+// doorstep is an engine that sends the head of a stream, and an event when it is told
+// to. It tells when it has met the end of the connection.
+type doorstep struct {
+	*engine
+	headAt chan time.Time
+	event  chan struct{} // one for each event
+	gone   chan time.Time
+}
+
+func startDoorstep(t *testing.T, secure *tls.Config) *doorstep {
+	d := &doorstep{headAt: make(chan time.Time, 1), event: make(chan struct{}), gone: make(chan time.Time, 1)}
+	d.engine = newEngine(t, func(p *peer) {
+		if secure != nil {
+			p.Conn = tls.Server(p.Conn, secure)
+			p.br.Reset(p.Conn)
+		}
+		if _, _, ok := p.request(); !ok {
+			return
+		}
+		d.headAt <- time.Now()
+		p.send(eventsHead)
+		ended := make(chan struct{})
+		go func() {
+			p.gone()
+			d.gone <- time.Now()
+			close(ended)
+		}()
+		for {
+			select {
+			case <-d.event:
+				p.send(firstEvent)
+			case <-ended:
+				return
+			}
+		}
+	})
+	return d
+}
+
+// giveUps are the ways in which a call is given up whose head has come.
+var giveUps = map[string]func(t *testing.T, resp *Response, call *Call){
+	"release": func(_ *testing.T, resp *Response, _ *Call) { resp.Release() },
+	"cut":     func(_ *testing.T, resp *Response, call *Call) { call.Cut(); resp.Release() },
+	"hang up": func(_ *testing.T, resp *Response, call *Call) { call.HangUp(); resp.Release() },
+	"cut while it is read": func(t *testing.T, resp *Response, call *Call) {
+		underWay(t, call.Cut, func() error { _, err := resp.ReadRaw(make([]byte, 100)); return err })
+		resp.Release()
+	},
+	"hung up while it is read": func(t *testing.T, resp *Response, call *Call) {
+		underWay(t, call.HangUp, func() error { _, err := resp.Peek(); return err })
+		resp.Release()
+	},
+	"deadline": func(t *testing.T, resp *Response, _ *Call) {
+		resp.EndBy(time.Now().Add(10 * time.Millisecond))
+		if _, err := resp.ReadAll(nil, 100); err == nil || !strings.Contains(err.Error(), ErrTimeout.Error()) {
+			t.Errorf("a read until the deadline: %v", err)
+		}
+		resp.Release()
+	},
+	"cut while it is lent": func(t *testing.T, resp *Response, call *Call) {
+		stopped := make(chan struct{})
+		if _, _, ok := resp.Lend(func() { close(stopped) }); !ok {
+			t.Fatal("it is not to be lent")
+		}
+		call.Cut()
+		<-stopped
+		resp.Release()
+	},
+	"released while it is lent": func(t *testing.T, resp *Response, _ *Call) {
+		if _, _, ok := resp.Lend(func() {}); !ok {
+			t.Fatal("it is not to be lent")
+		}
+		resp.Release()
+	},
+}
+
+// underWay ends a read that has begun, or is about to.
+func underWay(t *testing.T, end func(), read func() error) {
+	t.Helper()
+	failed := make(chan error, 1)
+	go func() { failed <- read() }()
+	time.Sleep(5 * time.Millisecond)
+	end()
+	select {
+	case err := <-failed:
+		if err == nil || !strings.Contains(err.Error(), ErrCut.Error()) {
+			t.Errorf("the read of a cut call: %v", err)
+		}
+	case <-time.After(long):
+		t.Fatal("the read of a cut call goes on")
+	}
+}
+
+func onDoorstep(t *testing.T, e *Endpoint, grace time.Duration) (*Response, *Call) {
+	t.Helper()
+	req, call := post("x"), new(Call)
+	req.Grace = grace
+	resp, err := e.Do(req, call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, call
+}
+
+// TestGraceUntilAnEvent: an engine that has sent the head of a stream and nothing else
+// does not learn of the call's end before it has sent something.
+func TestGraceUntilAnEvent(t *testing.T) {
+	for name, giveUp := range giveUps {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			d := startDoorstep(t, nil)
+			e := d.endpoint(t, Options{})
+			resp, call := onDoorstep(t, e, time.Hour)
+			giveUp(t, resp, call)
+			select {
+			case <-d.gone:
+				t.Fatal("the engine has met the end before its first event")
+			case <-time.After(30 * time.Millisecond):
+			}
+			if n := e.Stats().Open; n != 1 {
+				t.Errorf("%d connections are counted, want the one that waits", n)
+			}
+			d.event <- struct{}{}
+			select {
+			case <-d.gone:
+			case <-time.After(long):
+				t.Fatal("the engine has not met the end behind its first event")
+			}
+			eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+		})
+	}
+}
+
+// TestGraceEnds: an engine that sends nothing meets the end when the grace is over, and
+// not before.
+func TestGraceEnds(t *testing.T) {
+	const grace = 100 * time.Millisecond
+	for name, giveUp := range giveUps {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			d := startDoorstep(t, nil)
+			e := d.endpoint(t, Options{})
+			resp, call := onDoorstep(t, e, grace)
+			giveUp(t, resp, call)
+			select {
+			case at := <-d.gone:
+				if took := at.Sub(<-d.headAt); took < grace {
+					t.Errorf("the engine met the end %v behind its head; want %v at least", took, grace)
+				}
+			case <-time.After(long):
+				t.Fatal("the engine has not met the end")
+			}
+			eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+		})
+	}
+}
+
+// TestNoGraceBehindAnEvent: once a byte of the body has come the engine hears of the end
+// at once, and without Request.Grace always.
+func TestNoGraceBehindAnEvent(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace time.Duration
+		end   func(t *testing.T, d *doorstep, resp *Response, call *Call)
+	}{
+		"behind a read": {time.Hour, func(t *testing.T, d *doorstep, resp *Response, call *Call) {
+			d.event <- struct{}{}
+			if n, err := resp.ReadRaw(make([]byte, 100)); n == 0 || err != nil {
+				t.Error(n, err)
+			}
+			call.Cut()
+		}},
+		"behind a look": {time.Hour, func(t *testing.T, d *doorstep, resp *Response, call *Call) {
+			d.event <- struct{}{}
+			if b, err := resp.Peek(); len(b) == 0 || err != nil {
+				t.Error(b, err)
+			}
+			call.Cut()
+		}},
+		"told by whom it was lent to": {time.Hour, func(t *testing.T, _ *doorstep, resp *Response, call *Call) {
+			if _, _, ok := resp.Lend(func() {}); !ok {
+				t.Fatal("it is not to be lent")
+			}
+			resp.Began()
+			call.Cut()
+		}},
+		"none was asked for": {0, func(_ *testing.T, _ *doorstep, _ *Response, call *Call) { call.Cut() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			d := startDoorstep(t, nil)
+			e := d.endpoint(t, Options{})
+			resp, call := onDoorstep(t, e, c.grace)
+			c.end(t, d, resp, call)
+			resp.Release()
+			select {
+			case <-d.gone:
+			case <-time.After(long):
+				t.Fatal("the engine has not met the end")
+			}
+			if n := e.Stats().Open; n != 0 {
+				t.Errorf("%d connections are open", n)
+			}
+		})
+	}
+}
+
+// TestGraceUnderTLS: what keeps the connection open is below the encryption.
+func TestGraceUnderTLS(t *testing.T) {
+	noLeaks(t)
+	some := httptest.NewTLSServer(nil) // for its certificate
+	some.Close()
+	pool := x509.NewCertPool()
+	pool.AddCert(some.Certificate())
+	d := startDoorstep(t, &tls.Config{Certificates: some.TLS.Certificates})
+	e, err := NewEndpoint("https://"+d.ln.Addr().String(), Options{TLS: &tls.Config{RootCAs: pool}, ConnectTimeout: long})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	resp, call := onDoorstep(t, e, time.Hour)
+	giveUps["cut while it is read"](t, resp, call)
+	select {
+	case <-d.gone:
+		t.Fatal("the engine has met the end before its first event")
+	case <-time.After(30 * time.Millisecond):
+	}
+	d.event <- struct{}{}
+	select {
+	case <-d.gone:
+	case <-time.After(long):
+		t.Fatal("the engine has not met the end behind its first event")
+	}
+}
+
+// TestGraceStorm: cuts and releases that meet, with and without an event, leave nothing
+// open, and no engine without its head's time.
+func TestGraceStorm(t *testing.T) {
+	noLeaks(t)
+	const grace = 20 * time.Millisecond
+	early := make(chan time.Duration, 1000)
+	e := newEngine(t, func(p *peer) {
+		if _, _, ok := p.request(); !ok {
+			return
+		}
+		at := time.Now()
+		p.send(eventsHead)
+		p.gone()
+		if took := time.Since(at); took < grace {
+			early <- took
+		}
+	}).endpoint(t, Options{})
+	ended := make(chan struct{})
+	for range 8 {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			for range 40 {
+				req, call := post("x"), new(Call)
+				req.Grace = grace
+				resp, err := e.Do(req, call)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				met := make(chan struct{})
+				go func() {
+					call.Cut()
+					close(met)
+				}()
+				resp.Release()
+				<-met
+			}
+		}()
+	}
+	for range 8 {
+		<-ended
+	}
+	eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+	select {
+	case took := <-early:
+		t.Errorf("an engine met the end %v behind its head, want %v at least", took, grace)
+	default:
+	}
+}
