@@ -394,7 +394,7 @@ func (j *job) name(r *httpRequest, b *body) {
 	if r.path == "/v1/completions" {
 		j.internal += "-0"
 	}
-	if j.c.life.e.o.release.idSuffix() {
+	if o := &j.c.life.e.o; o.release.idSuffix() && !o.GivenIDs {
 		j.internal += "-" + randomHex(4)
 	}
 	if h := j.params.handle; h != nil && !j.c.life.e.o.release.remoteID() {

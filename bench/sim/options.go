@@ -85,6 +85,7 @@ type Options struct {
 
 	RestartAfter time.Duration // after a crash the engine comes back; 0 means never. Not scaled by Speed.
 
+	GivenIDs       bool // requests go by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1), as before 0.14
 	Coalesce       bool // write all events of a step that go to one client as one chunk
 	HideCached     bool // usage carries no prompt_tokens_details (vLLM without --enable-prompt-tokens-details)
 	NoPrefixCache  bool
@@ -159,6 +160,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.RestartAfter, "restart-after", 0, "come back this long after a crash; 0 stays dead")
 	fs.BoolVar(&o.Coalesce, "coalesce", false, "one chunk for all events of a step to one client")
 	fs.BoolVar(&o.HideCached, "hide-cached-tokens", false, "no prompt_tokens_details in usage")
+	fs.BoolVar(&o.GivenIDs, "given-ids", false, "know requests by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION)")
 	fs.BoolVar(&o.NoPrefixCache, "no-prefix-cache", false, "switch prefix caching off")
 	fs.IntVar(&o.BodyLimit, "body-limit", 64<<20, "bytes of a request body")
 	fs.IntVar(&o.StreamBuffer, "stream-buffer", 16<<20, "bytes kept for a slow reader before it is cut")

@@ -104,10 +104,10 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 		}
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
-	q.pair.RequestID = q.legID()
 	if end = q.findFact(); end != prefillDone {
 		prefill.Reservation.Release()
 	}
+	q.pair.RequestID = q.legID()
 	return prefill, end
 }
 
@@ -194,7 +194,8 @@ func (q *request) legID() string {
 
 // joinedByID says whether the engines of the pair know its hand-over by X-Request-Id
 // alone. Both are of one release, or refuse each other; where neither has told which, it
-// may be an old one.
+// may be an old one. A newer one may be started so that it does (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION);
+// that is known from its first handle on.
 func (q *request) joinedByID() bool {
 	if q.plan.Traits.ByID || !q.plan.Traits.OldByID || q.pair.Prefill == nil {
 		return q.plan.Traits.ByID
@@ -203,7 +204,7 @@ func (q *request) joinedByID() bool {
 	if of.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
 		of = q.plan.Decode[0] // a sidecar's own engine is asked, those that requests name are not
 	}
-	return !atLeast(of, 0, 14, 0)
+	return !atLeast(of, 0, 14, 0) || q.pair.Fact == givenIDs
 }
 
 // headers makes the header lines of one leg.

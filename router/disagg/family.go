@@ -90,8 +90,8 @@ type Traits struct {
 	// ByID: both engines find the hand-over by the legs' X-Request-Id alone, so an id
 	// that another request has, or had a moment ago, must not come twice.
 	ByID bool
-	// OldByID: the same of engines before vLLM 0.14, which add nothing of their own to
-	// the id: prefill frees or gives the blocks of whichever request had it last.
+	// OldByID: the same of engines before vLLM 0.14, and of later ones that are told so,
+	// which add nothing of their own to the id: prefill frees or gives the blocks of whichever request had it last.
 	OldByID bool
 	// Told: engines of this family may run Sluice's connector, so that each
 	// hand-over can be watched (Options.Transfers).

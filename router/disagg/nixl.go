@@ -63,6 +63,30 @@ func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 	return handle, nil
 }
 
+// What is known of the ids that a prefill engine knows requests by (Pair.Fact).
+const (
+	ownIDs   = "own"   // it adds to X-Request-Id
+	givenIDs = "given" // it does not, and joins two requests of one id
+)
+
+// Learn implements Learner: from 0.14 on vLLM makes an id of its own of X-Request-Id,
+// unless VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set, which its handles tell.
+func (nixlPull) Learn(p *Pair) string {
+	if p.Fact != "" {
+		return p.Fact
+	}
+	var vals [1]jsonscan.Value
+	jsonscan.Members(p.Handle, vals[:], "remote_request_id")
+	if vals[0].Kind != jsonscan.String {
+		return ""
+	}
+	id := bytes.TrimSuffix(p.Handle[vals[0].Start+1:vals[0].End-1], []byte("-0")) // of completions
+	if bytes.HasSuffix(id, []byte(p.RequestID)) {
+		return givenIDs
+	}
+	return ownIDs
+}
+
 // transferParams finds kv_transfer_params in a vLLM answer, an object in which
 // the members called names are not null; vals is where those lie in it.
 func transferParams(body []byte, vals []jsonscan.Value, names ...string) ([]byte, error) {

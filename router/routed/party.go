@@ -68,6 +68,12 @@ func (l *leaving) tell(end func()) {
 	end()
 }
 
+// wait waits for a tell that is telling: the stream must not end before.
+func (l *leaving) wait() {
+	l.answer.Lock()
+	defer l.answer.Unlock()
+}
+
 func (l *leaving) set(f func()) {
 	l.mu.Lock()
 	l.f = f

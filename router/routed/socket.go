@@ -167,6 +167,7 @@ func (e *Engine) run(c *call) {
 	// stops is told at once where nothing was told before: what must still be done for
 	// the legs, to have blocks freed, is nothing to wait for.
 	left, s, prompt := c.left, c.s, len(p.r.tokens)
+	defer left.wait()
 	c.s.Watch(func() {
 		left.leave()
 		go left.tell(func() { endStopped(s, prompt) })
@@ -184,6 +185,7 @@ func (e *Engine) run(c *call) {
 	}
 	c.serve()
 	c.s.Watch(nil, nil)
+	left.wait() // who is telling the answer ends the stream
 	if c.s.Err() != nil {
 		return // killed, gone or stalled: nobody listens
 	}
