@@ -133,10 +133,9 @@ func (s *Server) admit(nc net.Conn) *conn {
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
-			c.ahead.fresh, c.ahead.try = s.opt.TLS == nil, c.tryRead
 			if s.opt.TLS == nil {
-				c.transfer.init(c)
-				c.askFunc = c.early.atSocket
+				c.ahead.fresh = true
+				c.transfer.do, c.askFunc = c.transferSome, c.early.atSocket
 			}
 		}
 	}

@@ -18,10 +18,7 @@ type ahead struct {
 	fresh  bool // the next read is that one byte
 	buf    *membudget.Buffer
 	r, w   int
-	failed error              // after the bytes that came
-	try    func(uintptr) bool // c.tryRead, made once
-	n      int                // what tryRead brought
-	err    error
+	failed error // after the bytes that came
 }
 
 // firstByte waits for a head and gives its first byte; the rest is in buf.
@@ -29,30 +26,27 @@ func (c *conn) firstByte(p []byte) (int, error) {
 	a := &c.ahead
 	a.fresh = false
 	for {
-		a.n, a.err = 0, nil // try is not called when the deadline is over or the connection closed
-		if err := c.raw.Read(a.try); err != nil {
-			if c.tooEarly(err) {
-				continue
-			}
-			a.err = err
+		n, err := c.await(opAhead, nil)
+		if err != nil && n == 0 && c.tooEarly(err) {
+			continue
 		}
-		if a.w += a.n; a.n == 0 {
-			if a.err == nil {
-				a.err = io.EOF
+		if a.w += n; n == 0 {
+			if err == nil {
+				err = io.EOF
 			}
-			c.readErr = a.err
+			c.readErr = err
 			if a.w == 0 {
 				a.drop()
-				return 0, a.err
+				return 0, err
 			}
-			a.failed = a.err
+			a.failed = err
 			break
 		}
 		head := a.buf.B[:a.w]
 		if a.w == len(a.buf.B) || bytes.Contains(head, []byte("\r\n\r\n")) || !beginsRequest(head[0]) {
 			break
 		}
-		if a.w == a.n { // the first piece
+		if a.w == n { // the first piece
 			if err := c.SetReadDeadline(time.Now().Add(c.srv.live().HeadTimeout)); err != nil {
 				a.failed = err
 				break

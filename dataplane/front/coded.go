@@ -81,6 +81,9 @@ func (x *Exchange) encodeStream(st *stream) {
 	if err != nil {
 		return // of a coding that cannot come in pieces
 	}
+	if st.coder == nil {
+		st.coder = new(coder)
+	}
 	st.coder.on, st.coder.stream = true, stream
 	st.head = appendLine(st.head, "Content-Encoding", c.String())
 }
@@ -88,7 +91,7 @@ func (x *Exchange) encodeStream(st *stream) {
 // writeCoded takes p out of the engine's chunks and sends what it held as one chunk of
 // the coding, flushed: an event never waits for the next.
 func (st *stream) writeCoded(p []byte) (int, error) {
-	c := &st.coder
+	c := st.coder
 	if c.stream == nil {
 		return len(p), nil // behind the end
 	}
@@ -133,8 +136,14 @@ func (st *stream) writeCoded(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// works says whether there is a coding on the stream.
+func (c *coder) works() bool { return c != nil && c.on }
+
 // end gives the encoder of a stream back that broke before its end.
 func (c *coder) end() {
+	if c == nil {
+		return
+	}
 	const most = 64 << 10
 	if c.stream != nil {
 		_, _ = c.stream.Close(nil)

@@ -17,42 +17,41 @@ import (
 // from fasthttp's write to its next read without a stop. Where the next step is another
 // (a request that lies in fasthttp's reader, a close) the answer is written before it.
 type held struct {
-	ok  bool // the answer that is written now may be held
 	buf *membudget.Buffer
-	n   int // of buf
-	out int // of n: written
+	n   int32 // of buf
+	out int32 // of n: written
+	ok  bool  // the answer that is written now may be held
 }
 
 // hold keeps p until the next read; false where it must be written now.
 func (c *conn) hold(p []byte) bool {
 	h := &c.held
-	if !h.ok || h.buf != nil || len(p) > membudget.MinBuffer || c.transfer.recv == nil {
+	if !h.ok || h.buf != nil || len(p) > membudget.MinBuffer || c.transfer.do == nil {
 		return false
 	}
 	h.buf = membudget.Default.Get(membudget.MinBuffer)
-	h.n, h.out = copy(h.buf.B, p), 0
+	h.n, h.out = int32(copy(h.buf.B, p)), 0
 	return true
 }
 
-// exchange is what receive does while an answer is held: it runs in the poller, again
-// whenever bytes have come.
-func (c *conn) exchange(fd uintptr) bool {
+// exchange is what receive does in the poller while an answer is held.
+func (c *conn) exchange(fd int) bool {
 	h, t := &c.held, &c.transfer
-	came := t.doRecv(fd)
+	came := t.read(fd)
 	if h.buf == nil {
 		return came
 	}
 	if came {
-		c.early.sees(t.in[:t.inN])
+		c.early.sees(t.p[:t.n])
 	}
-	n, errno := sock.Send(int(fd), h.buf.B[h.out:h.n])
-	switch h.out += n; errno {
+	n, errno := sock.Send(fd, h.buf.B[h.out:h.n])
+	switch h.out += int32(n); errno {
 	case 0:
 		c.left()
 	case syscall.EAGAIN: // it is written by a wait of its own
 		return true
 	default:
-		t.inErr = os.NewSyscallError("sendto", errno)
+		t.err = os.NewSyscallError("sendto", errno)
 		return true
 	}
 	return came

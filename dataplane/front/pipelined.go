@@ -32,7 +32,7 @@ type early struct {
 	read   bool // since then the socket was read: nothing had come before
 	rest   bool // the request that has begun did so in fasthttp's reader
 	begin  [8]byte
-	begins int // how many of begin are known: what was read since, but for line ends
+	begins uint8 // how many of begin are known: what was read since, but for line ends
 }
 
 // Empty lines between requests are no request: some clients end a body with one.
@@ -47,18 +47,18 @@ func (e *early) active() { e.after, e.rest = false, e.after && !e.read }
 // took notes what fasthttp reads.
 func (e *early) took(p []byte) {
 	e.read = true
-	if e.rest && e.begins < len(e.begin) {
+	if e.rest && int(e.begins) < len(e.begin) {
 		if e.begins == 0 {
 			p = bytes.TrimLeft(p, lineEnds)
 		}
-		e.begins += copy(e.begin[e.begins:], p)
+		e.begins += uint8(copy(e.begin[e.begins:], p))
 	}
 }
 
 // is says whether the request whose method was read came too early. What fasthttp's
 // reader held may have been line ends alone, and then the whole request was read since.
 func (e *early) is(method []byte) bool {
-	n := min(e.begins, len(method))
+	n := min(int(e.begins), len(method))
 	return e.came || e.rest && (n == 0 || !bytes.Equal(e.begin[:n], method[:n]))
 }
 

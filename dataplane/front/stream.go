@@ -28,8 +28,8 @@ type stream struct {
 	hooks    RelayHooks
 	endpoint *Endpoint
 	since    time.Time
-	status   int
 	convert  relay.Converter
+	status   int16
 	keep     bool // the connection may serve another request
 	behind   bool // a request that came too early lies in fasthttp's reader, and was lost with it
 	plain    bool // take the chunk framing out, for HTTP/1.0
@@ -43,7 +43,7 @@ type stream struct {
 	head   []byte    // not yet written
 	room   *headRoom // head's memory; none once a loop drives the stream
 	chunks upstream.Chunks
-	coder  coder
+	coder  *coder // nil until a coding is put on
 
 	// clientGone and later, made once.
 	gone func()
@@ -101,7 +101,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		return
 	}
 	st := x.newStream()
-	st.resp, st.call, st.hooks, st.status = resp, call, hooks, resp.Status
+	st.resp, st.call, st.hooks, st.status = resp, call, hooks, int16(resp.Status)
 	if x.Converter != nil {
 		st.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
 	}
@@ -170,7 +170,7 @@ func (x *Exchange) composeHead(st *stream) {
 	}
 	st.head = append(st.head, "\r\n"...)
 	st.room.b = st.head
-	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.on &&
+	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.works() &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
@@ -339,7 +339,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 		st.resp.Release()
 	}
 	if o := s.opt.Observer; o != nil {
-		o.Ended(st.endpoint.Path, st.status, time.Since(st.since))
+		o.Ended(st.endpoint.Path, int(st.status), time.Since(st.since))
 	}
 	if st.hooks.OnEnd != nil {
 		st.hooks.OnEnd(res)
@@ -367,7 +367,7 @@ func (st *stream) Write(p []byte) (int, error) {
 	switch {
 	case st.plain:
 		return st.writePayload(p)
-	case st.coder.on:
+	case st.coder.works():
 		return st.writeCoded(p)
 	case st.chunked:
 		return st.writeChunk(p)
@@ -420,7 +420,7 @@ func (st *stream) writePayload(p []byte) (int, error) {
 // framing must be taken out or the body encoded, where TLS is spoken, and where there
 // is none.
 func (st *stream) Descriptor() (fd int, ok bool) {
-	if st.plain || st.chunked || st.coder.on || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
+	if st.plain || st.chunked || st.coder.works() || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
 	}
 	if st.room != nil {
@@ -434,7 +434,7 @@ func (st *stream) Descriptor() (fd int, ok bool) {
 // Unsent implements relay.Backlog: not known where bytes are changed on their way, or
 // TLS is spoken, which a write that was cut off breaks.
 func (st *stream) Unsent() (n int, ok bool) {
-	if st.plain || st.chunked || st.coder.on || st.c.raw == nil || st.c.secure != nil {
+	if st.plain || st.chunked || st.coder.works() || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
 	}
 	err := st.c.raw.Control(func(fd uintptr) { n = sock.Unsent(int(fd)) })

@@ -5,84 +5,127 @@ import (
 	"os"
 	"syscall"
 
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/sock"
 )
 
 // transfer moves a plain connection's bytes by package sock's calls: with net.Conn's
 // a short request cost more than twice as many wake-ups of other threads (futex, by
 // perf stat). Where and until when they wait is the runtime's poller's and the
-// deadlines', as for net.Conn.
+// deadlines', as for net.Conn. A connection reads or writes, never both at once.
 type transfer struct {
-	// Made once; nil where there is no descriptor, or TLS.
-	recv, send, exchange func(fd uintptr) bool
-
-	in, out       []byte // of the read, the write under way
-	inN, outN     int
-	inErr, outErr error
+	do func(fd uintptr) bool // conn.transferSome, made once; nil where there is no descriptor, or TLS
+	op op
+	// Of what is under way: the bytes, how many of them were moved, and what failed.
+	p   []byte
+	n   int
+	err error
 }
 
-func (t *transfer) init(c *conn) { t.recv, t.send, t.exchange = t.doRecv, t.doSend, c.exchange }
+// op is what a connection does in its stay in the poller.
+type op uint8
 
-func (t *transfer) doRecv(fd uintptr) bool {
-	n, errno := sock.Recv(int(fd), t.in)
+const (
+	opRead     op = iota // p, once
+	opWrite              // all of p
+	opAhead              // into the read-ahead
+	opExchange           // what is held goes out, and then opRead
+)
+
+// transferSome is run in the poller, again whenever more can be done, until it says true.
+func (c *conn) transferSome(fd uintptr) bool {
+	t := &c.transfer
+	switch t.op {
+	case opWrite:
+		n, errno := sock.Send(int(fd), t.p[t.n:])
+		t.n += n
+		if errno != 0 && errno != syscall.EAGAIN {
+			t.err = os.NewSyscallError("sendto", errno)
+		}
+		return errno != syscall.EAGAIN
+	case opAhead:
+		return c.readAhead(int(fd))
+	case opExchange:
+		return c.exchange(int(fd))
+	default:
+		return t.read(int(fd))
+	}
+}
+
+func (t *transfer) read(fd int) bool {
+	n, errno := sock.Recv(fd, t.p)
 	switch {
 	case errno == syscall.EAGAIN:
 		return false
 	case errno != 0:
-		t.inErr = os.NewSyscallError("recvfrom", errno)
+		t.err = os.NewSyscallError("recvfrom", errno)
 	case n == 0:
-		t.inErr = io.EOF
+		t.err = io.EOF
 	}
-	t.inN = n
+	t.n = n
 	return true
 }
 
-func (t *transfer) doSend(fd uintptr) bool {
-	n, errno := sock.Send(int(fd), t.out[t.outN:])
-	t.outN += n
-	if errno != 0 && errno != syscall.EAGAIN {
-		t.outErr = os.NewSyscallError("sendto", errno)
+// await does op with p in the poller; n is how much of p was moved.
+func (c *conn) await(op op, p []byte) (n int, err error) {
+	t := &c.transfer
+	t.op, t.p, t.n, t.err = op, p, 0, nil
+	if op == opWrite {
+		err = c.raw.Write(t.do)
+	} else {
+		err = c.raw.Read(t.do)
 	}
-	return errno != syscall.EAGAIN
+	if err == nil {
+		err = t.err
+	}
+	t.p, t.err = nil, nil
+	return t.n, err
 }
 
 // receive is Conn.Read.
-func (c *conn) receive(p []byte) (int, error) {
-	t := &c.transfer
-	if t.recv == nil || len(p) == 0 {
+func (c *conn) receive(p []byte) (n int, err error) {
+	if c.transfer.do == nil || len(p) == 0 {
 		return c.Conn.Read(p)
 	}
-	f := t.recv
-	if c.held.buf != nil {
-		f = t.exchange
+	if c.held.buf == nil {
+		return c.await(opRead, p)
 	}
-	for {
-		t.in, t.inN, t.inErr = p, 0, nil
-		err := c.raw.Read(f)
-		t.in = nil
-		if err == nil {
-			err = t.inErr
-		}
-		if err != nil || c.held.buf == nil {
-			return t.inN, err
-		}
-		if err := c.release(); err != nil || t.inN > 0 {
-			return t.inN, err
-		}
+	n, err = c.await(opExchange, p)
+	if err != nil || c.held.buf == nil {
+		return n, err
 	}
+	if err = c.release(); err != nil || n > 0 {
+		return n, err
+	}
+	return c.await(opRead, p)
 }
 
 // transmit is Conn.Write.
-func (c *conn) transmit(p []byte) (int, error) {
-	t := &c.transfer
-	if t.send == nil {
+func (c *conn) transmit(p []byte) (n int, err error) {
+	if c.transfer.do == nil {
 		return c.Conn.Write(p)
 	}
-	t.out, t.outN, t.outErr = p, 0, nil
-	err := c.raw.Write(t.send)
-	t.out = nil
-	if err == nil {
-		err = t.outErr
+	return c.await(opWrite, p)
+}
+
+// readAhead reads what is there into the read-ahead; false when nothing is, and
+// then no buffer is held while the connection waits.
+func (c *conn) readAhead(fd int) bool {
+	a, t := &c.ahead, &c.transfer
+	if a.buf == nil {
+		a.buf = membudget.Default.Get(membudget.MinBuffer)
 	}
-	return t.outN, err
+	n, errno := sock.Recv(fd, a.buf.B[a.w:])
+	switch errno {
+	case 0:
+		t.n = n
+	case syscall.EAGAIN:
+		if a.w == 0 {
+			a.drop()
+		}
+		return false
+	default:
+		t.err = errno
+	}
+	return true
 }

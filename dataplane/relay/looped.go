@@ -45,7 +45,7 @@ func (s *stream) drain() bool {
 	buf := membudget.Default.Get(largeRead)
 	defer func() { membudget.Default.Put(buf) }()
 	for {
-		n, errno := sock.Recv(s.in, buf.B)
+		n, errno := sock.Recv(int(s.in), buf.B)
 		if n <= 0 || errno != 0 {
 			return false
 		}
@@ -77,7 +77,7 @@ func (s *stream) attach() bool {
 		s.armed = time.Time{}
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
-	s.lent, s.in, s.lentAt = true, t.In, time.Now()
+	s.lent, s.in, s.lentAt = true, int32(t.In), time.Now()
 	s.opt.Loops.Attach(t)
 	return true
 }
@@ -112,7 +112,7 @@ func (l *looped) Left(e loop.End) {
 
 // shut ends the reading from an engine whose connection no loop has; the engine learns
 // of it at once.
-func (s *stream) shut() { _ = unix.Shutdown(s.in, unix.SHUT_RDWR) }
+func (s *stream) shut() { _ = unix.Shutdown(int(s.in), unix.SHUT_RDWR) }
 
 // errStalled is the detail of a client that took next to nothing in WriteTimeout.
 var errStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", loop.MinProgress, os.ErrDeadlineExceeded)

@@ -32,12 +32,17 @@ func (n *nativeShape) number(data []byte, gap int) int {
 }
 
 // nativeScan is what scanner keeps of such events, and of those of vLLM's
-// /inference/v1/generate, which have ids and no text either; and where in the one being
-// walked the values lie that it would keep.
+// /inference/v1/generate, which have ids and no text either.
 type nativeScan struct {
-	known         *nativeKnown // nil: nothing yet, as in all other streams
+	known *nativeKnown // nil: nothing yet, as in all other streams
+}
+
+// eventWalker walks one event, and has where in it the values lie that nativeScan would
+// keep.
+type eventWalker struct {
+	walker
 	textAt, idsAt jsonscan.Value
-	at            [3]int // of what known.gaps has
+	counts        [3]int // where what nativeKnown.gaps has begins; -1: nowhere
 }
 
 type nativeKnown struct {
@@ -46,20 +51,15 @@ type nativeKnown struct {
 	gaps    [3]int // prompt_tokens, completion_tokens, cached_tokens
 }
 
-func (n *nativeScan) begin() {
-	n.textAt, n.idsAt = jsonscan.Value{}, jsonscan.Value{}
-	n.at = [3]int{-1, -1, -1}
-}
-
 // learn keeps the shape of the event walked.
-func (n *nativeScan) learn(data []byte) {
+func (n *nativeScan) learn(w *eventWalker) {
 	if n.known == nil {
 		n.known = new(nativeKnown)
 	}
 	k := n.known
-	k.shape.learn(data, n.textAt, n.idsAt, n.at[1])
+	k.shape.learn(w.b, w.textAt, w.idsAt, w.counts[1])
 	k.shape.Repeats = true // what is known need not be read again; where it does not repeat, nothing is passed over
-	for i, at := range n.at {
+	for i, at := range w.counts {
 		k.gaps[i] = k.shape.Gap(at)
 	}
 }

@@ -24,9 +24,14 @@ type editor struct {
 	framed   []byte
 }
 
-func (e *editor) begin(r Rewriter) { e.rewriter = r }
-func (e *editor) on() bool         { return e.rewriter != nil }
-func (e *editor) end()             { e.events.drop() }
+// on says whether there is one: most streams have none.
+func (e *editor) on() bool { return e != nil }
+
+func (e *editor) end() {
+	if e != nil {
+		e.events.drop()
+	}
+}
 
 // feed rewrites the events that p completes.
 func (e *editor) feed(p []byte) {
@@ -49,7 +54,7 @@ const tooBigEvent = "data: {\"error\":{\"message\":\"an event of the engine is t
 
 // rewrite gives what goes to the client for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
-	e := &s.edit
+	e := s.edit
 	e.out = e.out[:0]
 	done := false
 	if !s.chunked {

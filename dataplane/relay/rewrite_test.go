@@ -25,8 +25,7 @@ func TestRewrite(t *testing.T) {
 	const sse = "data: {\"choices\":[{\"index\":0,\"text\":\"ab\"}]}\n\n: keep-alive\n\ndata: [done]\n\n"
 	const want = "data: {\"CHOICES\":[{\"INDEX\":0,\"TEXT\":\"AB\"}]}\n\ndata: [DONE]\n\n"
 	for cut := 1; cut < len(sse); cut++ {
-		var e editor
-		e.begin(shout{})
+		e := editor{rewriter: shout{}}
 		var got []byte
 		for _, part := range []string{sse[:cut], sse[cut:]} {
 			e.out = e.out[:0]
@@ -41,8 +40,7 @@ func TestRewrite(t *testing.T) {
 }
 
 func TestRewriteKeepsNoEventBack(t *testing.T) {
-	var e editor
-	e.begin(shout{})
+	e := editor{rewriter: shout{}}
 	e.feed([]byte("data: " + strings.Repeat("x", 2*maxCarry)))
 	e.feed([]byte("\n\ndata: y\n\n"))
 	if got := string(e.out); got != tooBigEvent+"data: Y\n\n" {

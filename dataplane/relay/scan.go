@@ -111,12 +111,11 @@ func (s *scanner) openAI(data []byte) {
 	if s.token && (s.plain.matches(data) || s.native.counts(data, &s.usage)) {
 		return
 	}
-	w := walker{b: data}
+	w := eventWalker{walker: walker{b: data}, counts: [3]int{-1, -1, -1}}
 	if !w.enter('{') {
 		return
 	}
 	s.news, s.from, s.to = false, 0, 0
-	s.native.begin()
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -135,9 +134,9 @@ func (s *scanner) openAI(data []byte) {
 			}
 			w.skip()
 		case "text": // SGLang's /generate
-			s.native.textAt = s.textOrIDs(&w)
+			w.textAt = s.textOrIDs(&w.walker)
 		case "output_ids":
-			s.native.idsAt = s.textOrIDs(&w)
+			w.idsAt = s.textOrIDs(&w.walker)
 		case "meta_info":
 			s.metaInfo(&w)
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
@@ -151,8 +150,8 @@ func (s *scanner) openAI(data []byte) {
 	if s.to > 0 && !s.news && !w.bad {
 		s.plain.learn(data, s.from, s.to)
 	}
-	if s.native.idsAt.Kind == jsonscan.Array && s.to == 0 && !s.news && !w.bad {
-		s.native.learn(data)
+	if w.idsAt.Kind == jsonscan.Array && s.to == 0 && !s.news && !w.bad {
+		s.native.learn(&w)
 	}
 }
 
@@ -176,20 +175,20 @@ func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
 }
 
 // metaInfo reads what SGLang's /generate says of usage and finish.
-func (s *scanner) metaInfo(w *walker) {
+func (s *scanner) metaInfo(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "prompt_tokens":
-			s.native.at[0] = w.at()
+			w.counts[0] = w.at()
 			w.count(&s.usage.Prompt)
 		case "completion_tokens":
-			s.native.at[1] = w.at()
+			w.counts[1] = w.at()
 			w.count(&s.usage.Completion)
 		case "cached_tokens":
-			s.native.at[2] = w.at()
+			w.counts[2] = w.at()
 			w.count(&s.usage.Cached)
 		case "finish_reason":
 			if !w.enter('{') {
@@ -210,7 +209,7 @@ func (s *scanner) metaInfo(w *walker) {
 	}
 }
 
-func (s *scanner) choice(w *walker) {
+func (s *scanner) choice(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
@@ -221,11 +220,11 @@ func (s *scanner) choice(w *walker) {
 				s.finish, s.news = reasonName(reason), true
 			}
 		case "delta":
-			s.delta(w)
+			s.delta(&w.walker)
 		case "text":
-			s.content(w)
+			s.content(&w.walker)
 		case "token_ids":
-			s.native.idsAt = s.textOrIDs(w)
+			w.idsAt = s.textOrIDs(&w.walker)
 		default:
 			w.skip()
 		}

@@ -210,7 +210,7 @@ func carriedStream() *stream {
 	tr := &Transcript{Form: ChatForm, holds: true, Out: make([]uint32, 0, 1<<20)}
 	s := voidStream()
 	s.opt.Carry = &Carry{Transcript: tr}
-	s.edit.begin(tr)
+	s.edit = &editor{rewriter: tr}
 	s.pass([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
 	return s
 }

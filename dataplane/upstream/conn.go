@@ -17,11 +17,14 @@ import (
 // with a small body: nearly every JSON leg is one write and one read.
 const blockSize = 16 << 10
 
-type block [blockSize]byte
+type block struct {
+	b      []byte      // blockSize, by itself: with fields it would not fill its size class
+	fields []headField // room for those of the head in b, lent with it
+}
 
 // blocks are lent to a connection for one exchange; an idle connection, and a
 // stream once its head was passed on, hold none.
-var blocks = sync.Pool{New: func() any { return new(block) }}
+var blocks = sync.Pool{New: func() any { return &block{b: make([]byte, blockSize)} }}
 
 // smallHead is what a streaming connection keeps of its response head.
 type smallHead [1 << 10]byte
@@ -109,12 +112,16 @@ func (c *conn) takeBlock() {
 	if c.blk == nil {
 		c.blk = blocks.Get().(*block)
 	}
-	c.buf = c.blk[:]
+	if c.head.fields == nil {
+		c.head.fields, c.blk.fields = c.blk.fields, nil
+	}
+	c.buf = c.blk.b
 	c.r, c.w = 0, 0
 }
 
 func (c *conn) giveBuffers() {
 	if c.blk != nil {
+		c.blk.fields, c.head.fields = c.head.fields[:0], nil
 		blocks.Put(c.blk)
 		c.blk = nil
 	}
