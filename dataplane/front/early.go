@@ -133,7 +133,7 @@ func (x *Exchange) begun() bool { return x.answer == unanswered && x.early.stop(
 func (x *Exchange) endEvents(events []byte) {
 	st := x.newStream()
 	if status := x.early.last; status != 0 { // the client has its answer
-		st.status, st.keep = status, false
+		st.status, st.keep = int16(status), false
 		x.handOver(st)
 		return
 	}
