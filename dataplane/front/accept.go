@@ -3,8 +3,10 @@ package front
 import (
 	"crypto/tls"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -86,6 +88,19 @@ func (s *connSet) cut(which func(*conn) bool) {
 			c.cut()
 		}
 	}
+}
+
+// endStreams ends streams, and gives their number.
+func (s *connSet) endStreams() (n int) {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.all))
+	s.mu.Unlock()
+	for _, c := range all {
+		if c.gone.endStream() {
+			n++
+		}
+	}
+	return n
 }
 
 // listener accepts for fasthttp: it wraps, counts and limits, and waits where

@@ -125,7 +125,7 @@ func (x *Exchange) handOver(st *stream) {
 	c.stream = st
 	c.hand.Store(handPending)
 	x.srv.watch.add(c)
-	c.gone.set(st.gone)
+	c.gone.setStream(st.gone)
 	x.ctx.HijackSetNoResponse(true)
 	x.ctx.Hijack(hijacked)
 }
@@ -228,6 +228,7 @@ func (s *Server) runStream(c *conn, st *stream) {
 			By:           st.hooks.By,
 			Loops:        s.loops,
 			Go:           st.goOn,
+			Ends:         s.cutting.Load,
 		})
 	})
 }
@@ -251,6 +252,9 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 	}
 	if res.Err != nil && c.gone.left.Load() {
 		res.Cause = relay.ClientGone
+		if s.cutting.Load() { // who was cut by us has not gone
+			res.Cause = relay.Drained
+		}
 	}
 	reuse, early := res.Reusable && st.keep && !s.draining.Load(), st.behind || c.early.came
 	c.lingered = c.lingered || early
@@ -300,8 +304,8 @@ func (s *Server) abortStream(c *conn, st *stream) {
 func (st *stream) next(b relay.Break) *upstream.Response {
 	gone := &st.c.gone
 	gone.set(nil) // a cut of the old call under way has ended behind this
-	defer gone.set(st.gone)
-	if gone.left.Load() {
+	defer gone.setStream(st.gone)
+	if gone.left.Load() || st.c.srv.cutting.Load() {
 		return nil
 	}
 	resp, call := st.hooks.Next(b, (*leaver)(gone))

@@ -24,6 +24,7 @@ import (
 type watch struct {
 	mu    sync.Mutex
 	f     func()
+	relay bool // f ends a stream, and nothing else
 	armed atomic.Bool
 	left  atomic.Bool // the client has gone
 	id    uint64      // in the watcher; 0: not added
@@ -36,7 +37,7 @@ func (w *watch) set(f func()) {
 		return
 	}
 	w.mu.Lock()
-	w.f = f
+	w.f, w.relay = f, false
 	w.armed.Store(f != nil)
 	w.mu.Unlock()
 	if f != nil && w.left.Load() {
@@ -44,15 +45,40 @@ func (w *watch) set(f func()) {
 	}
 }
 
+// setStream is set of what ends a stream.
+func (w *watch) setStream(f func()) {
+	w.set(f)
+	w.mu.Lock()
+	w.relay = w.f != nil
+	w.mu.Unlock()
+}
+
+// endStream ends a stream whose client is there; false where there is none.
+func (w *watch) endStream() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.relay || w.f == nil {
+		return false
+	}
+	w.call()
+	return true
+}
+
 // fire makes the call, if there is one to make.
 func (w *watch) fire() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if f := w.f; f != nil {
-		w.f = nil
-		defer w.armed.Store(false)
-		f()
+	if w.f != nil {
+		w.call()
 	}
+}
+
+// call makes it, with mu.
+func (w *watch) call() {
+	f := w.f
+	w.f = nil
+	defer w.armed.Store(false)
+	f()
 }
 
 // leave notes that the client has gone.

@@ -11,6 +11,7 @@ type failure struct {
 var failures = map[Cause]failure{
 	EngineClosed:  {"the engine closed the connection before the end of the stream", 502},
 	Cut:           {"the router ended the stream: another part of this request failed", 502},
+	Drained:       {"the router is shutting down; send the request again", 503},
 	EngineStalled: {"the engine took too long to go on with the stream", 504},
 }
 

@@ -13,9 +13,10 @@ const (
 	EngineClosed               // reset, EOF or bad framing before the end
 	EngineStalled              // IdleTimeout, or the request's own deadline
 	Cut                        // the call was cut by the router
+	Drained                    // likewise: the router ends
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained"}
 
 // String gives the cause's name as it stands in metrics and logs.
 func (c Cause) String() string {

@@ -49,6 +49,9 @@ type Options struct {
 	// Drains, when set, says of a stream whose engine was cut whether what had come from
 	// it by then is still to be passed on.
 	Drains func() bool
+	// Ends, when set, says whether the router ends: a stream whose call is cut then is
+	// Drained.
+	Ends func() bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
 	// connections have descriptors of their own and the body is chunked.
 	Loops *loop.Loops
@@ -396,6 +399,8 @@ func (s *stream) readEnded(err error) {
 		if s.resp.ContentLength < 0 && s.scanning && s.scan.events > 0 && !s.scan.ended {
 			s.closedEarly()
 		}
+	case errors.Is(err, upstream.ErrCut) && s.opt.Ends != nil && s.opt.Ends():
+		s.end(Drained, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
 	case errors.Is(err, upstream.ErrTimeout):

@@ -156,8 +156,8 @@ func (s *streamEnd) end(res relay.Result) {
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
 		level := slog.LevelWarn
-		if res.Cause == relay.ClientGone {
-			level = slog.LevelInfo // clients leave all day; engines should not
+		if res.Cause == relay.ClientGone || res.Cause == relay.Drained {
+			level = slog.LevelInfo // clients leave all day, and routers end; engines should not
 		}
 		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
 	}
