@@ -37,6 +37,7 @@ type Exchange struct {
 	holder    Pass // nil: no keys are asked for
 	untrusted bool // where the next request begins cannot be known
 	failed    bool // the handler panicked
+	expects   bool // the body has not been sent: the client waits for leave to do so
 	set       []setHeader
 	says      []setHeader // by Say
 	scratch   []byte
@@ -286,7 +287,7 @@ func (x *Exchange) finish() {
 		x.panicked(v, debug.Stack())
 	}
 	x.srv.conns.leave(x.counted)
-	if x.answer != relayed {
+	if x.answer != relayed && !x.goesOn() {
 		x.c.gone.set(nil)
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
 		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
@@ -335,7 +336,7 @@ func (x *Exchange) recycle() {
 	x.Converter, x.Attached, x.early = nil, nil, nil
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
-	x.answer, x.untrusted, x.failed = unanswered, false, false
+	x.answer, x.untrusted, x.failed, x.expects = unanswered, false, false, false
 	clear(x.set)
 	x.set = x.set[:0]
 	clear(x.says)

@@ -92,7 +92,7 @@ func (x *Exchange) serve() {
 		x.Error(Pipelined, "", pipelinedText, 0)
 		return
 	}
-	if !x.body.open(x) {
+	if !x.expects && !x.body.open(x) {
 		x.distrust()
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
 		return
@@ -136,7 +136,7 @@ func (x *Exchange) infer() {
 		x.Error(TooManyConnections, "", "this router has no file descriptors left; try again later", time.Second)
 		return
 	}
-	if !x.enterFor() || !x.enter(true) {
+	if !x.enterFor() || !x.enter(!x.expects) {
 		return
 	}
 	if !isJSON(x.head.find("Content-Type")) {
@@ -147,6 +147,12 @@ func (x *Exchange) infer() {
 	if !ok {
 		x.SetHeader("Accept-Encoding", coding.Known) // RFC 7694
 		x.Error(WrongContentType, "", "Content-Encoding must be one of "+coding.Known+", identity, got "+shown(x.head.findAll("Content-Encoding")), 0)
+		return
+	}
+	if x.expects {
+		if x.head.length > x.srv.live().MaxBodyBytes {
+			x.tooLarge()
+		}
 		return
 	}
 	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.mayUse() {

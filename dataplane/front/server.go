@@ -66,7 +66,8 @@ func New(opt Options) (*Server, error) {
 	s.fh = fasthttp.Server{
 		Handler:        s.handle,
 		ErrorHandler:   s.parseFailed,
-		HeaderReceived: s.bodyDeadline,
+		HeaderReceived: s.headRead,
+		ExpectHandler:  s.expected,
 		ConnState:      connState,
 		Logger:         quietLogger{opt.Log},
 
@@ -204,9 +205,10 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.serve()
 }
 
-// bodyDeadline gives the body its time, by its declared size.
-func (s *Server) bodyDeadline(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+// headRead gives the body its time, by its declared size.
+func (s *Server) headRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
+	judgeExpect(h)
 	if n := h.ContentLength(); n != 0 && n != framingNone {
 		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.live().MaxBodyBytes))
 	}

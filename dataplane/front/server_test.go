@@ -201,6 +201,58 @@ func TestExpectContinue(t *testing.T) {
 	}
 }
 
+// What is refused whatever the body holds is refused before a client sends it; nothing
+// is counted twice.
+func TestExpectIsRefused(t *testing.T) {
+	r := start(t, Options{MaxBodyBytes: 1 << 20, Gate: goodKey{}, OwnKeys: true}, echo)
+	refused := []struct{ head, reason string }{
+		{"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer good\r\nContent-Length: 9999999", "body_too_large"},
+		{"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 9", "no_key"},
+		{"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer good\r\nContent-Type: text/plain\r\nContent-Length: 9", "wrong_content_type"},
+		{"POST /v1/nothing HTTP/1.1\r\nContent-Length: 9", "unknown_route"},
+		{"POST /livez HTTP/1.1\r\nContent-Length: 9", "wrong_method"},
+		{"POST /livez HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 9", "bad_http"},
+	}
+	for _, want := range refused {
+		c := r.dial()
+		c.send(want.head + "\r\nHost: a\r\nExpect: 100-Continue\r\n\r\n")
+		if resp, body := c.answer(); resp.Header.Get("X-Sluice-Reason") != want.reason || !resp.Close {
+			t.Errorf("%s: %d %v %s, want %s", want.head, resp.StatusCode, resp.Header, body, want.reason)
+		}
+		c.closed()
+	}
+	r.seen.mu.Lock()
+	defer r.seen.mu.Unlock()
+	for _, want := range refused {
+		if n := r.seen.refused[Reason(want.reason)]; n != 1 {
+			t.Errorf("%s: %d refusals seen", want.reason, n)
+		}
+	}
+}
+
+type goodKey struct{}
+
+func (goodKey) Enter(key []byte, _ bool) (Pass, *Denial) {
+	if string(key) == "good" {
+		return goodKey{}, nil
+	}
+	return nil, &Denial{Reason: NoKey}
+}
+func (goodKey) Name() string                { return "good" }
+func (goodKey) Allows(string) bool          { return true }
+func (goodKey) Spend(int)                   {}
+func (goodKey) Limits(func(string, string)) {}
+
+// A client of HTTP/1.0 would take a 100 for the answer.
+func TestExpectOfHTTP10IsIgnored(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	c.send(strings.Replace(sized("Expect: 100-continue\r\n"), "HTTP/1.1", "HTTP/1.0", 1))
+	if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+}
+
 func TestPanicInHandler(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) {
 		switch string(x.Doc.Body) {

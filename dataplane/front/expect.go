@@ -1,0 +1,45 @@
+package front
+
+import (
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+const expectContinue = "100-continue"
+
+// judgeExpect has fasthttp see the expectation as RFC 9110 10.1.1 says: in any case, and
+// not in an HTTP/1.0 request, whose client would take the 100 for its answer.
+func judgeExpect(h *fasthttp.RequestHeader) {
+	switch v := h.Peek("Expect"); {
+	case len(v) == 0:
+	case !h.IsHTTP11():
+		h.Del("Expect")
+	case equalFold(v, expectContinue):
+		h.Set("Expect", expectContinue)
+	}
+}
+
+// expected is asked about a client that waits for leave to send its body: what would be
+// refused whatever the body holds is refused now. The connection ends with that, for the
+// body may be on its way.
+func (s *Server) expected(ctx *fasthttp.RequestCtx) (status int) {
+	x, _ := s.exchanges.Get().(*Exchange)
+	x.ctx, x.Received, x.expects = ctx, time.Now(), true
+	x.c, _ = ctx.Conn().(*conn)
+	x.body.length, x.body.ended, x.body.broken = 0, false, true // not to be drained
+	if x.weigh() {
+		return fasthttp.StatusContinue
+	}
+	return ctx.Response.StatusCode()
+}
+
+// weigh says whether the body may come; when not, it has answered.
+func (x *Exchange) weigh() (ok bool) {
+	defer x.finish()
+	x.serve()
+	return x.goesOn()
+}
+
+// goesOn says whether a client that waits for leave has it.
+func (x *Exchange) goesOn() bool { return x.expects && x.answer == unanswered }
