@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sluice/router/worker"
 )
@@ -119,12 +120,19 @@ func (c *Config) check(f *faults) {
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	c.checkRouted(bad)
+	// Each is a write to a client, and the wake-up of a timer.
+	if k := c.Relay.KeepAlive; k > 0 && k < minComments {
+		bad("relay.keep_alive", "%v; want %v or more, or 0", k, minComments)
+	}
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
 		bad("limits.max_body", "%d bytes, over a quarter of limits.body_budget, %d, which all bodies share; want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 }
+
+// minComments is the least time between two comments to a client.
+const minComments = 10 * time.Millisecond
 
 // minToken is the least length of the admin token; the admin server has the
 // same bound.

@@ -294,7 +294,7 @@ type Relay struct {
 	HeadAfter time.Duration `yaml:"head_after" min:"0s" off:"true"`
 	// KeepAlive is how often a comment goes to a client whose stream has begun and who
 	// waits for the engine's first byte, so that load balancers in front do not cut
-	// it; 0: never [0s].
+	// it, 10ms or more; 0: never [0s].
 	KeepAlive time.Duration `yaml:"keep_alive" min:"0s"`
 
 	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
