@@ -75,13 +75,18 @@ func (r *router) startRecording() error {
 	if c.Dir == "" {
 		return nil
 	}
-	files, err := record.NewFiles(record.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
+	err := r.recorder.Keep(func() (record.Sink, error) {
+		return record.NewFiles(record.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
+	}, recordAgain)
 	if err != nil {
 		return fmt.Errorf("record.dir: %w", err)
 	}
-	_, err = r.recorder.Start(files)
-	return err
+	return nil
 }
+
+// recordAgain is how long a recording that has ended by itself, as on a full disk, is
+// waited with before the next is tried.
+const recordAgain = time.Minute
 
 const recordHelp = `Usage: sluice record [flags]
 

@@ -431,6 +431,7 @@ func (r *router) forget(slot worker.Slot) {
 // not live are of the old one even where the index has nothing.
 func (r *router) renewed(rank *worker.Rank) {
 	r.fleet.Renewed(rank)
+	rank.ForgetCaching()
 	r.scheduler.Forget(rank.Slot)
 	r.approx.Clear(rank.Slot)
 }
@@ -445,6 +446,7 @@ func (r *router) left(w *worker.Worker) {
 		r.index.Clear(rank.Slot)
 		r.approx.Clear(rank.Slot)
 		r.scheduler.Forget(rank.Slot)
+		rank.ForgetCaching()
 		r.recorder.Left(rank)
 		r.metrics.RankLeft(rank)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // census is what must be looked up for a pool's requests: the block sizes of the
-// ranks whose engines tell events, and whether there is one whose blocks are
+// ranks whose engines tell events, their models' names, and whether there is one whose blocks are
 // guessed, wholly or meanwhile. It spares a request the walk over a thousand
 // ranks, and where all feeds are live the hashing and the lookup for a guess that
 // nobody would ask for.
@@ -19,6 +19,9 @@ type census struct {
 	pool  *fleet.Pool
 	at    time.Time
 	sizes []int
+	// bases are the names by which engines' events are salted. There is one, but for
+	// engines of one model that list its names in another order.
+	bases []string
 	guess bool
 }
 
@@ -53,15 +56,21 @@ func (c *censuses) of(pool *fleet.Pool, now time.Time, room *census) *census {
 }
 
 func (c *census) count(lists [][]*worker.Rank) {
-	c.sizes, c.guess = c.sizes[:0], false
+	c.sizes, c.bases, c.guess = c.sizes[:0], c.bases[:0], false
 	for _, ranks := range lists {
 		for _, r := range ranks {
 			feed := worker.FeedState(r.Feed.Load())
 			if feed != worker.FeedLive {
 				c.guess = true
 			}
-			if size := r.BlockSize(); size > 0 && feed != worker.FeedNone && !slices.Contains(c.sizes, size) {
+			if feed == worker.FeedNone {
+				continue
+			}
+			if size := r.BlockSize(); size > 0 && !slices.Contains(c.sizes, size) {
 				c.sizes = append(c.sizes, size)
+			}
+			if base := r.Worker.Info().Base; !slices.Contains(c.bases, base) {
+				c.bases = append(c.bases, base)
 			}
 		}
 	}

@@ -43,6 +43,15 @@ func (q *request) lookUp(now time.Time) {
 		c := q.r.censuses.of(q.pool, now, &q.counted)
 		q.keys = q.seqs(q.keys[:0], salt, approxBlockTokens)
 		q.sized = q.sized[:0]
+		if len(c.bases) > 1 && q.taking == nil { // else the salt is another request's
+			for _, base := range c.bases {
+				if other := q.saltOf(base); other != salt {
+					for _, size := range c.sizes {
+						q.findOverlap(other, size)
+					}
+				}
+			}
+		}
 		for _, size := range c.sizes {
 			q.findOverlap(salt, size)
 		}
@@ -61,21 +70,28 @@ func (q *request) lookUp(now time.Time) {
 // be an adapter or an alias: engines' events speak of the base model and name
 // the adapter apart.
 func (q *request) salt() blockhash.Salt {
-	base, adapter := q.pool.Model, ""
-	if r := q.anyCandidate(); r != nil {
-		info := r.Worker.Info()
-		if info.Base != "" {
-			base = info.Base
-		}
-		if slices.Contains(info.Adapters, q.pool.Model) {
-			adapter = q.pool.Model
-		}
+	if r := q.firstRank(); r != nil {
+		return q.saltOf(r.Worker.Info().Base)
+	}
+	return q.saltOf("")
+}
+
+// saltOf is the salt of prompts on engines that list base as their model's first name.
+func (q *request) saltOf(base string) blockhash.Salt {
+	adapter := ""
+	if base == "" {
+		base = q.pool.Model
+	}
+	if r := q.firstRank(); r != nil && slices.Contains(r.Worker.Info().Adapters, q.pool.Model) {
+		adapter = q.pool.Model
 	}
 	return blockhash.NewSalt(base, adapter, string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
 }
 
-func (q *request) anyCandidate() *worker.Rank {
-	for _, ranks := range [...][]*worker.Rank{q.plan.Whole, q.plan.Prefill, q.plan.Decode} {
+// firstRank is the same for all requests of a pool, whomever each may go to: guesses
+// are salted by its model's name.
+func (q *request) firstRank() *worker.Rank {
+	for _, ranks := range [...][]*worker.Rank{q.pool.Aggregated, q.pool.Prefill, q.pool.Decode} {
 		if len(ranks) > 0 {
 			return ranks[0]
 		}
@@ -144,7 +160,7 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	s := &q.sized[len(q.sized)-1]
 	s.BlockSize = size
 	q.asked = q.keys
-	if size != approxBlockTokens {
+	if size != approxBlockTokens || salt != q.salted {
 		q.keyRoom = q.seqs(q.keyRoom[:0], salt, size)
 		q.asked = q.keyRoom
 	}
@@ -217,9 +233,10 @@ func (q *request) record(c schedule.Choice) {
 
 // guessKeys are the blocks that the approximate index is told a rank will hold:
 // those of a rank whose events do not tell now, and all where no tokens were found,
-// for events speak of tokens only. Else nil: the engine's events tell.
+// for events speak of tokens only. Else nil: the engine's events tell, or it keeps
+// nothing.
 func (q *request) guessKeys(r *worker.Rank) []blockhash.Seq {
-	if r == nil || !guessed(r) && len(q.prompt.Tokens) > 0 {
+	if r == nil || !guessed(r) && len(q.prompt.Tokens) > 0 || !r.Caches() {
 		return nil
 	}
 	return q.keys
@@ -237,6 +254,13 @@ func guessed(r *worker.Rank) bool {
 // cached is -1 when the engine said nothing.
 func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int) {
 	r.opt().Observer.Cached(rank.ID, tokens, predicted, cached)
+	if rank.Found(predicted, cached) {
+		r.opt().Log.Info("the engine reports no cached tokens where hits were foretold; none are any more, until it reports some", "rank", rank.ID.String())
+		go func() { // a stream's loop must not wait for it
+			r.opt().Scheduler.Forget(rank.Slot)
+			r.opt().Approx.Clear(rank.Slot)
+		}()
+	}
 	if cached >= 0 && len(keys) > 0 {
 		r.opt().Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
 	}

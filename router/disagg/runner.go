@@ -308,7 +308,7 @@ func (q *request) recycle() {
 		approx:   q.approx,
 		keys:     q.keys[:0],
 		keyRoom:  q.keyRoom[:0],
-		counted:  census{sizes: q.counted.sizes[:0]},
+		counted:  census{sizes: q.counted.sizes[:0], bases: q.counted.bases[:0]},
 		excluded: q.excluded[:0],
 		passed:   q.passed[:0],
 		fields:   q.fields[:0],
@@ -321,6 +321,7 @@ func (q *request) recycle() {
 	}
 	clear(keep.fields[:cap(keep.fields)])
 	clear(keep.segments[:cap(keep.segments)])
+	clear(keep.counted.bases[:cap(keep.counted.bases)])
 	clear(keep.leg.Edits[:cap(keep.leg.Edits)])
 	*q = keep
 	r.requests.Put(q)

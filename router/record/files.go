@@ -3,6 +3,7 @@ package record
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,7 +75,16 @@ func (f *Files) Frame(start bool, frame []byte) error {
 		}
 	}
 	n, err := f.file.Write(frame)
+	if err != nil {
+		// Half a frame is of no use to anybody, and the disk may be full.
+		return errors.Join(err, f.file.Truncate(f.size), f.seek())
+	}
 	f.size += int64(n)
+	return nil
+}
+
+func (f *Files) seek() error {
+	_, err := f.file.Seek(f.size, io.SeekStart)
 	return err
 }
 
@@ -83,17 +93,27 @@ func (f *Files) begin() (err error) {
 	if f.file, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return fmt.Errorf("record: cannot make a file: %w", err)
 	}
-	f.made = append(f.made, name)
 	f.size = headerSize
-	_, err = f.file.Write(fileHeader())
+	if _, err = f.file.Write(fileHeader()); err != nil {
+		f.size = 0
+		return errors.Join(err, f.finish())
+	}
+	f.made = append(f.made, name)
 	f.prune()
-	return err
+	return nil
 }
 
 // finish ends the file under way.
 func (f *Files) finish() error {
 	if f.file == nil {
 		return nil
+	}
+	if f.size <= headerSize { // there was no room for a first frame
+		name := f.file.Name()
+		f.made = slices.DeleteFunc(f.made, func(m string) bool { return m == name })
+		err := errors.Join(f.file.Close(), os.Remove(name))
+		f.file = nil
+		return err
 	}
 	_, err := f.file.Write(appendFrame(nil, frameEnd, nil, nil))
 	f.old = append(f.old, f.file.Name())

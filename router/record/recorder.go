@@ -52,7 +52,8 @@ var ErrBusy = errors.New("record: this router is being recorded already")
 type Recorder struct {
 	opt     Options
 	session atomic.Pointer[session]
-	mu      sync.Mutex // of Start
+	mu      sync.Mutex // of Start and Close
+	closed  chan struct{}
 
 	entries, dropped, bytes atomic.Uint64
 }
@@ -71,7 +72,7 @@ func New(opt Options) *Recorder {
 	if opt.Ranks == nil {
 		opt.Ranks = func() []*worker.Rank { return nil }
 	}
-	return &Recorder{opt: opt}
+	return &Recorder{opt: opt, closed: make(chan struct{})}
 }
 
 // Recording is one recording under way.
@@ -82,6 +83,11 @@ type Recording struct{ s *session }
 func (r *Recorder) Start(sink Sink) (*Recording, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	select {
+	case <-r.closed:
+		return nil, ErrClosed
+	default:
+	}
 	s := newSession(r, sink)
 	if !r.session.CompareAndSwap(nil, s) {
 		return nil, ErrBusy
@@ -100,8 +106,15 @@ func (g *Recording) Stop() error {
 	return g.s.close()
 }
 
-// Close stops the recording under way, if there is one.
+// Close stops the recording under way, if there is one, and no other begins after it.
 func (r *Recorder) Close() error {
+	r.mu.Lock()
+	select {
+	case <-r.closed:
+	default:
+		close(r.closed)
+	}
+	r.mu.Unlock()
 	if s := r.session.Load(); s != nil {
 		return (&Recording{s}).Stop()
 	}

@@ -218,11 +218,13 @@ func (f *frame) held(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size
 		for i := range f.sized {
 			if f.sized[i].BlockSize == size {
 				o = &f.sized[i].Overlap
-				return o, depthIn(o, r.Slot, known), size
+				if depth = depthIn(o, r.Slot, known); depth > 0 {
+					return o, depth, size
+				}
 			}
 		}
 	}
-	return nil, 0, 0
+	return o, 0, size
 }
 
 // depthIn is o.Depth without the table of all depths that it makes of many runs:

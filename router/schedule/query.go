@@ -76,7 +76,8 @@ type Query struct {
 	Attempt int
 }
 
-// SizedOverlap is the overlap of the ranks of one block size, in tokens.
+// SizedOverlap is the overlap of the ranks of one block size, in tokens. Of several
+// of one size, a rank is in one at most.
 type SizedOverlap struct {
 	BlockSize int
 	Overlap   kvindex.Overlap

@@ -154,7 +154,7 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	if ok {
 		t := &sc.best
 		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
-		if awaits {
+		if awaits && t.rank.Caches() {
 			s.sent.enter(t.rank.Slot, q.Keys, t.told(q.KeyTokens), f.now, time.Duration(min(t.cost*nsPerMS, float64(longestWait)))+eventsLag)
 		}
 	}

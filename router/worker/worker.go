@@ -111,6 +111,8 @@ type Rank struct {
 	Breaker atomic.Uint32
 	// Held is how many blocks the index holds for this rank.
 	Held atomic.Int64
+
+	vain atomic.Int32 // hits in a row of which nothing was found: see Found
 }
 
 // KVUsage is the engine's reported share of KV blocks in use, 0…1.
