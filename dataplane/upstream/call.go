@@ -47,8 +47,9 @@ func (c *Call) Cut() {
 	case l.stop != nil:
 		l.stop()
 	default:
-		l.c.linger()
+		kept := l.c.linger()
 		abort(l.nc)
+		kept.start()
 	}
 }
 
@@ -75,8 +76,9 @@ func (c *Call) HangUp() {
 		l.stop()
 		return
 	}
-	if l.c.linger() { // no answer was on its way
+	if kept := l.c.linger(); kept.on() { // no answer was on its way
 		abort(l.nc)
+		kept.start()
 		return
 	}
 	half, ok := plain(l.nc).(interface {

@@ -98,13 +98,14 @@ func newConn(e *Endpoint, nc net.Conn) *conn {
 // close ends the connection for good; only the owner calls it, once.
 func (c *conn) close() {
 	c.giveBuffers()
-	c.linger()
+	kept := c.linger()
 	if c.fd >= 0 {
 		_ = syscall.Close(c.fd)
 		c.fd = -1
 	} else {
 		abort(c.nc)
 	}
+	kept.start()
 	c.ep.open.Add(-1)
 }
 

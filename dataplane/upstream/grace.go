@@ -5,35 +5,53 @@ import (
 	"time"
 )
 
+// lingering keeps a connection open that was closed, by a descriptor of its own; the zero
+// value keeps none.
+type lingering struct {
+	ep    *Endpoint
+	fd    int
+	until time.Duration
+}
+
 // linger is called where the connection is about to be closed. Where its engine is not
-// to learn of that yet (Request.Grace), a second descriptor keeps it open until a byte
-// of the body comes or the time is over; true says so. A Cut and the owner may both be
-// here at once: each has a descriptor of its own before it asks whose the grace is, so
-// whichever of them closes, one is open.
-func (c *conn) linger() bool {
+// to learn of that yet (Request.Grace) it gives what keeps it open. A Cut and the owner
+// may both be here at once: each has a descriptor of its own before it asks whose the
+// grace is, so whichever of them closes, one is open.
+func (c *conn) linger() (l lingering) {
 	if c.grace.Load() == 0 {
-		return false
+		return l
 	}
 	fd, err := c.duplicate()
 	if err != nil { // closed by the other, or no descriptor is to be had
-		return false
+		return l
 	}
-	until := c.grace.Swap(0)
-	if until <= int64(now()) {
+	until := time.Duration(c.grace.Swap(0))
+	if until <= now() {
 		closeDescriptor(fd)
-		return false
+		return l
 	}
 	c.ep.open.Add(1)
-	go c.ep.awaitByte(fd, epoch.Add(time.Duration(until)))
-	return true
+	return lingering{c.ep, fd, until}
 }
 
-// awaitByte closes the connection behind the first byte that comes, which nobody wants,
-// or at the given time.
-func (e *Endpoint) awaitByte(fd int, until time.Time) {
-	defer e.open.Add(-1)
-	file := os.NewFile(uintptr(fd), "engine")
+// on says whether the connection is kept.
+func (l lingering) on() bool { return l.ep != nil }
+
+// start lets it end by itself. It is called when the connection's own descriptor is
+// closed: nobody else must read, or would find a byte missing.
+func (l lingering) start() {
+	if l.on() {
+		go l.run()
+	}
+}
+
+// run closes the connection behind the first byte that comes, which nobody wants, or
+// when the time is over.
+func (l lingering) run() {
+	defer l.ep.open.Add(-1)
+	file := os.NewFile(uintptr(l.fd), "engine")
 	defer file.Close()
+	until := epoch.Add(l.until)
 	if file.SetReadDeadline(until) != nil { // Go's poller refused it
 		time.Sleep(time.Until(until))
 		return
