@@ -750,19 +750,21 @@ func TestRoutedTenThousand(t *testing.T) {
 		asEngine(path)(c)
 		c.Limits.EngineConns = 12_000
 		c.Health.Timeout, c.Health.FailAfter = 20*time.Second, 100 // the engines share two cores with their load
+		c.Timeouts.Connect = 2 * time.Minute
 	}, workers...)
 	c := dialEngine(t, r, "unix")
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	bad := 0
 	prompt := tokenIDs(16, 1)
+	began := time.Now()
 	for range n {
 		s, err := c.Generate(routedRequest(prompt, 3))
 		if err != nil {
 			t.Fatal(err)
 		}
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 			defer cancel()
 			if a := readRouted(ctx, s); a.failure != nil || a.err != nil || len(a.tokens[0]) != 3 {
 				mu.Lock()
@@ -784,12 +786,15 @@ func TestRoutedTenThousand(t *testing.T) {
 			most = max(most, r.wire.Stats().Streams)
 		}
 	}
-	t.Logf("%d at once at most, %d failed", most, bad)
-	if most < int64(n)*9/10 {
+	took := time.Since(began)
+	t.Logf("%d at once at most, %d failed, in %v", most, bad, took)
+	// On a machine that takes longer than the engines wait the first have ended before the
+	// last begin.
+	if most < int64(n)*9/10 && took < 2*wait {
 		t.Errorf("only %d of %d were under way together", most, n)
 	}
 	// The last frame is out before its stream's books are closed.
-	eventually(t, 10*time.Second, "nothing is left behind", func() bool {
+	eventually(t, patience, "nothing is left behind", func() bool {
 		st := r.wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})

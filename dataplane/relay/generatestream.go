@@ -19,8 +19,8 @@ type generateStream struct {
 
 func (g *generateStream) event(dst, event []byte) []byte {
 	t := g.t
-	if t.next == nil && g.plain(event) {
-		return append(dst, event...)
+	if had := len(t.Out); t.next == nil && g.plain(event) {
+		return t.show(dst, event, t.Out[had:])
 	}
 	data := DataOf(event)
 	if bytes.Equal(data, done) {

@@ -97,6 +97,9 @@ func (s *nativeStream) event(dst, event []byte) []byte {
 		s.text = append(s.text[:0], s.said.text...)
 	}
 	s.told(grew)
+	if s.said.taken {
+		return t.show(dst, event, s.fresh)
+	}
 	return append(dst, event...)
 }
 

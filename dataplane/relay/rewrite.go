@@ -20,8 +20,7 @@ type Rewriter interface {
 type editor struct {
 	rewriter Rewriter
 	events   framer
-	out      []byte // payload to go out
-	framed   []byte
+	out      []byte // room for a chunk's head, and payload to go out
 }
 
 // on says whether there is one: most streams have none.
@@ -55,12 +54,15 @@ const tooBigEvent = "data: {\"error\":{\"message\":\"an event of the engine is t
 // rewrite gives what goes to the client for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	e := s.edit
-	e.out = e.out[:0]
+	if e.out == nil {
+		e.out = make([]byte, ChunkHead, 128)
+	}
+	e.out = e.out[:ChunkHead]
 	done := false
 	if !s.chunked {
 		s.scan.feed(p)
 		e.feed(p)
-		return e.out, nil
+		return e.out[ChunkHead:], nil
 	}
 	carry := s.opt.Carry
 	for at := 0; at < len(p) && !done; {
@@ -82,17 +84,32 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	}
 	if carry != nil {
 		// Looked at as the client gets it: as one stream.
-		s.scan.feed(e.out)
+		s.scan.feed(e.out[ChunkHead:])
 		done = done && carry.Transcript.Failed == nil
 	}
-	e.framed = e.framed[:0]
-	if len(e.out) > 0 {
-		e.framed = AppendChunk(e.framed, e.out)
+	var from int
+	if e.out, from = FrameChunk(e.out); done {
+		e.out = append(e.out, lastChunk...)
 	}
-	if done {
-		e.framed = append(e.framed, lastChunk...)
+	return e.out[from:], broken
+}
+
+// ChunkHead is the room that FrameChunk needs: a chunk's length and the end of its line.
+const ChunkHead = 16 + len("\r\n")
+
+// FrameChunk makes a chunk of what b has behind its first ChunkHead bytes, where it is,
+// and gives where that begins; of nothing it makes none.
+func FrameChunk(b []byte) (framed []byte, from int) {
+	n := len(b) - ChunkHead
+	if n == 0 {
+		return b, ChunkHead
 	}
-	return e.framed, broken
+	var digits [16]byte
+	size := strconv.AppendUint(digits[:0], uint64(n), 16)
+	from = ChunkHead - len(size) - len("\r\n")
+	copy(b[from:], size)
+	copy(b[ChunkHead-2:], "\r\n")
+	return append(b, "\r\n"...), from
 }
 
 // AppendChunk appends payload as one chunk of transfer coding chunked; it must not be

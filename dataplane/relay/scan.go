@@ -10,6 +10,7 @@ import (
 type scanner struct {
 	framer
 	protocol Protocol
+	records  bool // there may be records between events
 	events   int64
 	tooBig   int64
 	token    bool // content was seen
@@ -29,6 +30,14 @@ type scanner struct {
 // feed takes the next payload bytes, chunk framing already off.
 func (s *scanner) feed(p []byte) {
 	for len(p) > 0 {
+		if s.records && s.between() {
+			if n := recordLen(p); n > 0 {
+				p = p[n:]
+				s.events++
+				s.token = true
+				continue
+			}
+		}
 		n, event, tooBig := s.next(p)
 		p = p[n:]
 		if tooBig {

@@ -183,6 +183,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	case s.opt.Carry != nil:
 		s.edit = &editor{rewriter: opt.Carry.Transcript}
 		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
+		s.scan.records = opt.Carry.Transcript.Records
 	case opt.Rewrite != nil && s.scanning:
 		s.edit = &editor{rewriter: opt.Rewrite}
 	}
@@ -212,6 +213,9 @@ func (s *stream) finish() Result {
 	}
 	s.res.Events, s.res.Unscanned = s.scan.events, s.scan.tooBig
 	s.res.Finish, s.res.Usage, s.res.EngineErr = s.scan.finish, s.scan.usage, s.scan.failed
+	if s.scan.records && s.res.Usage.Completion >= 0 { // records tell ids, and no counts
+		s.res.Usage.Completion = max(s.res.Usage.Completion, len(s.opt.Carry.Transcript.Out))
+	}
 	s.scan.drop()
 	s.edit.end()
 	return s.res

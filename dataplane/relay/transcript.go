@@ -23,6 +23,10 @@ type Transcript struct {
 	// ShowIDs: the client sees token ids: it asked for them, or the endpoint always
 	// tells them.
 	ShowIDs bool
+	// Records: the client is a part of this program, and gets a record (Record) in the
+	// place of an event that tells ids and nothing else. With ShowIDs only, and a Prompt
+	// that is known.
+	Records bool
 	// NoText: the stream has ids and no text.
 	NoText bool
 	// Deltas: a NativeForm stream holds what is new, or (false) all so far; nil: not
@@ -121,16 +125,17 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 var eventEnd = []byte("\n\n")
 
 func (t *Transcript) event(dst, event []byte) []byte {
-	if t.Failed != nil {
+	if t.Failed != nil || t.Records && event[0] == recordMark { // no line of an event's
 		return dst
 	}
 	if _, openAI := t.speak().(openAIStream); !openAI {
 		return t.own.event(dst, event)
 	}
 	if t.next == nil && !t.ByText {
+		had := len(t.Out)
 		if from, to, ok := t.plain.match(event, t); ok {
 			if t.ShowIDs {
-				return append(dst, event...)
+				return t.show(dst, event, t.Out[had:])
 			}
 			dst = append(append(dst, event[:from]...), "null"...)
 			return append(dst, event[to:]...)
@@ -153,14 +158,14 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return t.broke(dst, event, n.failedCode)
 	case t.next != nil:
 		return t.next.Event(dst, event)
-	case t.ShowIDs:
-		return append(dst, event...)
-	}
-	if t.ByText {
+	case t.ByText:
 		return append(dst, event...)
 	}
 	if !n.news && n.choices == 1 && n.ids > 0 && len(n.text) > 0 && n.textAt < n.idsAt {
-		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, t.spans[0].to)
+		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, n.idsTo)
+	}
+	if t.ShowIDs {
+		return append(dst, event...)
 	}
 	at := 0
 	for _, s := range t.spans[:t.nspans] {
@@ -168,6 +173,15 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		at = s.to
 	}
 	return append(dst, event[at:]...)
+}
+
+// show appends what a client who sees ids gets of an event that tells these and nothing
+// else.
+func (t *Transcript) show(dst, event []byte, ids []uint32) []byte {
+	if t.Records && t.Stuck == "" {
+		return appendRecord(dst, ids)
+	}
+	return append(dst, event...)
 }
 
 // Why says in one word why no other engine can go on now, "" when one can.
@@ -292,7 +306,7 @@ func (t *Transcript) promptIDs(w *walker, base int) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return
 	}
-	if !t.prompted && t.next == nil {
+	if !t.prompted && t.next == nil && !(t.Records && len(t.Prompt) > 0) {
 		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
 		if err != nil || len(ids) == 0 {
 			t.stuck("no_ids")

@@ -130,18 +130,17 @@ func (s *Stream) Send(payload []byte) error {
 func (s *Stream) Offer(payload []byte) (taken, due bool, err error) {
 	o := &s.conn.out
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch {
-	case s.over != nil:
-		return false, false, s.over
-	case s.credit <= 0 || o.pending > o.most:
-		return false, false, nil
+	if s.over != nil || s.credit <= 0 || o.pending > o.most {
+		err := s.over
+		o.mu.Unlock()
+		return false, false, err
 	}
 	s.credit -= int64(len(payload))
 	o.queue = appendFrame(o.queue, Item, s.ID, payload)
 	o.pending += headerSize + len(payload)
 	due = !o.delivering
 	o.delivering = true
+	o.mu.Unlock()
 	return true, due, nil
 }
 

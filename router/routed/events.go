@@ -20,6 +20,9 @@ type converter struct {
 	prompt        int    // tokens of the prompt, for an engine that counts nothing
 
 	send func(*item) error // one item, borrowed until it returns
+	// sendIDs, where set, is send for an item of the first choice that has token ids and
+	// nothing else.
+	sendIDs func(ids []uint32) error
 	// stopped, where set, says whether the caller has asked to stop: what breaks then
 	// breaks because the legs were cut.
 	stopped func() bool
@@ -176,6 +179,18 @@ func (c *converter) put() error {
 	}
 	c.out += len(c.it.tokens)
 	return c.emit(&c.it)
+}
+
+// putIDs is put for an item that has token ids and nothing else. Nearly all are such, and
+// they touch as little memory as may be: of many streams none has its own at hand.
+func (c *converter) putIDs(ids []uint32, index int) error {
+	if c.sendIDs != nil && index == 0 && !c.pending && c.first == nil {
+		c.out += len(ids)
+		return c.sendIDs(ids)
+	}
+	c.begin()
+	c.it.tokens, c.it.index = append(c.it.tokens, ids...), index
+	return c.put()
 }
 
 // emit sends an item, with the comments of the first on it.
@@ -384,6 +399,7 @@ func (c *converter) native(data []byte) error {
 	}
 	c.scratch, _ = jsonscan.TokenIDs(c.scratch[:0], ids)
 	fresh, skipped := c.news(i, total, 0)
+	c.it.tokens = append(c.it.tokens, c.scratch[skipped:]...)
 	if logs != nil {
 		c.nativeLogs(logs, tops, skipped, fresh)
 	}
@@ -416,9 +432,9 @@ func (c *converter) native(data []byte) error {
 	return c.finish(kind, matched)
 }
 
-// news adds to the item the new ones among the ids of a native event of choice i, which
-// are in scratch but for the first passed; total is what the event counts, -1 nothing.
-// It gives how many are new, and how many of the event's were sent before.
+// news counts in the new ones among the ids of a native event of choice i, which are in
+// scratch but for the first passed; total is what the event counts, -1 nothing. It gives
+// how many are new, the last of scratch, and how many of the event's were sent before.
 func (c *converter) news(i, total, passed int) (fresh, skipped int) {
 	n, had := passed+len(c.scratch), c.seen[i]
 	if !c.known && had > 0 && total > 0 && n > 0 {
@@ -430,7 +446,6 @@ func (c *converter) news(i, total, passed int) (fresh, skipped int) {
 	}
 	fresh = n - skipped
 	c.seen[i] = had + fresh
-	c.it.tokens = append(c.it.tokens, c.scratch[skipped-passed:]...)
 	c.usage.completion = 0
 	for _, n := range c.seen {
 		c.usage.completion += n

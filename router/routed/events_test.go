@@ -215,6 +215,16 @@ func BenchmarkItem(b *testing.B) {
 			}
 		})
 	}
+	b.Run("record", func(b *testing.B) {
+		var out []byte
+		o := steady(generate, &out)
+		o.records = true
+		p := chunk([]byte("\x00\x01\x00\x00\x00\xd2\x04\x00\x00"))
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = o.Write(p)
+		}
+	})
 }
 
 // TestTemplateChangesNothing: events that the template takes and those that it does

@@ -1,10 +1,6 @@
 package routed
 
-import (
-	"strconv"
-
-	"sluice/dataplane/relay"
-)
+import "sluice/dataplane/relay"
 
 // eventsOut is an outlet over HTTP: it makes events of the items, in the framing that
 // the stream began with. It is the relay's Converter.
@@ -15,11 +11,8 @@ type eventsOut struct {
 	closing bool   // [DONE] is
 }
 
-// chunkHead is room for a chunk's length and the end of its line.
-const chunkHead = 16 + len("\r\n")
-
 func newEventsOut(c converter, chunked bool) *eventsOut {
-	e := &eventsOut{outlet: outlet{converter: c, chunked: chunked}, buf: make([]byte, chunkHead)}
+	e := &eventsOut{outlet: outlet{converter: c, chunked: chunked}, buf: make([]byte, relay.ChunkHead)}
 	e.send = e.take
 	return e
 }
@@ -32,7 +25,7 @@ func (e *eventsOut) take(it *item) error {
 
 // Convert implements relay.Converter.
 func (e *eventsOut) Convert(p []byte) ([]byte, error) {
-	e.buf = e.buf[:chunkHead]
+	e.buf = e.buf[:relay.ChunkHead]
 	if e.whole {
 		return nil, nil
 	}
@@ -50,7 +43,7 @@ func (e *eventsOut) Convert(p []byte) ([]byte, error) {
 
 // End implements relay.Converter.
 func (e *eventsOut) End(cause relay.Cause) []byte {
-	e.buf = e.buf[:chunkHead]
+	e.buf = e.buf[:relay.ChunkHead]
 	if e.whole {
 		return nil
 	}
@@ -69,17 +62,10 @@ func (e *eventsOut) framed(last bool) []byte {
 		e.buf = append(e.buf, "data: [DONE]\n\n"...)
 	}
 	if !e.chunked {
-		return e.buf[chunkHead:]
+		return e.buf[relay.ChunkHead:]
 	}
-	from := chunkHead
-	if n := len(e.buf) - chunkHead; n > 0 {
-		var digits [16]byte
-		size := strconv.AppendUint(digits[:0], uint64(n), 16)
-		from -= len(size) + 2
-		copy(e.buf[from:], size)
-		copy(e.buf[chunkHead-2:], "\r\n")
-		e.buf = append(e.buf, "\r\n"...)
-	}
+	var from int
+	e.buf, from = relay.FrameChunk(e.buf)
 	if last {
 		e.whole = true
 		e.buf = append(e.buf, "0\r\n\r\n"...)

@@ -209,6 +209,16 @@ func (asMsgpack) append(dst []byte, it *item) []byte {
 	return dst
 }
 
+// appendIDs is append for an item of the first choice that has these ids and nothing else.
+func (asMsgpack) appendIDs(dst []byte, ids []uint32) []byte {
+	dst = append(dst, "\x81\xa4data\x83\xa9token_ids"...)
+	dst = msgp.AppendArrayHeader(dst, uint32(len(ids)))
+	for _, id := range ids {
+		dst = msgp.AppendUint32(dst, id)
+	}
+	return append(dst, "\xadfinish_reason\xc0\xa5index\x00"...)
+}
+
 func (it *item) appendData(dst []byte) []byte {
 	tops := false
 	for i := range it.logs {

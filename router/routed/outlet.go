@@ -15,6 +15,7 @@ import (
 type outlet struct {
 	converter
 	chunked bool
+	records bool // the relay tells what events of ids alone tell by records
 	chunks  upstream.Chunks
 	events  relay.Events
 }
@@ -43,6 +44,14 @@ const maxEvent = 8 << 20
 func (o *outlet) payload(p []byte) error {
 	o.events.Most = maxEvent
 	for len(p) > 0 {
+		if o.records {
+			if n, err := o.record(p); err != nil {
+				return err
+			} else if n > 0 {
+				p = p[n:]
+				continue
+			}
+		}
 		n, event, tooBig := o.events.Next(p)
 		p = p[n:]
 		switch {

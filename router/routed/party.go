@@ -121,9 +121,9 @@ func (c *call) begun(told func(string) string) {
 // stops, or whose time is over, is told at once, although the engine may not hear of it
 // yet (upstream.Request.Grace).
 func (c *call) putFirst(it *item) error {
-	c.send = c.put
+	c.send, c.sendIDs = c.put, c.offerIDs
 	if !c.left.begin() {
-		c.send = func(*item) error { return wire.ErrEnded }
+		c.send, c.sendIDs = func(*item) error { return wire.ErrEnded }, nil
 	}
 	return c.send(it)
 }
@@ -169,6 +169,8 @@ func (c *call) relay() {
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
 	var carry *relay.Carry
 	if t := c.hooks.Transcript; t != nil {
+		t.Records = t.ShowIDs && len(t.Prompt) > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
+		c.records = t.Records
 		carry = &relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c.next}
 	}
 	res, over := relay.Begin(c, c.resp, relay.Options{

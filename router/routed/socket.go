@@ -69,17 +69,28 @@ func (e *Engine) ServeStream(s *wire.Stream) {
 // take is kept, until the loop has let go of the stream and Write sends it.
 func (c *call) put(it *item) error {
 	c.payload = asMsgpack{}.append(c.payload[:0], it)
+	return c.offer(c.payload)
+}
+
+// offerIDs is put for an item that has token ids and nothing else.
+func (c *call) offerIDs(ids []uint32) error {
+	var room [96]byte
+	return c.offer(asMsgpack{}.appendIDs(room[:0], ids))
+}
+
+// offer sends an item's payload, or keeps a copy.
+func (c *call) offer(payload []byte) error {
 	if !c.offering {
-		return c.s.Send(c.payload)
+		return c.s.Send(payload)
 	}
 	if len(c.held) == 0 {
-		taken, due, err := c.s.Offer(c.payload)
+		taken, due, err := c.s.Offer(payload)
 		c.due = c.due || due
 		if taken || err != nil {
 			return err
 		}
 	}
-	c.held = append(binary.BigEndian.AppendUint32(c.held, uint32(len(c.payload))), c.payload...)
+	c.held = append(binary.BigEndian.AppendUint32(c.held, uint32(len(payload))), payload...)
 	return nil
 }
 

@@ -1,6 +1,11 @@
 package routed
 
-import "sluice/dataplane/jsonscan"
+import (
+	"encoding/binary"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
 
 // template is the shape of a stream's events that tell tokens and nothing else, which
 // are nearly all, and where in it the values are that are read besides. Such an event
@@ -48,13 +53,34 @@ func within(data, part []byte, kind jsonscan.Kind) jsonscan.Value {
 
 // plain takes an event of completions or generate that has the template's shape.
 func (c *converter) plain(data []byte) (done bool, err error) {
-	tokens, _, ok := c.around.shape.Match(c.it.tokens[:0], data)
+	tokens, _, ok := c.around.shape.Match(c.scratch[:0], data)
 	if !ok || len(tokens) == 0 {
 		return false, nil
 	}
-	c.begin()
-	c.it.tokens, c.it.index = tokens, c.around.number(data, c.around.index)
-	return true, c.put()
+	c.scratch = tokens
+	return true, c.putIDs(tokens, c.around.number(data, c.around.index))
+}
+
+// record takes the record that p begins with, of the stream's only choice, and gives its
+// length; 0 where there is none.
+func (c *converter) record(p []byte) (n int, err error) {
+	ids, n := relay.Record(p)
+	if len(ids) == 0 || c.ended {
+		return n, nil
+	}
+	if c.dialect == native {
+		if len(c.seen) == 0 {
+			c.seen = append(c.seen, 0)
+		}
+		c.seen[0] += len(ids) / 4
+		c.usage.completion = c.seen[0]
+	}
+	var room [8]uint32
+	list := room[:0]
+	for ; len(ids) > 0; ids = ids[4:] {
+		list = append(list, binary.LittleEndian.Uint32(ids))
+	}
+	return n, c.putIDs(list, 0)
 }
 
 // plainNative takes an event of SGLang's /generate that has the template's shape.
@@ -70,8 +96,6 @@ func (c *converter) plainNative(data []byte) (done bool, err error) {
 	if i >= len(c.seen) || passed > c.seen[i] {
 		return false, nil // what was passed over is needed
 	}
-	c.begin()
-	c.it.index = i
 	if t.prompt >= 0 {
 		c.usage.prompt = t.number(data, t.prompt)
 	}
@@ -82,8 +106,9 @@ func (c *converter) plainNative(data []byte) (done bool, err error) {
 	if t.total >= 0 {
 		total = t.number(data, t.total)
 	}
-	if n, _ := c.news(i, total, passed); n == 0 {
+	n, _ := c.news(i, total, passed)
+	if n == 0 {
 		return true, nil
 	}
-	return true, c.put()
+	return true, c.putIDs(fresh[len(fresh)-n:], i)
 }
