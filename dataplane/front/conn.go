@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/relay"
 )
 
 const (
@@ -189,6 +191,13 @@ func (c *conn) writeOut(p []byte) (int, error) {
 		}
 		n, err := c.transmit(piece)
 		done += n
+		if errors.Is(err, os.ErrDeadlineExceeded) && !c.srv.cutting.Load() {
+			path := ""
+			if e := c.ended.endpoint; e != nil {
+				path = e.Path
+			}
+			c.srv.opt.Log.Warn("connection cut: the client does not take its answer", "client", c.ip, "endpoint", path, "cause", relay.ClientStalled.String(), "after", limit)
+		}
 		if err != nil || done >= len(p) {
 			return done, err
 		}

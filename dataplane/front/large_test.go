@@ -1,9 +1,12 @@
 package front
 
 import (
+	"io"
+	"log/slog"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestLargePrompt is of number 3 of RELIABILITY.md: a prompt of a million token ids
@@ -41,4 +44,20 @@ func TestLargePrompt(t *testing.T) {
 // sizedHead announces a body.
 func sizedHead(path string, n int) string {
 	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(n) + "\r\n\r\n"
+}
+
+// An answer that is no stream, to a client that reads nothing of it, is cut.
+func TestWholeAnswerToAClientThatDoesNotRead(t *testing.T) {
+	const size, limit = 32 << 20, 200 * time.Millisecond // more than two sockets hold
+	body := `"` + strings.Repeat("a", size-2) + `"`
+	var logged logLines
+	r := start(t, Options{WriteTimeout: limit, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(x *Exchange) { x.ReplyJSON(200, []byte(body)) })
+	stopped := r.dial()
+	stopped.send(chatPost(hello))
+	until(t, "asked", func() bool { return r.calls.Load() == 1 })
+	until(t, "cut", func() bool { return r.s.conns.len() == 0 })
+	if n, err := io.Copy(io.Discard, stopped.br); n >= size {
+		t.Errorf("%d bytes came, %v", n, err)
+	}
+	contains(t, logged.String(), "client=127.0.0.1", "endpoint=/v1/chat/completions", "cause=client_stalled")
 }
