@@ -117,7 +117,7 @@ func strange(of field, known section) func(name, raw []byte, kind jsonscan.Kind)
 		if kind <= jsonscan.Null {
 			return nil
 		}
-		return &FieldError{Field: rules[of].name + "." + string(name), Got: "a member that is not known", Want: "of " + known.list()}
+		return &FieldError{Field: rules[of].name + "." + string(name), Got: "a member that is not known", Want: "one of " + known.list()}
 	}
 }
 
