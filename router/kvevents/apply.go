@@ -50,7 +50,7 @@ func (f *feed) resync() {
 	if f.known && f.canAsk() {
 		f.counts["resyncs"]++
 		before := f.unreadable
-		f.catchUp(false, false)
+		f.catchUp(false, f.suspect) // what came while the connection was lost is not believed for it
 		if f.unreadable != before {
 			f.vain++
 		}
