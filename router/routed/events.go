@@ -181,18 +181,6 @@ func (c *converter) put() error {
 	return c.emit(&c.it)
 }
 
-// putIDs is put for an item that has token ids and nothing else. Nearly all are such, and
-// they touch as little memory as may be: of many streams none has its own at hand.
-func (c *converter) putIDs(ids []uint32, index int) error {
-	if c.sendIDs != nil && index == 0 && !c.pending && c.first == nil {
-		c.out += len(ids)
-		return c.sendIDs(ids)
-	}
-	c.begin()
-	c.it.tokens, c.it.index = append(c.it.tokens, ids...), index
-	return c.put()
-}
-
 // emit sends an item, with the comments of the first on it.
 func (c *converter) emit(it *item) error {
 	it.comment, c.first = c.first, nil

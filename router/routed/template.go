@@ -83,6 +83,18 @@ func (c *converter) record(p []byte) (n int, err error) {
 	return n, c.putIDs(list, 0)
 }
 
+// putIDs is put for an item that has token ids and nothing else. Nearly all are such, and
+// they touch as little memory as may be: of many streams none has its own at hand.
+func (c *converter) putIDs(ids []uint32, index int) error {
+	if c.sendIDs != nil && index == 0 && !c.pending && c.first == nil {
+		c.out += len(ids)
+		return c.sendIDs(ids)
+	}
+	c.begin()
+	c.it.tokens, c.it.index = append(c.it.tokens, ids...), index
+	return c.put()
+}
+
 // plainNative takes an event of SGLang's /generate that has the template's shape.
 func (c *converter) plainNative(data []byte) (done bool, err error) {
 	t := &c.around
