@@ -317,6 +317,12 @@ func TestReloadOfABadFile(t *testing.T) {
 	if a := post(t, g.URL+"/v1/chat/completions", chat(""), "Origin", "https://one.example"); a.Status != 200 || a.Header.Get("Access-Control-Allow-Origin") == "" {
 		t.Errorf("%d %v", a.Status, a.Header)
 	}
+	if err := os.WriteFile(g.path, []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:1: the file is empty") || g.live.Load() != before {
+		t.Errorf("emptied: %v", err)
+	}
 	os.Remove(g.path)
 	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), g.path) {
 		t.Errorf("without its file: %v", err)

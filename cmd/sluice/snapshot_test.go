@@ -198,7 +198,8 @@ func TestRanksProveThemselvesSideBySide(t *testing.T) {
 	proofTime = 4 * time.Second
 	deaf := "tcp://" + ln.Addr().String()
 	start(deaf, deaf, deaf, deaf)
-	if n := <-gone; n != ranks {
-		t.Errorf("%d ranks had been asked when the first was given up, want %d", n, ranks)
+	// More where a feed of a rank that was given up came before its end was seen here.
+	if n := <-gone; n < ranks {
+		t.Errorf("%d ranks had been asked when the first was given up, want all %d", n, ranks)
 	}
 }

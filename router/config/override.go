@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -282,8 +283,14 @@ func (f *Flags) Resolve(environ []string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	was := blank(text)
 	again := func(text []byte) (*Config, error) {
 		var found faults
+		if blank(text) && !was {
+			// An editor that is not done, or a disk that was full: not a fleet of none.
+			found.add(origin{file: path, line: 1, col: 1}, "", "the file is empty, and was not before; want what is to change, or a comment to say that nothing is set")
+			return nil, found.err()
+		}
 		return f.over(read(path, text, &found), environ, &found)
 	}
 	c, err := again(text)
@@ -293,6 +300,9 @@ func (f *Flags) Resolve(environ []string) (*Config, error) {
 	c.path, c.again = path, again
 	return c, nil
 }
+
+// blank says whether a file's text is none, not even a comment.
+func blank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
 // LoadOver is Load with the environment over the file.
 func LoadOver(path string, environ []string) (*Config, error) {
