@@ -37,4 +37,7 @@ class Section(section_transfers.Section):
         report.row("prompt tokens that decode was given by prefill", "more than 0", seen, seen > 0)
         view = self.admin(router, "/admin/v1/transfers").json()
         report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))
-        report.equal("reports malformed or refused", 0, view["reports"]["malformed"] + view["reports"]["refused"])
+        report.equal("reports malformed", 0, view["reports"]["malformed"])
+        # The record of a try that was given up when its lease ran out comes too late for its slot.
+        late, refused = view["reports"]["expired_ok"], view["reports"]["refused"]
+        report.row("reports refused: of tries that were given up only", f"at most {late}", refused, refused <= late)
