@@ -130,16 +130,23 @@ func TestLeftoversOfALostConnection(t *testing.T) {
 	}
 }
 
-// bound is a rig whose engine connects to the feed.
-func bound(t *testing.T, change func(*Options)) (*engine, *rig) {
+// bound is a rig whose engine connects to the feed and has been heard.
+func bound(t *testing.T, seed uint64) (e *engine, r *rig, s *scribe, all [][]byte) {
 	t.Helper()
-	e := newEngine(t, true)
+	e = newEngine(t, true)
 	e.leave()
-	r := newRig(t, e, change)
+	r = newRig(t, e, nil)
 	r.src.Bind = true
 	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
 	e.connect()
-	return e, r
+	s = newScribe(seed, 1)
+	all = batches(s, 5)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.holds(all...)
+	r.awaitState(worker.FeedLive)
+	return e, r, s, all
 }
 
 // questions is how many replays the engine was asked for.
@@ -162,14 +169,7 @@ func (e *engine) connect() {
 // Traffic that never pauses does not keep a rank from being believed again after
 // somebody else has left a port of ours.
 func TestStrangerAmidTraffic(t *testing.T) {
-	e, r := bound(t, nil)
-	s := newScribe(34, 1)
-	all := batches(s, 5)
-	for _, b := range all {
-		e.publish(b)
-	}
-	r.holds(all...)
-	r.awaitState(worker.FeedLive)
+	e, r, s, all := bound(t, 34)
 	other := must(e.ctx.NewSocket(zmq.XPUB))
 	other.SetLinger(0)
 	other.SetRcvtimeo(20 * time.Second)
@@ -190,14 +190,7 @@ func TestStrangerAmidTraffic(t *testing.T) {
 
 // An engine that has left a port of ours and still answers replays is not heard.
 func TestEngineLeavesABoundFeed(t *testing.T) {
-	e, r := bound(t, nil)
-	s := newScribe(35, 1)
-	all := batches(s, 5)
-	for _, b := range all {
-		e.publish(b)
-	}
-	r.holds(all...)
-	r.awaitState(worker.FeedLive)
+	e, r, s, all := bound(t, 35)
 	before := e.questions()
 	e.pub.Close()
 	r.awaitState(worker.FeedBroken)
