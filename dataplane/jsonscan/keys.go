@@ -53,11 +53,13 @@ const (
 	KeyIgnoreEOS
 	KeyStop
 	KeyStopTokenIDs
+	KeyPromptLogprobs
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
 	KeySamplingExtraArgs    // sampling_params.extra_args
 	KeySamplingMaxNewTokens // sampling_params.max_new_tokens
+	KeySamplingPromptLogprobs
 	NumKeys
 )
 
@@ -186,11 +188,13 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyIgnoreEOS, "ignore_eos")
 	anyOf(KeyStop, "stop")
 	anyOf(KeyStopTokenIDs, "stop_token_ids")
+	anyOf(KeyPromptLogprobs, "prompt_logprobs")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
 	def(KeySamplingExtraArgs, "sampling_params.extra_args", object|null, "an object or null")
 	count(KeySamplingMaxNewTokens, "sampling_params.max_new_tokens")
+	anyOf(KeySamplingPromptLogprobs, "sampling_params.prompt_logprobs")
 	return m
 }
 
@@ -297,6 +301,8 @@ func topKey(name []byte) Key {
 		return KeyStop
 	case "stop_token_ids":
 		return KeyStopTokenIDs
+	case "prompt_logprobs":
+		return KeyPromptLogprobs
 	}
 	return noKey
 }
@@ -314,6 +320,8 @@ func samplingKey(name []byte) Key {
 		return KeySamplingExtraArgs
 	case "max_new_tokens":
 		return KeySamplingMaxNewTokens
+	case "prompt_logprobs":
+		return KeySamplingPromptLogprobs
 	}
 	return noKey
 }

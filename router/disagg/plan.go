@@ -47,6 +47,9 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	} else if !m.traits.Several {
 		why = notOne(ep.Kind, doc)
 	}
+	if why == "" && !m.traits.NoPlain {
+		why = ofOneEngine(ep.Kind, doc)
+	}
 	if why == "" {
 		return p
 	}
@@ -72,6 +75,29 @@ func notOne(kind front.Kind, doc *jsonscan.Doc) string {
 		// vLLM 0.32 decodes beams without looking at the handle, whose blocks
 		// then stay pinned for the whole lease.
 		return "beam_search"
+	}
+	return ""
+}
+
+var (
+	previousResponse = []byte(`"previous_response_id"`)
+	background       = []byte(`"background"`)
+)
+
+// ofOneEngine says why a request is one engine's, whatever the family, "" when not.
+func ofOneEngine(kind front.Kind, doc *jsonscan.Doc) string {
+	switch {
+	case doc.Has(jsonscan.KeyPromptLogprobs), doc.Has(jsonscan.KeySamplingPromptLogprobs),
+		kind == front.Completions && isSet(doc.Raw(jsonscan.KeyEcho)) && findMember(doc, "logprobs") != nil:
+		// Scores of a prompt are made where it is computed. A decode engine that was given
+		// its KV answers with memory that nothing was written to (read in vLLM 0.22 to
+		// 0.29), or computes it once more (0.32).
+		return "prompt_logprobs"
+	case kind == front.ResponsesAPI && (bytes.Contains(doc.Body, previousResponse) && findMember(doc, "previous_response_id") != nil ||
+		bytes.Contains(doc.Body, background) && isSet(findMember(doc, "background"))):
+		// The engine that answered the last turn keeps it; one in the background answers
+		// at once, without a handle.
+		return "stored_response"
 	}
 	return ""
 }

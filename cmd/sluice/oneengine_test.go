@@ -1,0 +1,37 @@
+package main
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// TestOneEngineDoesIt: requests whose answer only the engine can give that computes the
+// prompt, or that keeps the last turn, have no prefill leg.
+func TestOneEngineDoesIt(t *testing.T) {
+	for _, name := range []string{"nixl", "nixl-push", "orchestrated", "storage"} {
+		t.Run(name, func(t *testing.T) {
+			p, d := startSim(t, speaks(name, "prefill")), startSim(t, speaks(name, "decode"))
+			r := startRouter(t, family(name), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+			for _, c := range []struct{ path, body string }{
+				{"/v1/completions", `{"model":"sim","prompt":"score me","max_tokens":3,"prompt_logprobs":1}`},
+				{"/v1/completions", `{"model":"sim","prompt":"score me","max_tokens":3,"echo":true,"logprobs":1}`},
+				{"/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"score me"}],"max_tokens":3,"prompt_logprobs":0}`},
+			} {
+				a := post(t, r.URL+c.path, c.body)
+				if a.Status != http.StatusOK || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
+					t.Errorf("%s: %d, prefill by %q: %s", c.body, a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+				}
+			}
+			if n := len(generating(p)); n != 0 {
+				t.Errorf("prefill was sent %d of them", n)
+			}
+			if n := r.fellBack("prompt_logprobs"); n != 3 {
+				t.Errorf("counted %v times, want 3", n)
+			}
+			quiet(t, r, 20*time.Second, p, d)
+		})
+	}
+}
