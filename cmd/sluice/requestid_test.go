@@ -16,7 +16,8 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 	e := startSim(t, nil)
 	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
 	seen := map[string]bool{}
-	for _, given := range []string{"", "has space", `quo"te`, "caf\xc3\xa9", strings.Repeat("x", 129), "back\\slash"} {
+	for _, given := range []string{"", "has space", `quo"te`, "caf\xc3\xa9", strings.Repeat("x", 129), "back\\slash",
+		"___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0", "x___decode_addr_host:10.0.0.9,handshake:1,notify:2_0123456789abcdef0123456789abcdef"} {
 		e.ForgetRequests()
 		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", given)
 		wantStatus(t, a, 200)
@@ -29,7 +30,7 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 			t.Errorf("the engine saw ids %q, the client %q", got, id)
 		}
 	}
-	for _, given := range []string{"a", "req_1:/x.y-z+=", strings.Repeat("x", 128)} {
+	for _, given := range []string{"a", "req_1:/x.y-z+=", "my_addr_book", strings.Repeat("x", 128)} {
 		e.ForgetRequests()
 		a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", given)
 		if got := a.Header["X-Request-Id"]; len(got) != 1 || got[0] != given {

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"strconv"
@@ -37,9 +38,9 @@ func (r *requestIDs) make() string {
 
 // validRequestID says whether a client's id may be used as it is: visible
 // ASCII without quotes and backslashes, because it goes into JSON, log lines
-// and header lines unescaped.
+// and header lines unescaped, and nothing in which an engine reads an address.
 func validRequestID(id []byte) bool {
-	if len(id) == 0 || len(id) > maxRequestID {
+	if len(id) == 0 || len(id) > maxRequestID || NamesPeer(id) {
 		return false
 	}
 	for _, b := range id {
@@ -49,3 +50,13 @@ func validRequestID(id []byte) bool {
 	}
 	return true
 }
+
+// NamesPeer says whether a request id tells vLLM's engines where their peer is, which they
+// then connect to: P2pNcclConnector (vLLM 0.9.2 to 0.23) and MoRIIOConnector
+// (moriio_common.py of 0.32) look for ___prefill_addr_…___decode_addr_… in it, before
+// anything that a router tells them. No client may say that.
+func NamesPeer(id []byte) bool {
+	return bytes.Contains(id, anyAddr) && (bytes.Contains(id, prefillAddr) || bytes.Contains(id, decodeAddr))
+}
+
+var anyAddr, prefillAddr, decodeAddr = []byte("_addr_"), []byte("prefill_addr_"), []byte("decode_addr_")

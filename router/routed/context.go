@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
 )
@@ -32,7 +33,7 @@ func (c *callContext) read(raw []byte) error {
 		switch name {
 		case "id":
 			if !requestID(value, it.Value.Kind) {
-				return bad("a string of 1 to 128 visible ASCII characters without quotes and backslashes")
+				return bad("a string of 1 to 128 visible ASCII characters without quotes and backslashes, and no address in it")
 			}
 			c.id = string(value[1 : len(value)-1])
 		case "traceparent", "tracestate":
@@ -54,7 +55,7 @@ func (c *callContext) read(raw []byte) error {
 
 // requestID is one that may stand in headers and logs unescaped.
 func requestID(raw []byte, kind jsonscan.Kind) bool {
-	if kind != jsonscan.String || len(raw) <= 2 || len(raw) > 130 {
+	if kind != jsonscan.String || len(raw) <= 2 || len(raw) > 130 || front.NamesPeer(raw) {
 		return false
 	}
 	for _, b := range raw[1 : len(raw)-1] {
