@@ -144,6 +144,7 @@ func TestTRTLLMLegs(t *testing.T) {
 		{name: "chat, not finished", kind: front.Chat, client: `{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":9}`,
 			prefill: strings.Replace(answer, `"length"`, `"not_finished"`, 1), decode: `{"choices":[{"message":{"content":"The cat"},"disaggregated_params":` + params + `}]}`},
 		{name: "no request_type, no ids", kind: front.Chat, client: `{"model":"m","messages":[]}`, prefill: `{"choices":[{"disaggregated_params":{"first_gen_tokens":[1],"ctx_request_id":2},"finish_reason":"length"}]}`},
+		{name: "a least number of tokens", kind: front.Completions, client: `{"model":"m","prompt":"hi","min_tokens":5}`, prefill: answer},
 		{name: "the first token is the last", kind: front.Completions, client: `{"model":"m","prompt":"hi"}`, prefill: stopped},
 		{name: "the same, chat, streamed", kind: front.Chat, client: `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`, prefill: chatStopped},
 		{name: "the same, completions, streamed, no usage", kind: front.Completions, client: `{"model":"m","prompt":"a","stream":true}`, prefill: stopped},

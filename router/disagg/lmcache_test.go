@@ -35,6 +35,7 @@ func TestLMCacheLegs(t *testing.T) {
 			prefill: answer("The", "length", `{"tokens":["The"],"token_logprobs":[-0.5],"top_logprobs":[{"The":-0.5,"A":-1}],"text_offset":[0]}`), decode: whole},
 		{name: "completions without max_tokens, ids asked", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":"hi","return_token_ids":true}`, prefill: answer("The", "length", "null"), decode: whole},
 		{name: "a stop string: decode makes the first token again", kind: front.Chat, tokens: ids, pair: to, client: `{"model":"m","messages":[],"max_tokens":5,"stop":["x"]}`, prefill: answer("The", "length", "null"), decode: whole},
+		{name: "a seed: the same", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"seed":0,"temperature":0.5}`, prefill: answer("The", "length", "null")},
 		{name: "a grammar", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"guided_json":{"a":1}}`, prefill: answer("{", "length", "null")},
 		{name: "half a character", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5}`, prefill: answer(`\ufffd`, "length", "null")},
 		{name: "one token asked", kind: front.Chat, tokens: ids, pair: to, client: `{"model":"m","messages":[],"max_tokens":1}`, prefill: answer("The", "length", "null")},

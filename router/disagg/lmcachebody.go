@@ -65,10 +65,14 @@ func (b *idsBody) end() []byte {
 				continue
 			}
 		case "min_tokens":
-			if !b.decode {
+			n, ok := b.p.Doc.Int(jsonscan.KeyMinTokens)
+			switch {
+			case !b.decode && ok && n > 0:
+				b.member("min_tokens", jsonOne) // else the first token could be the end
 				continue
-			}
-			if n, ok := b.p.Doc.Int(jsonscan.KeyMinTokens); ok && b.spent {
+			case !b.decode:
+				continue
+			case ok && b.spent:
 				b.key("min_tokens")
 				b.out = strconv.AppendInt(b.out, max(n-1, 0), 10)
 				continue

@@ -51,9 +51,11 @@ func firstToken(p *Pair) *relay.FirstToken {
 // continues says whether an engine that is given the first token as a part of
 // the prompt makes the same of a request as one that made it: not where it would
 // have to look at its own output as a whole, as for stop strings that may begin
-// in the first token, grammars, and penalties on what was said before.
+// in the first token, grammars, and penalties on what was said before. Nor with a seed,
+// whose draws begin anew behind the prompt.
 func continues(doc *jsonscan.Doc) bool {
 	var room [64]byte
+	seeded, greedy := false, false
 	for it := jsonscan.Walk(doc.Body); it.Next(); {
 		raw := it.Raw()
 		switch key := string(memberName(room[:0], doc.Body, it.Value.KeyStart)); key {
@@ -69,13 +71,18 @@ func continues(doc *jsonscan.Doc) bool {
 					return false
 				}
 			}
+		case "seed":
+			seeded = it.Value.Kind > jsonscan.Null
+		case "temperature":
+			t, err := strconv.ParseFloat(string(raw), 64)
+			greedy = err == nil && t == 0
 		default:
 			if strings.HasPrefix(key, "guided_") && isSet(raw) {
 				return false
 			}
 		}
 	}
-	return true
+	return greedy || !seeded
 }
 
 // Unfit implements Picky.

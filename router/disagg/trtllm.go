@@ -35,6 +35,9 @@ func (trtllm) Order(*Pair) Order { return PrefillFirst }
 // by itself; older ones have to be told.
 func (trtllm) Prefill(leg *Leg, p *Pair) {
 	leg.notStreamed()
+	if n, ok := p.Doc.Int(jsonscan.KeyMinTokens); ok && n > 0 {
+		leg.Set(jsonscan.KeyMinTokens, jsonOne) // else the first token could be the end
+	}
 	leg.oneToken(p)
 	leg.Set(jsonscan.KeyDisaggregatedParams, contextOnly)
 }
