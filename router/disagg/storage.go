@@ -44,9 +44,10 @@ func (s storage) Traits() Traits {
 	return Traits{Kinds: kinds, Several: true, Unleased: true}
 }
 
-// Order implements Family.
-func (s storage) Order(*Pair) Order {
-	if s.threshold != nil {
+// Order implements Family. Several prompts or choices decline each by itself, which a
+// stream shows too late: behind what others have told.
+func (s storage) Order(p *Pair) Order {
+	if s.threshold != nil && !(p.Stream && notOne(p.Kind, p.Doc) != "") {
 		return DecodeFirst
 	}
 	return PrefillFirst
