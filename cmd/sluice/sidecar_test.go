@@ -116,6 +116,20 @@ func TestSidecarNamedPrefill(t *testing.T) {
 	quiet(t, r, 10*time.Second, p0, p1, d)
 }
 
+// The order of a list is the choice for a prompt that is only to be warmed, too.
+func TestSidecarWarmsInOrder(t *testing.T) {
+	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
+	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
+	for range 4 {
+		for _, list := range [][2]string{{hostPort(p0), hostPort(p1)}, {hostPort(p1), hostPort(p0)}} {
+			a := post(t, r.URL+"/v1/chat/completions", chat(""), "x-prefiller-host-port", list[0]+","+list[1], "X-Sluice-Prefill-Only", "true")
+			if w := a.warmed(t); w.Worker != list[0] {
+				t.Errorf("of %v %s warmed the prompt", list, w.Worker)
+			}
+		}
+	}
+}
+
 // What is not allowed is refused before anything is connected to.
 func TestSidecarRefusesHosts(t *testing.T) {
 	var hits atomic.Int32

@@ -116,7 +116,7 @@ func (q *request) warm(by string) {
 		planned := q.planned
 		q.startPair()
 		q.planned = planned
-		choice, ok := q.choose(schedule.PrefillLeg, candidates)
+		choice, ok := q.choose(schedule.PrefillLeg, q.nextNamed(candidates))
 		if !ok {
 			if !q.refuseFull(schedule.PrefillLeg, candidates) {
 				q.refuse(front.UpstreamFailed, "every worker tried has failed this request", time.Second)
