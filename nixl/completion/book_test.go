@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -423,10 +424,55 @@ func TestPairs(t *testing.T) {
 	if len(p.All()) != 0 {
 		t.Error("a rank that left is remembered")
 	}
+	before := p.From(1)
 	p.Forget(1)
-	if p.From(1) != nil {
+	if p.From(1) == before {
 		t.Error("a row that is kept")
 	}
+}
+
+// A transfer that stood for seconds does not make a pair look slow for ever.
+func TestPairsOutliveAStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const usual, stood = time.Millisecond, 8 * time.Second // of 1,000 tokens
+		var p Pairs
+		p.Note(1, 2, 1<<20, 1000, stood)
+		p.Note(3, 2, 1<<20, 1000, usual)
+		if a, b := p.From(1).NSPerToken(2), p.From(3).NSPerToken(2); a != b || a != 1000 {
+			t.Errorf("after one transfer each %v and %v ns a token, want both to be the better", a, b)
+		}
+		for range 10 {
+			p.Note(1, 2, 1<<20, 1000, usual)
+		}
+		if got := p.From(1).NSPerToken(2); got > 1100 {
+			t.Errorf("the first stood, ten did not: %v ns a token", got)
+		}
+		p.Note(1, 2, 1<<20, 1000, stood)
+		if got := p.From(1).NSPerToken(2); got > 1700 {
+			t.Errorf("one of twelve stood: %v ns a token", got)
+		}
+		// One that is slow indeed is seen to be.
+		for range 30 {
+			p.Note(1, 2, 1<<20, 1000, 20*usual)
+		}
+		if got := p.From(1).NSPerToken(2); got < 19_000 {
+			t.Errorf("thirty took 20 times as long: %v ns a token", got)
+		}
+		time.Sleep(time.Minute)
+		p.Note(3, 2, 1<<20, 1000, usual)
+		for range 3 {
+			p.Note(3, 2, 1<<20, 1000, usual)
+		}
+		p.Fade(time.Now().Add(-30 * time.Second))
+		if a, b := p.From(1).NSPerToken(2), p.From(3).NSPerToken(2); a != p.all.load() || b != 1000 {
+			t.Errorf("a minute later %v and %v ns a token, want what all took, and 1,000", a, b)
+		}
+		for _, s := range p.All() {
+			if s.Transfers == 0 || s.BytesPerSecond == 0 || (s.NSPerToken == 0) != (s.From == 1) {
+				t.Errorf("listed as %+v", s)
+			}
+		}
+	})
 }
 
 func BenchmarkHandOver(b *testing.B) {

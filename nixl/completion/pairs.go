@@ -10,32 +10,54 @@ import (
 // (0 … MaxRanks-1). From and Row.NSPerToken are read on the request path; Note is
 // called once a transfer. The zero Pairs is empty and ready.
 //
+// What a pair costs is judged so that a transfer which stood for seconds (a
+// hand-shake, a busy engine) does not take the pair out of use, for then nothing
+// would ever be moved there again to show otherwise: of the first few the least
+// counts, later ones count for a few times the average at most, a pair of few
+// transfers is taken as the others of its prefill rank, a rank of few as all, and
+// Fade lets go of what is old.
+//
 // Its figures are moving averages in atomics of their own: a sample lost to a race
 // is no loss, and a reader that sees one figure's new and another's old value is
 // not misled by more than that sample.
 type Pairs struct {
-	rows [MaxRanks]atomic.Pointer[Row]
+	rows  [MaxRanks]atomic.Pointer[Row]
+	all   mean
+	blank atomic.Pointer[Row] // stands for the rows that are not there
 }
 
 // MaxRanks bounds the numbers of ranks.
 const MaxRanks = 4096
 
-// Row is what transfers from one rank to all others took, 96 KiB; it is made at
+// Row is what transfers from one rank to all others took, 160 KiB; it is made at
 // the first.
 type Row struct {
-	common atomic.Uint64 // ns per token over all of them, float64 bits
+	all    *mean // over all rows
+	common mean  // over this one
+	most   atomic.Int64
 	cells  [MaxRanks]cell
 }
 
 type cell struct {
-	nsPerToken     atomic.Uint64 // float64 bits, as the next
-	bytesPerSecond atomic.Uint64
+	nsPerToken     mean
+	bytesPerSecond atomic.Uint64 // float64 bits
 	transfers      atomic.Int64
+	last           atomic.Int64 // when, in ns since 1970
+}
+
+// mean is a moving average of what is never below 0, 0 when nothing is known.
+type mean struct {
+	value atomic.Uint64 // float64 bits
+	n     atomic.Int64
 }
 
 const (
 	// weight of a new sample in the moving average.
 	weight = 0.2
+	// few samples say what the least is, not yet what is usual.
+	few = 4
+	// outlier: so many times the average a sample counts at most.
+	outlier = 4
 	// minBytes: what is smaller tells of latency, not of bandwidth.
 	minBytes = 64 << 10
 )
@@ -46,25 +68,56 @@ func (p *Pairs) Note(from, to int, bytes int64, tokens int, took time.Duration) 
 	if took <= 0 || uint(from) >= MaxRanks || uint(to) >= MaxRanks {
 		return
 	}
-	row := p.rows[from].Load()
-	if row == nil {
-		if row = new(Row); !p.rows[from].CompareAndSwap(nil, row) {
-			row = p.rows[from].Load()
-			if row == nil {
-				return // forgotten this moment
-			}
-		}
-	}
+	row := p.row(&p.rows[from])
 	c := &row.cells[to]
 	c.transfers.Add(1)
+	c.last.Store(time.Now().UnixNano())
 	if bytes >= minBytes {
 		blend(&c.bytesPerSecond, float64(bytes)/took.Seconds())
 	}
 	if tokens > 0 {
+		p.row(&p.blank)
 		perToken := float64(took) / float64(tokens)
-		blend(&c.nsPerToken, perToken)
-		blend(&row.common, perToken)
+		c.nsPerToken.add(perToken)
+		row.common.add(perToken)
+		p.all.add(perToken)
+		for most := row.most.Load(); most <= int64(to) && !row.most.CompareAndSwap(most, int64(to)+1); most = row.most.Load() {
+		}
 	}
+}
+
+func (p *Pairs) row(at *atomic.Pointer[Row]) *Row {
+	row := at.Load()
+	if row == nil {
+		row = &Row{all: &p.all}
+		if !at.CompareAndSwap(nil, row) {
+			if first := at.Load(); first != nil {
+				row = first // else forgotten this moment, and what is noted with it
+			}
+		}
+	}
+	return row
+}
+
+func (m *mean) add(x float64) {
+	n := m.n.Add(1)
+	old := m.value.Load()
+	was := math.Float64frombits(old)
+	switch {
+	case n == 1 || old == 0:
+	case n <= few:
+		x = min(x, was)
+	default:
+		x = was + weight*(min(x, outlier*was)-was)
+	}
+	m.value.CompareAndSwap(old, math.Float64bits(x))
+}
+
+func (m *mean) load() float64 { return math.Float64frombits(m.value.Load()) }
+
+func (m *mean) clear() {
+	m.n.Store(0)
+	m.value.Store(0)
 }
 
 // blend moves an average towards x.
@@ -77,25 +130,59 @@ func blend(to *atomic.Uint64, x float64) {
 	to.CompareAndSwap(old, math.Float64bits(x))
 }
 
-// From is what is known of transfers from a rank; nil: nothing.
+// From is what is known of transfers from a rank: of one that nothing was moved
+// from yet what is known of all; nil: nothing.
 func (p *Pairs) From(from int) *Row {
 	if p == nil || uint(from) >= MaxRanks {
 		return nil
 	}
-	return p.rows[from].Load()
+	if row := p.rows[from].Load(); row != nil {
+		return row
+	}
+	return p.blank.Load()
 }
 
 // NSPerToken is the measured time to move one prompt token's KV to a rank. For one
-// that nothing was moved to yet it is the average over the others, so that a choice
-// between measured and unmeasured ranks compares like with like. 0: nothing is known.
+// that little was moved to lately it is the average over the others, so that a
+// choice between measured and unmeasured ranks compares like with like. 0: nothing
+// is known.
 func (r *Row) NSPerToken(to int) float64 {
 	if r == nil || uint(to) >= MaxRanks {
 		return 0
 	}
-	if v := r.cells[to].nsPerToken.Load(); v != 0 {
-		return math.Float64frombits(v)
+	if c := &r.cells[to].nsPerToken; c.n.Load() >= few {
+		return c.load()
 	}
-	return math.Float64frombits(r.common.Load())
+	if r.common.n.Load() >= few {
+		return r.common.load()
+	}
+	return r.all.load()
+}
+
+// Fade lets go of the times per token of pairs between which nothing was moved
+// since then: what was slow may be fast again, and only a transfer can tell.
+func (p *Pairs) Fade(since time.Time) {
+	for from := range p.rows {
+		row := p.rows[from].Load()
+		if row == nil {
+			continue
+		}
+		live := false
+		for to := range row.cells[:row.most.Load()] {
+			c := &row.cells[to]
+			if c.nsPerToken.n.Load() == 0 {
+				continue
+			}
+			if c.last.Load() < since.UnixNano() {
+				c.nsPerToken.clear()
+			} else {
+				live = true
+			}
+		}
+		if !live {
+			row.common.clear()
+		}
+	}
 }
 
 // Seen is what is known of one pair.
@@ -103,7 +190,7 @@ type Seen struct {
 	From, To       int
 	Transfers      int64
 	BytesPerSecond float64 // 0 unknown
-	NSPerToken     float64 // 0 unknown
+	NSPerToken     float64 // 0 unknown, or too long ago
 }
 
 // All lists what is known, by from and to.
@@ -117,7 +204,7 @@ func (p *Pairs) All() []Seen {
 		for to := range row.cells {
 			if c := &row.cells[to]; c.transfers.Load() > 0 {
 				out = append(out, Seen{From: from, To: to, Transfers: c.transfers.Load(),
-					BytesPerSecond: math.Float64frombits(c.bytesPerSecond.Load()), NSPerToken: math.Float64frombits(c.nsPerToken.Load())})
+					BytesPerSecond: math.Float64frombits(c.bytesPerSecond.Load()), NSPerToken: c.nsPerToken.load()})
 			}
 		}
 	}
@@ -136,7 +223,7 @@ func (p *Pairs) Forget(rank int) {
 			c := &row.cells[rank]
 			c.transfers.Store(0)
 			c.bytesPerSecond.Store(0)
-			c.nsPerToken.Store(0)
+			c.nsPerToken.clear()
 		}
 	}
 }

@@ -36,12 +36,13 @@
 // tokens pulled; and the time a token took against the blocks resident beside it,
 // less what prompts computed meanwhile on the rank took.
 // A worker is judged by its own rates after eight legs, and for two minutes after
-// its last; else by the fleet's, which begin with an assumption: 10,000 prompt
-// tokens a second (an 8B model on one current GPU does two to four times that, a
-// 70B model on four about that); KV pulled at 200,000 tokens a second (128 KiB a
-// token over 200 Gb/s); a resident block of 16 tokens costs every step of the
-// batch 0.6 µs of memory reads, over some 256 steps 0.15 ms. Only their ratios
-// matter to the choice. Options.Rates fixes them.
+// its last, where they are well apart from the fleet's; else by the fleet's, which
+// begin with an assumption: 10,000 prompt tokens a second (an 8B model on one
+// current GPU does two to four times that, a 70B model on four about that); KV
+// pulled at 200,000 tokens a second (128 KiB a token over 200 Gb/s); a resident
+// block of 16 tokens costs every step of the batch 0.6 µs of memory reads, over
+// some 256 steps 0.15 ms. Only their ratios matter to the choice. Options.Rates
+// fixes them.
 //
 // What waits for others is what the engine says beyond what this router placed
 // there, so that no request is counted twice: tokens where it tells of tokens

@@ -35,6 +35,12 @@ const (
 	// ownFor is how long it stays judged by them after the last: a worker that
 	// was slow once and is not chosen any more must get another chance.
 	ownFor = 2 * time.Minute
+	// A worker is judged by its own rate when that is apart from the fleet's by a
+	// factor of apart, and what its legs take by one of near; until it is within
+	// near again. Less is noise between equal workers, and with one request at a
+	// time the one that looks cheaper would get every new prompt, and the others no
+	// leg to show that they are as fast.
+	apart, near = 1.4, 1.25
 )
 
 // rates are what the scheduler knows of the cost of work, in ns per unit: fixed
@@ -95,19 +101,27 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 		typical = typicalBlocks
 	}
 	r.fleet.Observe(w, units, ms, assumed[w], typical)
-	before, _, _ := r.fleet.Rate(w)
+	before, base, _ := r.fleet.Rate(w)
+	usual := base + before*units
 	before = within(before, w)
 	c.move(before, w)
 	own := &rank.Worker.Speed
 	own.Observe(w, units, ms, before, typical)
 	own.Last[w].Store(now)
-	rate, _, legs := own.Rate(w)
+	rate, base, legs := own.Rate(w)
+	takes := base + rate*units
 	rate = within(rate, w)
 	if legs < ownLegs || w == worker.Decoding && legs < 8*ownLegs {
 		return // a slope of small differences needs more
 	}
+	from, level := max(rate/before, before/rate), max(takes/usual, usual/takes)
 	for _, sibling := range rank.Worker.Ranks {
-		moveTo(&sibling.Price[w], rate, w)
+		switch own := &sibling.Price[w]; {
+		case from < near:
+			own.Store(0)
+		case from > apart && level > near || own.Load() != 0:
+			moveTo(own, rate, w)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +56,32 @@ func TestRatesAreLearnedPerWorker(t *testing.T) {
 		c.Reservation.Release()
 		mustZero(t, rs)
 	})
+}
+
+// Equal workers whose legs take now more, now less: with one request at a time
+// each goes on getting its share of what is new.
+func TestNoiseMovesNobodyOut(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			rs := ranks(2)
+			s := New(plain)
+			rnd := rand.New(rand.NewPCG(seed, 1))
+			last, run := rs[0], 0
+			for i := range 300 {
+				c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 200 + rnd.IntN(100)})
+				took := (5 + 0.1*float64(c.Reservation.prompt)) * (0.6 + rnd.ExpFloat64()/2)
+				time.Sleep(time.Duration(took * nsPerMS))
+				c.Reservation.PrefillDone()
+				c.Reservation.Release()
+				if run++; c.Rank != last {
+					last, run = c.Rank, 0
+				}
+				if run == 100 {
+					t.Fatalf("seed %d: 100 requests on end went to %v, the last of %d", seed, last.ID, i+1)
+				}
+			}
+		})
+	}
 }
 
 // Legs that fail, and outliers, teach nothing.

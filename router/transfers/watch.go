@@ -137,15 +137,19 @@ func (w *Watch) Close() {
 
 const (
 	sweepEvery = time.Second
-	sweepSlots = 4096
+	// pairsFor is how long what was measured between two ranks is believed, as long
+	// as a worker is judged by its own rates; it is looked through every fadeEvery.
+	pairsFor, fadeEvery = 2 * time.Minute, 10 * time.Second
+	sweepSlots          = 4096
 )
 
 // sweep takes back slots whose time is over: of requests that ended without Close,
 // which is a bug, but must not eat the board.
 func (w *Watch) sweep(ctx context.Context) {
 	defer close(w.swept)
-	tick := time.NewTicker(sweepEvery)
+	tick, fade := time.NewTicker(sweepEvery), time.NewTicker(fadeEvery)
 	defer tick.Stop()
+	defer fade.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -156,6 +160,8 @@ func (w *Watch) sweep(ctx context.Context) {
 					b.Expire(now, sweepSlots)
 				}
 			}
+		case now := <-fade.C:
+			w.pairs.Fade(now.Add(-pairsFor))
 		}
 	}
 }
