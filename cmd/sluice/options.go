@@ -6,6 +6,7 @@ import (
 	"sluice/router/disagg"
 	"sluice/router/fleet"
 	"sluice/router/schedule"
+	"sluice/router/tokenize"
 )
 
 // What the configuration says to each part of a router, for its start and for reloads;
@@ -36,6 +37,15 @@ func fleetOptions(cfg *config.Config) fleet.Options {
 		RetryShare:     orNone(cfg.Fleet.RetryShare),
 		RetryPerSecond: orNone(cfg.Fleet.RetryPerSecond),
 	}
+}
+
+func tokenOptions(cfg *config.Config) tokenize.Options {
+	c := &cfg.Tokens
+	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngine)}
+	if opt.CacheBytes == 0 {
+		opt.CacheBytes = -1 // none; 0 would mean the default
+	}
+	return opt
 }
 
 // orNone says 0 in the fleet's options, where it would mean the default.

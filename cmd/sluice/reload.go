@@ -16,9 +16,11 @@ import (
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/discovery"
+	"sluice/router/discovery/registration"
 	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/schedule"
+	"sluice/router/tokenize"
 )
 
 // settings are what a reload changes in a running router, each made of a configuration
@@ -29,12 +31,15 @@ type settings struct {
 	Runner disagg.Options
 	Choice schedule.Options
 	Fleet  fleet.Pace
+	Tokens tokenize.Options
+	Joins  registration.Terms
 	Level  slog.Level
 }
 
 func settingsOf(cfg *config.Config) (s settings, err error) {
 	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Changeable()
 	s.Choice, s.Fleet = scheduleOptions(cfg).Tunable(), fleetOptions(cfg).Pace()
+	s.Tokens, s.Joins = tokenOptions(cfg), registration.TermsOf(&cfg.Register)
 	s.Level, err = obs.Level(cfg.Log.Level)
 	return s, err
 }
@@ -51,6 +56,10 @@ func (r *router) set(s settings) error {
 	}
 	r.scheduler.Tune(s.Choice)
 	r.fleet.Change(s.Fleet)
+	r.tokenizer.Change(s.Tokens)
+	if r.register != nil {
+		r.register.Change(s.Joins)
+	}
 	if r.level != nil {
 		r.level.Set(s.Level)
 	}
@@ -106,7 +115,11 @@ func (r *router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 		return nil, fmt.Errorf("workers and keys: %w", err)
 	}
 	for _, c := range changes {
-		r.log.Info("configuration reloaded", "path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect))
+		args := []any{"path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect)}
+		if c.Why != "" {
+			args = append(args, "why", c.Why)
+		}
+		r.log.Info("configuration reloaded", args...)
 	}
 	if len(changes) == 0 {
 		r.log.Info("configuration reloaded: nothing differs", "file", path)
@@ -229,6 +242,11 @@ func printChanges(w io.Writer, changes []config.Change, dry bool) {
 		fmt.Fprintf(tab, "%s\t%s\t%s -> %s\n", c.Effect, c.Path, shown(c.Old), shown(c.New))
 	}
 	tab.Flush()
+	for _, c := range changes {
+		if c.Why != "" {
+			fmt.Fprintf(w, "%s: %s\n", c.Path, c.Why)
+		}
+	}
 	verb := "applied"
 	if dry {
 		verb = "would be applied"

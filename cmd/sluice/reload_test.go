@@ -231,6 +231,46 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	}
 }
 
+// Rates and the sources of tokens change under requests.
+func TestReloadOfRatesAndTokens(t *testing.T) {
+	e := startSim(t, nil)
+	g := startReloadable(t, "", e.URL())
+	ask := func() {
+		t.Helper()
+		wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
+	}
+	take := func(more string, n int) {
+		t.Helper()
+		status, changes, message := g.reload(more)
+		if status != 200 || len(changes) != n {
+			t.Fatalf("%d %v %s", status, changes, message)
+		}
+		for _, c := range changes {
+			if c.Effect != config.Applied || c.Why != "" {
+				t.Errorf("%+v", c)
+			}
+		}
+	}
+	ask()
+	rank := g.fleet.View().Workers[0].Ranks[0]
+	before := g.scheduler.RatesOf(rank)
+	take("schedule: {prefill_ms: 7, transfer_ms: 3, block_ms: 2}\n", 3)
+	if got := g.scheduler.RatesOf(rank); got.Prefill != 7 || got.Transfer != 3 || got.Block != 2 {
+		t.Errorf("%+v", got)
+	}
+	ask()
+	take("", 3)
+	if got := g.scheduler.RatesOf(rank); got.Transfer != before.Transfer || got.Prefill == 7 {
+		t.Errorf("learned again: %+v, before %+v", got, before)
+	}
+	text := g.tokenizer.Stats().FromText
+	take("tokens: {mode: text, timeout: 100ms, cache_bytes: 0, max_engine_bytes: 1KiB}\n", 4)
+	ask()
+	if s := g.tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // The bounds of connections to engines hold for those that are open when they change.
 func TestReloadOfEngineConnections(t *testing.T) {
 	e := startSim(t, nil)
@@ -456,9 +496,10 @@ func TestReloadCommand(t *testing.T) {
 	if out, code := reload(); code != 0 || !strings.Contains(out, "nothing differs") {
 		t.Errorf("%d %s", code, out)
 	}
-	writeFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\n")
+	writeFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\nlimits: {max_head: 32KiB}\n")
 	out, code := reload("--dry-run")
-	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "2 would be applied, 2 not in effect before sluice restart", "register.token", "(hidden) -> (hidden)"} {
+	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "4 would be applied, 1 not in effect before sluice restart", "register.token", "(hidden) -> (hidden)",
+		"limits.max_head: buffers of connections have this size"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("--dry-run: %d, no %q in\n%s", code, want, out)
 		}
@@ -467,11 +508,11 @@ func TestReloadCommand(t *testing.T) {
 		t.Error("--dry-run changed something")
 	}
 	out, code = reload()
-	if code != 0 || !strings.Contains(out, "2 applied, 2 not in effect") || strings.Contains(out, "secret-of") {
+	if code != 0 || !strings.Contains(out, "4 applied, 1 not in effect") || strings.Contains(out, "secret-of") {
 		t.Errorf("%d\n%s", code, out)
 	}
 	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
-	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart"`) || strings.Contains(out, `"effect":"applied"`) {
+	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","why":"buffers`) || strings.Contains(out, `"effect":"applied"`) {
 		t.Errorf("%d\n%s", code, out)
 	}
 	writeFile(t, path, text+"timeouts: {decode: soon}\n")

@@ -124,9 +124,7 @@ func assemble(r *router) (_ *router, err error) {
 	choice := scheduleOptions(cfg)
 	choice.Ended = r.recorder.Ended
 	r.scheduler = schedule.New(choice)
-	r.tokenizer = tokenize.New(tokenize.Options{
-		Mode: cfg.Tokens.Mode, CacheBytes: cfg.Tokens.CacheBytes, Timeout: cfg.Tokens.Timeout, MaxEngineBytes: int(cfg.Tokens.MaxEngine),
-	})
+	r.tokenizer = tokenize.New(tokenOptions(cfg))
 	r.loads = kvevents.NewLoads(log)
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.forget, Tap: r.recorder,
 		OnRestart: r.renewed})

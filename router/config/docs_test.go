@@ -24,7 +24,7 @@ func TestDocs(t *testing.T) {
 		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +
 		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`. Keys after a URL:\n\n```\n")
 	b.WriteString(KeyTable())
-	b.WriteString("```\n\n## All other fields\n\nDefaults stand in brackets.\n\n`sluice reload` takes over those marked ●, and the entries of workers; the others need `sluice restart`.\n\n| field | what it is | |\n| --- | --- | --- |\n")
+	b.WriteString("```\n\n## All other fields\n\nDefaults stand in brackets.\n\n`sluice reload` takes over those marked ●, and the entries of workers; the others need `sluice restart`, for the reason that stands there.\n\n| field | what it is | reload |\n| --- | --- | --- |\n")
 	fieldTable(t, &b)
 	b.WriteString("\n## A file to begin with\n\nEvery field that has a default, commented out:\n\n```yaml\n")
 	b.WriteString(Sample(nil))
@@ -83,7 +83,7 @@ func fieldTable(t *testing.T, b *strings.Builder) {
 			if what == "" {
 				t.Errorf("config.go: field %s%s has no comment", prefix, name)
 			}
-			mark := ""
+			mark := whyFixed(prefix + name)
 			if Live(prefix+name) || name == "api_keys" {
 				mark = "●"
 			}

@@ -9,7 +9,7 @@ import (
 )
 
 // live are the fields, or groups of them, that a running router takes over; all others
-// need a new process (sluice restart). Workers and api_keys are lists, of which entries
+// need a new process (sluice restart), for the reasons that fixed gives. Workers and api_keys are lists, of which entries
 // come and go. What each of these becomes in a running router stands in cmd/sluice
 // (reload.go), and a test holds the two together.
 var live = []string{
@@ -23,6 +23,8 @@ var live = []string{
 	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
 	"schedule.host_weight", "schedule.disk_weight", "schedule.awaited_weight", "schedule.temperature", "schedule.policy",
+	"schedule.prefill_ms", "schedule.transfer_ms", "schedule.block_ms", "tokens",
+	"register.token", "register.lease", "register.max_lease", "register.max_workers",
 }
 
 // Live says whether a running router takes over the field of this path.
@@ -46,6 +48,7 @@ type Change struct {
 	Old    string `json:"old"`
 	New    string `json:"new"`
 	Effect Effect `json:"effect"`
+	Why    string `json:"why,omitempty"` // it needs a new process
 }
 
 // Changes are those from c, which runs, to next, which was read, in the order of the
@@ -126,11 +129,14 @@ type differ struct {
 }
 
 func (d *differ) add(path, old, next string, applied bool) {
-	effect := Restart
-	if applied {
-		effect = Applied
+	c := Change{Path: path, Old: old, New: next, Effect: Applied}
+	if !applied {
+		c.Effect = Restart
+		if c.Why = whyFixed(path); c.Why == "" {
+			c.Why = whyListed(path)
+		}
 	}
-	d.changes = append(d.changes, Change{path, old, next, effect})
+	d.changes = append(d.changes, c)
 }
 
 // walk compares two values of one type. within is the effect of a list's entries, ""

@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,6 +145,32 @@ func TestFamiliesChangeByRestart(t *testing.T) {
 	merged, err := old.Apply(parsed(t, workers))
 	if err != nil || merged.PD.Family != "off" || len(merged.Workers) != 2 {
 		t.Errorf("%v, %+v", err, merged)
+	}
+}
+
+// A field is taken over by a running router, or it is said why not; never both.
+func TestWhatIsFixedSaysWhy(t *testing.T) {
+	var paths []string
+	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
+	for _, p := range paths {
+		switch why := whyFixed(p); {
+		case !Live(p) && why == "":
+			t.Errorf("%s is not taken over, and nothing says why", p)
+		case Live(p) && slices.ContainsFunc(fixed, func(f fixedFields) bool { return slices.Contains(f.paths, p) }):
+			t.Errorf("%s is taken over, and it is said why not: %s", p, why)
+		}
+	}
+	for _, f := range fixed {
+		for _, p := range f.paths {
+			if !slices.ContainsFunc(paths, func(path string) bool { return (path == p || strings.HasPrefix(path, p+".")) && !Live(path) }) {
+				t.Errorf("%q is no field that needs a new process", p)
+			}
+		}
+	}
+	for _, c := range parsed(t, reloadBase).Changes(parsed(t, "listen: 127.0.0.1:1")) {
+		if (c.Why != "") != (c.Effect == Restart) {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 

@@ -90,7 +90,7 @@ func (s *Scheduler) newFrame(q *Query) frame {
 	}
 	if f.leg == DecodeLeg {
 		f.own = worker.Pulling
-		if !s.rates.common[worker.Pulling].fixed {
+		if s.rates.common[worker.Pulling].fixed.Load() == 0 {
 			f.pulls = q.Pulls
 		}
 	}

@@ -170,7 +170,7 @@ func (s *Scheduler) weigh(p *pairing) {
 	f := &p.decode.sc.frame
 	own := func(d *term) float64 { return s.tuned().weights.termsOf(DecodeLeg, f.prompt, d).Transfer }
 	rate := s.pairRate.Load()
-	if s.rates.common[worker.Pulling].fixed {
+	if s.rates.common[worker.Pulling].fixed.Load() != 0 {
 		rate = nil
 	}
 	pull := func(x, d *term) (ms, r float64) {

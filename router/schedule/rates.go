@@ -43,12 +43,12 @@ const (
 	apart, near = 1.4, 1.25
 )
 
-// rates are what the scheduler knows of the cost of work, in ns per unit: fixed
-// by the options, or learned from all workers together. A rank's own stand in its
-// Price, 0 where it has none yet.
+// price is what a unit of work costs, in ns: fixed by the options, else learned from
+// all workers together. Both may be read while Tune changes fixed: what is fixed is
+// never written by who learns.
 type price struct {
+	fixed atomic.Int64 // 0: not
 	ns    atomic.Int64
-	fixed bool
 }
 
 type counter interface {
@@ -56,22 +56,29 @@ type counter interface {
 	Store(int64)
 }
 
+// rates are what the scheduler knows of the cost of work. A rank's own stand in its
+// Price, 0 where it has none yet; they count where nothing is fixed.
 type rates struct {
 	common [worker.NumWork]price
 	fleet  worker.Speed
 }
 
-func (r *rates) begin(o *Rates) {
-	set := func(w worker.Work, fixed, assumed float64) {
-		r.common[w].fixed = fixed > 0
-		if fixed <= 0 {
-			fixed = assumed
-		}
-		r.common[w].ns.Store(priceOf(fixed))
+func (r *rates) begin() {
+	for w, ms := range [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulling: transferMS, worker.Decoding: blockMS} {
+		r.common[w].ns.Store(priceOf(ms))
 	}
-	set(worker.Prefilling, o.Prefill, prefillMS)
-	set(worker.Pulling, o.Transfer, transferMS)
-	set(worker.Decoding, o.Block, blockMS)
+}
+
+// fix fixes what is above 0; of what is not, that counts which was learned until it was
+// fixed.
+func (r *rates) fix(o *Rates) {
+	for w, ms := range [worker.NumWork]float64{worker.Prefilling: o.Prefill, worker.Pulling: o.Transfer, worker.Decoding: o.Block} {
+		ns := int64(0)
+		if ms > 0 {
+			ns = priceOf(ms)
+		}
+		r.common[w].fixed.Store(ns)
+	}
 }
 
 // priceOf is ms per unit as ns.
@@ -81,6 +88,9 @@ func priceOf(ms float64) int64 {
 
 // of is the price of one unit of work on a rank, in ns.
 func (r *rates) of(rank *worker.Rank, w worker.Work) int64 {
+	if p := r.common[w].fixed.Load(); p > 0 {
+		return p
+	}
 	if p := rank.Price[w].Load(); p > 0 {
 		return p
 	}
@@ -93,7 +103,7 @@ var assumed = [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulli
 // learn adds what one leg took: to the fleet's rate and to its worker's.
 func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now int64) {
 	c := &r.common[w]
-	if c.fixed {
+	if c.fixed.Load() != 0 {
 		return
 	}
 	typical := float64(typicalTokens)

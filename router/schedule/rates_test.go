@@ -84,6 +84,34 @@ func TestNoiseMovesNobodyOut(t *testing.T) {
 	}
 }
 
+// A rate may be fixed and let go of while requests run.
+func TestRatesAreFixedWhileItRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rs := ranks(2)
+		s := New(plain)
+		teach := func() {
+			for i := range 60 {
+				serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.02)
+			}
+		}
+		teach()
+		learned, fleet := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill
+		opt := plain
+		opt.Rates = Rates{Prefill: 0.5, Block: 0.25}
+		s.Tune(opt)
+		teach()
+		for _, r := range rs {
+			if got := s.RatesOf(r); got != (Rates{0.5, transferMS, 0.25}) {
+				t.Errorf("fixed: %+v", got)
+			}
+		}
+		s.Tune(plain)
+		if own, common := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill; own != learned || common != fleet {
+			t.Errorf("let go of: %v and %v, want %v and %v as they were learned before", own, common, learned, fleet)
+		}
+	})
+}
+
 // Legs that fail, and outliers, teach nothing.
 func TestFailuresTeachNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -98,8 +98,8 @@ type scratch struct {
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
 	s := &Scheduler{sent: newSent(), started: time.Now(), ended: opt.Ended}
+	s.rates.begin()
 	s.Tune(opt)
-	s.rates.begin(&opt.Rates)
 	s.ledger = new(ledger)
 	if opt.Seed == 0 {
 		opt.Seed = rand.Uint64()

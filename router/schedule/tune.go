@@ -10,8 +10,9 @@ type tuning struct {
 	policy      policy
 }
 
-// Tune takes over the weights, the temperature and the policy of opt; the rest of opt is
-// not looked at.
+// Tune takes over the weights, the rates, the temperature and the policy of opt; the
+// rest of opt is not looked at. A rate that is fixed no more is learned again, from what
+// had been learned before it was fixed.
 func (s *Scheduler) Tune(opt Options) {
 	t := &tuning{weights: newWeights(&opt), temperature: opt.Temperature}
 	for p, name := range policyNames {
@@ -19,6 +20,7 @@ func (s *Scheduler) Tune(opt Options) {
 			t.policy = policy(p)
 		}
 	}
+	s.rates.fix(&opt.Rates)
 	s.tune.Store(t)
 }
 
@@ -26,7 +28,7 @@ func (s *Scheduler) Tune(opt Options) {
 func (o Options) Tunable() Options {
 	return Options{
 		OverlapWeight: o.OverlapWeight, PrefillWeight: o.PrefillWeight, DecodeWeight: o.DecodeWeight, QueueWeight: o.QueueWeight,
-		HostWeight: o.HostWeight, DiskWeight: o.DiskWeight, AwaitedWeight: o.AwaitedWeight, Temperature: o.Temperature, Policy: o.Policy,
+		HostWeight: o.HostWeight, DiskWeight: o.DiskWeight, AwaitedWeight: o.AwaitedWeight, Rates: o.Rates, Temperature: o.Temperature, Policy: o.Policy,
 	}
 }
 

@@ -61,15 +61,25 @@ const entryOverhead = 160
 
 func (e *entry) cost() int64 { return int64(4*cap(e.ids)) + entryOverhead }
 
-func newCache(bytes int64) *cache {
+func newCache() *cache {
 	c := new(cache)
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.entries = make(map[hash]*entry)
 		s.flights = make(map[hash]*flight)
-		s.limit = max(0, bytes) / int64(len(c.shards))
 	}
 	return c
+}
+
+// bound makes the cache hold so many bytes at the most.
+func (c *cache) bound(bytes int64) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		s.limit = max(0, bytes) / int64(len(c.shards))
+		s.trim()
+		s.mu.Unlock()
+	}
 }
 
 func (c *cache) shard(k hash) *shard { return &c.shards[k.Hi%uint64(len(c.shards))] }
@@ -113,6 +123,11 @@ func (s *shard) put(e *entry) {
 	s.entries[e.key] = e
 	s.pushNewest(e)
 	s.bytes += e.cost()
+	s.trim()
+}
+
+// trim drops the oldest until the rest is within the limit.
+func (s *shard) trim() {
 	for s.bytes > s.limit {
 		old := s.oldest
 		s.unlink(old)

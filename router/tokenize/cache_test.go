@@ -53,6 +53,43 @@ func TestCacheKeepsNoFailures(t *testing.T) {
 	}
 }
 
+func sized(bytes int64) *cache {
+	c := newCache()
+	c.bound(bytes)
+	return c
+}
+
+// What may change does so for the next prompt; a cache that is made smaller keeps what
+// was asked for last.
+func TestChange(t *testing.T) {
+	e := newEngine(t)
+	tk := New(patient)
+	body := func(i int) string { return fmt.Sprintf(`{"prompt":"prompt %d"}`, i) }
+	for i := range 500 {
+		find(t, tk, Completion, body(i), e.ep)
+	}
+	before := tk.Stats()
+	opt := patient
+	opt.CacheBytes = before.CacheBytes / 4
+	tk.Change(opt)
+	if s := tk.Stats(); s.CacheBytes > opt.CacheBytes || s.CacheEntries == 0 || s.CacheEntries >= before.CacheEntries {
+		t.Errorf("%d bytes of %d in %d entries", s.CacheBytes, opt.CacheBytes, s.CacheEntries)
+	}
+	if p := find(t, tk, Completion, body(499), nil); p.Source != FromCache {
+		t.Errorf("the last prompt is %v", p.Source)
+	}
+	opt.MaxEngineBytes = 4
+	tk.Change(opt)
+	if p := find(t, tk, Completion, body(1000), e.ep); p.Source != FromText || p.Err == "" {
+		t.Errorf("a prompt that is too long now: %v %q", p.Source, p.Err)
+	}
+	opt.Mode = ModeIDs
+	tk.Change(opt)
+	if p := find(t, tk, Completion, body(499), e.ep); p.Source != None {
+		t.Errorf("with ids only: %v", p.Source)
+	}
+}
+
 func TestNoCache(t *testing.T) {
 	e := newEngine(t)
 	tk := New(Options{CacheBytes: -1, Timeout: patient.Timeout})
@@ -76,7 +113,7 @@ func land(c *cache, k hash, n int) {
 
 func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
 	const each = 4*100 + entryOverhead
-	c := newCache(16 * 3 * each) // three entries a shard
+	c := sized(16 * 3 * each) // three entries a shard
 	key := func(i int) hash { return hash{Hi: 16 * uint64(i), Lo: uint64(i)} }
 	has := func(i int) bool { _, ok := c.shards[0].entries[key(i)]; return ok }
 	for i := range 3 {
@@ -100,7 +137,7 @@ func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
 // Whatever comes, the bytes are those of the entries, under the bound, and the
 // list holds each entry once.
 func TestCacheBookkeeping(t *testing.T) {
-	c := newCache(64 << 10)
+	c := sized(64 << 10)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20000 {
 		k := hash{Hi: rng.Uint64N(400), Lo: 1}

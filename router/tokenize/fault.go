@@ -14,7 +14,7 @@ import (
 // in trouble it is empty, and asking it costs one atomic load.
 type faults struct {
 	now func() time.Time
-	opt *Options
+	opt *atomic.Pointer[Options]
 
 	troubled atomic.Int32
 	mu       sync.Mutex
@@ -57,7 +57,7 @@ func (f *faults) mayAsk(url string, size int) (why string, ok bool) {
 	if now.Before(x.until) {
 		return x.why, false
 	}
-	x.until = now.Add(2 * f.opt.Timeout)
+	x.until = now.Add(2 * f.opt.Load().Timeout)
 	return "", true
 }
 
@@ -119,11 +119,11 @@ func (f *faults) add(url string, size int, began time.Time, err error) {
 	x.why = err.Error()
 	switch {
 	case errors.Is(err, errUnsupported):
-		x.rest = f.opt.UnsupportedFor
+		x.rest = f.opt.Load().UnsupportedFor
 	case x.rest == 0:
 		x.rest = firstRest
 	case began.After(x.at): // requests that failed together count once
-		x.rest = min(2*x.rest, f.opt.MaxBackoff)
+		x.rest = min(2*x.rest, f.opt.Load().MaxBackoff)
 	}
 	x.at, x.until = now, now.Add(x.rest)
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,7 +34,9 @@ func (c *clock) pass(d time.Duration) {
 func newFaults(opt Options) (*faults, *clock) {
 	opt.defaults()
 	c := &clock{t: time.Unix(1e9, 0)}
-	return &faults{now: c.now, opt: &opt}, c
+	f := &faults{now: c.now, opt: new(atomic.Pointer[Options])}
+	f.opt.Store(&opt)
+	return f, c
 }
 
 var errTimedOut = fmt.Errorf("slow: %w", upstream.ErrTimeout)
@@ -181,7 +184,7 @@ func TestAStalledEngine(t *testing.T) {
 	e.set(0, "", nil)
 	close(hold)
 	c.pass(firstRest)
-	tk.opt.Timeout = patient.Timeout
+	tk.Change(patient)
 	if p = find(t, tk, Completion, `{"prompt":"well again"}`, e.ep); p.Source != FromEngine || !tk.Asks(e.ep) {
 		t.Errorf("%v %q", p.Source, p.Err)
 	}

@@ -110,7 +110,7 @@ func (o *Options) defaults() {
 // Tokenizer finds tokens. Safe for concurrent use. It has no goroutine of its
 // own and nothing to close.
 type Tokenizer struct {
-	opt    Options
+	opt    atomic.Pointer[Options]
 	cache  *cache
 	faults faults
 
@@ -120,8 +120,18 @@ type Tokenizer struct {
 
 // New makes a Tokenizer.
 func New(opt Options) *Tokenizer {
+	t := &Tokenizer{cache: newCache()}
+	t.faults = faults{now: time.Now, opt: &t.opt}
+	t.Change(opt)
+	return t
+}
+
+// Change takes over all of opt. Lookups under way keep what they began with; a cache
+// that has become too large loses what was asked for longest ago.
+func (t *Tokenizer) Change(opt Options) {
 	opt.defaults()
-	return &Tokenizer{opt: opt, cache: newCache(opt.CacheBytes), faults: faults{now: time.Now, opt: &opt}}
+	t.opt.Store(&opt)
+	t.cache.bound(opt.CacheBytes)
 }
 
 // Stats are the counters since New, and what the cache holds now.
@@ -177,32 +187,33 @@ func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream
 			return
 		}
 	}
-	if t.opt.Mode == ModeIDs || w.text == nil {
+	opt := t.opt.Load()
+	if opt.Mode == ModeIDs || w.text == nil {
 		return
 	}
-	if t.opt.Mode != ModeText && t.lookUp(dst, w, doc, ep, call) {
+	if opt.Mode != ModeText && t.lookUp(dst, opt, w, doc, ep, call) {
 		dst.Count = len(dst.Tokens) + w.more
 		return
 	}
-	if t.opt.Mode != ModeEngine {
+	if opt.Mode != ModeEngine {
 		dst.Source = FromText
 		dst.Text, dst.room = w.joinText(dst.room)
 	}
 }
 
 // lookUp asks the cache, then the engine, and says whether either knew.
-func (t *Tokenizer) lookUp(dst *Prompt, w *work, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
+func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *work, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
 	if w.whyNot != "" {
 		dst.Err = w.whyNot
 		return false
 	}
 	w.compose(doc)
-	if w.size > t.opt.MaxEngineBytes {
+	if w.size > opt.MaxEngineBytes {
 		dst.Err = "the prompt is longer than max_engine_bytes"
 		return false
 	}
 	key := w.key()
-	deadline := time.Now().Add(t.opt.Timeout)
+	deadline := time.Now().Add(opt.Timeout)
 	for {
 		ids, f, leads := t.cache.get(key, ep != nil)
 		switch {
@@ -254,7 +265,7 @@ func (t *Tokenizer) lead(dst *Prompt, w *work, ep *upstream.Endpoint, call *upst
 	if !f.cut {
 		t.count(err)
 		// One who waited first had little time left: its time-out says nothing.
-		if !timedOut(err) || t.faults.now().Sub(began) >= t.opt.Timeout/2 {
+		if !timedOut(err) || t.faults.now().Sub(began) >= t.opt.Load().Timeout/2 {
 			t.faults.add(url, w.size, began, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,14 +15,15 @@ import (
 type gate struct {
 	net.Listener
 	from  []netip.Prefix
-	seats chan struct{}
+	most  atomic.Int64 // connections at once
+	open  atomic.Int64
 	log   *slog.Logger
 	told  time.Time // last log line, so that a scanner does not fill the log
 	since int       // turned away since
 }
 
-func newGate(ln net.Listener, networks []netip.Prefix, most int, log *slog.Logger) *gate {
-	return &gate{Listener: ln, from: networks, seats: make(chan struct{}, most), log: log}
+func newGate(ln net.Listener, networks []netip.Prefix, log *slog.Logger) *gate {
+	return &gate{Listener: ln, from: networks, log: log}
 }
 
 // Accept is called by one goroutine, the HTTP server's.
@@ -36,12 +38,11 @@ func (g *gate) Accept() (net.Conn, error) {
 			g.turnAway(c, "it is in none of register.networks")
 			continue
 		}
-		select {
-		case g.seats <- struct{}{}:
+		if g.open.Add(1) <= g.most.Load() {
 			return &seated{Conn: c, g: g}, nil
-		default:
-			g.turnAway(c, "too many connections are open")
 		}
+		g.open.Add(-1)
+		g.turnAway(c, "too many connections are open")
 	}
 }
 
@@ -61,6 +62,6 @@ type seated struct {
 }
 
 func (s *seated) Close() error {
-	s.once.Do(func() { <-s.g.seats })
+	s.once.Do(func() { s.g.open.Add(-1) })
 	return s.Conn.Close()
 }

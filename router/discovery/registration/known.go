@@ -43,7 +43,7 @@ func (s *Server) Listener() net.Listener { return s.bound }
 // restored are the known workers that this router's configuration lets in.
 func (s *Server) restored() (known []Known) {
 	for _, k := range s.opt.Known {
-		if k.Lease <= 0 || k.Lease > s.opt.Config.MaxLease || !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }) {
+		if k.Lease <= 0 || k.Lease > s.terms.Load().MaxLease || !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }) {
 			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "from", k.Owner)
 			continue
 		}

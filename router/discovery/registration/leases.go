@@ -16,10 +16,10 @@ import (
 // in or out, so that a lease and its worker cannot come apart; the fleet calls
 // nobody back under it.
 type leases struct {
-	set  *discovery.Set
-	most int
+	set *discovery.Set
 
 	mu   sync.Mutex
+	most int
 	held map[string]*held
 	last time.Time // of the last look at what has ended
 }
@@ -31,8 +31,13 @@ type held struct {
 	ends  time.Time
 }
 
-func newLeases(most int) *leases {
-	return &leases{most: most, held: map[string]*held{}, last: time.Now()}
+func newLeases() *leases { return &leases{held: map[string]*held{}, last: time.Now()} }
+
+// bound is how many there may be; those beyond it stay.
+func (l *leases) bound(most int) {
+	l.mu.Lock()
+	l.most = most
+	l.mu.Unlock()
 }
 
 // refusal is an error with the HTTP status it makes.

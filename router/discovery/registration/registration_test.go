@@ -367,7 +367,8 @@ func TestIDsAreOwned(t *testing.T) {
 
 func TestExpiryForgivesAPauseOfItsOwn(t *testing.T) {
 	set := discovery.NewSet("test", &sink{in: map[string]worker.Spec{}}, nil)
-	l := newLeases(10)
+	l := newLeases()
+	l.bound(10)
 	l.begin(set, nil, slog.New(slog.DiscardHandler))
 	if _, err := l.put("a", netip.Addr{}, worker.Spec{ID: "a"}, 15*time.Second); err != nil {
 		t.Fatal(err)
@@ -482,5 +483,27 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	c.Token = "registration-token-2"
 	if err := c.Keep(context.Background(), &Announcement{Version: 1, URL: "http://*:8000"}); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("a wrong token: %v", err)
+	}
+}
+
+// What may change does so under those who are registered.
+func TestChange(t *testing.T) {
+	s := serve(t, func(o *Options) { o.Config.MaxWorkers = 1 })
+	put := func(id, tok string, lease int) int {
+		t.Helper()
+		status, _, _ := s.call(t, "PUT", "/v1/workers/"+id, tok, fmt.Sprintf(`{"version":1,"url":"http://127.0.0.1:9","role":"decode","lease_seconds":%d}`, lease))
+		return status
+	}
+	if put("a", token, 5) != 201 || put("b", token, 5) != 429 {
+		t.Fatal("before")
+	}
+	const other = "registration-token-2"
+	s.Change(Terms{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 2})
+	if put("b", token, 5) != 401 || put("b", other, 61) != 400 || put("b", other, 60) != 201 || put("c", other, 5) != 429 {
+		t.Error("the new terms do not hold")
+	}
+	s.Change(Terms{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 1})
+	if put("a", other, 5) != 200 || put("b", other, 5) != 200 {
+		t.Error("who is registered may not renew, for there are too many")
 	}
 }

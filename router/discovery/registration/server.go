@@ -17,6 +17,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"sluice/router/config"
@@ -54,10 +55,35 @@ type Server struct {
 	log      *slog.Logger
 	ln       net.Listener
 	networks []netip.Prefix
-	token    [32]byte
+	terms    atomic.Pointer[Terms]
+	gate     *gate
 	bound    net.Listener // ln without gate and TLS
 	leases   *leases
 }
+
+// Terms are what of a Register may change while its Server runs.
+type Terms struct {
+	Token           string
+	Lease, MaxLease time.Duration
+	MaxWorkers      int
+}
+
+// TermsOf is that of c.
+func TermsOf(c *config.Register) Terms {
+	return Terms{Token: c.Token, Lease: c.Lease, MaxLease: c.MaxLease, MaxWorkers: c.MaxWorkers}
+}
+
+// Change takes over t: leases as they are given and calls as they come from now on.
+// Workers that are registered stay, also where they are more than there may be now.
+func (s *Server) Change(t Terms) {
+	s.terms.Store(&t)
+	s.leases.bound(t.MaxWorkers)
+	s.gate.most.Store(connsFor(t.MaxWorkers))
+}
+
+// connsFor is how many connections so many workers may have: one each that waits and
+// one that calls, and some for others.
+func connsFor(workers int) int64 { return 2*int64(workers) + 64 }
 
 // New binds the listener and reads its certificates.
 func New(opt Options) (*Server, error) {
@@ -65,7 +91,7 @@ func New(opt Options) (*Server, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opt: opt, log: opt.Log, networks: c.Prefixes(), token: sha256.Sum256([]byte(c.Token))}
+	s := &Server{opt: opt, log: opt.Log, networks: c.Prefixes()}
 	tlsConf, err := s.tlsConfig()
 	if err != nil {
 		return nil, err
@@ -76,8 +102,9 @@ func New(opt Options) (*Server, error) {
 			return nil, fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", c.Listen, err)
 		}
 	}
-	s.bound, s.leases = ln, newLeases(opt.Config.MaxWorkers)
-	s.ln = newGate(ln, s.networks, 2*c.MaxWorkers+64, s.log)
+	s.bound, s.leases, s.gate = ln, newLeases(), newGate(ln, s.networks, s.log)
+	s.ln = s.gate
+	s.Change(TermsOf(c))
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
@@ -180,9 +207,9 @@ func (s *Server) mux() *http.ServeMux {
 // felt out. Without a token the certificate was checked in the handshake.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.opt.Config.Token != "" {
+		if token := s.terms.Load().Token; token != "" {
 			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-			if h := sha256.Sum256([]byte(given)); subtle.ConstantTimeCompare(h[:], s.token[:]) != 1 {
+			if got, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice registration"`)
 				fail(w, &refusal{401, "unauthorized", "want the header Authorization: Bearer TOKEN, with the router's register.token", 0})
 				return
@@ -215,7 +242,8 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		fail(w, bad(err))
 		return
 	}
-	lease, err := a.lease(s.opt.Config.Lease, s.opt.Config.MaxLease)
+	terms := s.terms.Load()
+	lease, err := a.lease(terms.Lease, terms.MaxLease)
 	if err != nil {
 		fail(w, bad(err))
 		return
