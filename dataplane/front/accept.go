@@ -90,12 +90,16 @@ func (s *connSet) cut(which func(*conn) bool) {
 	}
 }
 
+// list is the connections of now.
+func (s *connSet) list() []*conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.all))
+}
+
 // endStreams ends streams, and gives their number.
 func (s *connSet) endStreams() (n int) {
-	s.mu.Lock()
-	all := slices.Collect(maps.Keys(s.all))
-	s.mu.Unlock()
-	for _, c := range all {
+	for _, c := range s.list() {
 		if c.gone.endStream() {
 			n++
 		}
@@ -213,9 +217,7 @@ func (s *Server) turnAway(c *conn) {
 
 // tellFull counts and answers a connection beyond a limit.
 func (s *Server) tellFull(c *conn) {
-	if o := s.opt.Observer; o != nil {
-		o.Refused("", TooManyConnections)
-	}
+	s.refused("", TooManyConnections, refusal{client: c.ip})
 	if c.secure != nil {
 		return // a handshake is more than a refusal is worth
 	}

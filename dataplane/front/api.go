@@ -31,6 +31,7 @@ type Pages interface {
 type Observer interface {
 	Accepted()                                             // an inference request was admitted
 	Refused(endpoint string, reason Reason)                // refused before or by the Handler
+	AnswerCut(endpoint string, cause relay.Cause)          // a whole answer's client did not take it; Ended follows
 	Ended(endpoint string, status int, took time.Duration) // a response's last byte was written
 	Panicked(requestID string, value any, stack []byte)    // recovered
 	Connections(open int)                                  // changed
@@ -49,6 +50,9 @@ type Gate interface {
 type Pass interface {
 	Name() string
 	Allows(model string) bool
+	// Reached says why a request that came now would be refused for a limit, nil when
+	// it would not; it takes nothing.
+	Reached() *Denial
 	// Spend takes tokens of what the holder may use.
 	Spend(tokens int)
 	// Limits tells show the header lines that say what is left.

@@ -63,6 +63,7 @@ type conn struct {
 	hand   atomic.Int32
 	stream *stream // set while hand is
 
+	open     openTo
 	ended    ending
 	writeBy  time.Time // the deadline now set for writes
 	readBy   time.Time // until when reads may wait, zero for ever
@@ -191,16 +192,30 @@ func (c *conn) writeOut(p []byte) (int, error) {
 		}
 		n, err := c.transmit(piece)
 		done += n
-		if errors.Is(err, os.ErrDeadlineExceeded) && !c.srv.cutting.Load() {
-			path := ""
-			if e := c.ended.endpoint; e != nil {
-				path = e.Path
-			}
-			c.srv.opt.Log.Warn("connection cut: the client does not take its answer", "client", c.ip, "endpoint", path, "cause", relay.ClientStalled.String(), "after", limit)
+		if err != nil {
+			c.answerCut(err, limit)
 		}
 		if err != nil || done >= len(p) {
 			return done, err
 		}
+	}
+}
+
+// answerCut tells of an answer that could not be written whole, as streams tell of theirs.
+func (c *conn) answerCut(err error, limit time.Duration) {
+	path, cause := "", relay.ClientGone
+	if e := c.ended.endpoint; e != nil {
+		path = e.Path
+	}
+	switch {
+	case c.srv.cutting.Load():
+		cause = relay.Drained
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		cause = relay.ClientStalled
+		c.srv.opt.Log.Warn("connection cut: the client does not take its answer", "client", c.ip, "endpoint", path, "cause", cause.String(), "after", limit)
+	}
+	if o := c.srv.opt.Observer; o != nil {
+		o.AnswerCut(path, cause)
 	}
 }
 

@@ -14,8 +14,8 @@ const (
 	// unusedTime is how long a kept-alive connection may be without a request before
 	// a server that retires closes it.
 	unusedTime = 10 * time.Second
-	// lastWords is how long streams that are ended at the end of the drain have to tell
-	// their clients so.
+	// lastWords is how long what is ended at the end of the drain has to tell its clients
+	// so: streams by an event, requests without an answer by a 503.
 	lastWords = 500 * time.Millisecond
 	// drainGrace is how long requests that were cut may take to end.
 	drainGrace = time.Second
@@ -23,7 +23,8 @@ const (
 
 // Shutdown closes the listener, answers new requests on kept-alive connections
 // with 503 Draining and Connection: close, and waits for requests and streams
-// under way until ctx ends; then it cuts them, streams with an error event. It is nil when nothing had to be
+// under way until ctx ends; then it cuts them, streams with an error event,
+// requests whose answer has not begun with a 503. It is nil when nothing had to be
 // cut. A second Shutdown waits as well, and may bring an earlier end.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.leaving.Store(true)
@@ -115,7 +116,7 @@ func (s *Server) awaitIdle(ctx context.Context) error {
 			cut, cutAt = open, time.Now()
 			s.opt.Log.Warn("the drain's time is over; what is under way is cut", "connections", open)
 			s.cutting.Store(true)
-			for left := open - s.conns.endStreams(); s.conns.len() > left && time.Since(cutAt) < lastWords; {
+			for left := open - s.conns.endStreams() - s.tellOpen(); s.conns.len() > left && time.Since(cutAt) < lastWords; {
 				<-tick.C
 			}
 			s.conns.cut(func(*conn) bool { return true })

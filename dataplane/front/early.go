@@ -37,7 +37,8 @@ type pulse struct {
 	head  []byte // not out yet
 	out   bool   // a head that is not the engine's is
 	over  bool
-	last  int // head is a whole answer, with this status (see Overdue); else 0
+	last  int    // head is a whole answer, with this status (see Overdue); else 0
+	wrote func() // called when that is out; nil: nothing is
 }
 
 // beat writes what is due. It runs on the timer's goroutine.
@@ -58,6 +59,9 @@ func (p *pulse) beat() {
 	p.out, p.head = p.out || early, nil
 	if p.last != 0 && err == nil {
 		p.c.endWrites()
+		if p.wrote != nil {
+			p.wrote()
+		}
 	}
 	switch {
 	case err != nil, p.last != 0:
@@ -99,8 +103,17 @@ func (p *pulse) goesOn() bool {
 // start makes the first beat come after so long.
 func (p *pulse) start(after time.Duration) {
 	p.mu.Lock()
-	p.timer = time.AfterFunc(after, p.beat)
+	p.at(after)
 	p.mu.Unlock()
+}
+
+// at makes the next beat come after so long. Called with mu.
+func (p *pulse) at(after time.Duration) {
+	if p.timer == nil {
+		p.timer = time.AfterFunc(after, p.beat)
+		return
+	}
+	p.timer.Reset(after)
 }
 
 // Dispatched tells that a streamed request is given to an engine now. Where
@@ -109,8 +122,13 @@ func (p *pulse) start(after time.Duration) {
 // on becomes the rest of an event stream, a refusal an error event in the client's own
 // protocol. It does nothing for other requests, and when called again.
 func (x *Exchange) Dispatched() {
-	if x.party != nil || x.early != nil || !x.srv.live().EarlyHead || x.answer != unanswered || !x.head.http11 ||
+	if x.party != nil || !x.srv.live().EarlyHead || x.answer != unanswered || !x.head.http11 ||
 		x.Converter != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
+		return
+	}
+	x.settle()
+	defer x.opens()
+	if x.early != nil {
 		return
 	}
 	head := append([]byte(nil), "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"...)
@@ -127,7 +145,10 @@ func (x *Exchange) Dispatched() {
 
 // begun says whether the head of an event stream is out, so that an answer can only be
 // the rest of one; then nothing else writes any more.
-func (x *Exchange) begun() bool { return x.answer == unanswered && x.early.stop() }
+func (x *Exchange) begun() bool {
+	x.settle()
+	return x.answer == unanswered && x.early.stop()
+}
 
 // endEvents answers with the last events of a stream whose head is out.
 func (x *Exchange) endEvents(events []byte) {
@@ -171,9 +192,10 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 
 // refuseLate is Error behind a head that is out.
 func (x *Exchange) refuseLate(reason Reason, param, message string) {
+	told := x.early.wrote != nil // by the drain, and counted
 	x.endEvents(appendErrorEvent(nil, x.Endpoint.Protocol, reason, param, message, x.RequestID))
-	if o := x.srv.opt.Observer; o != nil {
-		o.Refused(x.Endpoint.Path, reason)
+	if !told {
+		x.refused(reason, param)
 	}
 }
 

@@ -1,7 +1,6 @@
 package front
 
 import (
-	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -28,19 +27,16 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 	resp := &x.ctx.Response
 	resp.Header.Set("X-Sluice-Reason", string(reason))
 	if retryAfter > 0 {
-		seconds := int64((retryAfter + time.Second - 1) / time.Second)
-		resp.Header.Set("Retry-After", strconv.FormatInt(seconds, 10))
+		resp.Header.Set("Retry-After", retrySeconds(retryAfter))
 	}
-	endpoint, protocol := "", relay.OpenAI
+	protocol := relay.OpenAI
 	if x.Endpoint != nil {
-		endpoint, protocol = x.Endpoint.Path, x.Endpoint.Protocol
+		protocol = x.Endpoint.Protocol
 	}
 	resp.Header.SetContentType("application/json")
 	x.scratch = appendError(x.scratch[:0], protocol, reason, param, message, x.RequestID)
 	resp.SetBody(x.scratch)
-	if o := x.srv.opt.Observer; o != nil {
-		o.Refused(endpoint, reason)
-	}
+	x.refused(reason, param)
 }
 
 // appendError writes the body of an error answer.

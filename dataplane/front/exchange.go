@@ -28,6 +28,7 @@ type Exchange struct {
 	Attached any
 
 	early     *pulse // of a head that may go out before an engine's; see Dispatched
+	parting   *pulse // of a drain that answered; guarded by Server.telling
 	srv       *Server
 	ctx       *fasthttp.RequestCtx
 	c         *conn
@@ -37,6 +38,7 @@ type Exchange struct {
 	holder    Pass // nil: no keys are asked for
 	untrusted bool // where the next request begins cannot be known
 	failed    bool // the handler panicked
+	opened    bool // a drain may find it; see parting.go
 	expects   bool // the body has not been sent: the client waits for leave to do so
 	set       []setHeader
 	says      []setHeader // by Say
@@ -333,7 +335,7 @@ func (x *Exchange) recycle() {
 	if x.answer != relayed {
 		x.early.stop()
 	}
-	x.Converter, x.Attached, x.early = nil, nil, nil
+	x.Converter, x.Attached, x.early, x.parting = nil, nil, nil, nil
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed, x.expects = unanswered, false, false, false

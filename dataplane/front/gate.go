@@ -16,7 +16,11 @@ func (x *Exchange) enter(counts bool) bool {
 		return true
 	}
 	var denied *Denial
-	if x.holder, denied = gate.Enter(x.shownKey(), counts); denied == nil {
+	x.holder, denied = gate.Enter(x.shownKey(), counts)
+	if denied == nil && x.expects { // it is counted when its body comes
+		denied = x.holder.Reached()
+	}
+	if denied == nil {
 		if counts {
 			x.holder.Limits(x.SetHeader)
 		}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
 
@@ -44,6 +45,7 @@ type recorder struct {
 	accepted int
 	refused  map[Reason]int
 	ended    []string // "path status"
+	cut      []string // "path cause" of whole answers
 	panics   int
 	open     int
 	closed   int // times that Connections told of fewer
@@ -57,6 +59,11 @@ func (r *recorder) Refused(_ string, reason Reason) {
 		r.refused = make(map[Reason]int)
 	}
 	r.refused[reason]++
+}
+func (r *recorder) AnswerCut(endpoint string, cause relay.Cause) {
+	r.mu.Lock()
+	r.cut = append(r.cut, endpoint+" "+cause.String())
+	r.mu.Unlock()
 }
 func (r *recorder) Ended(endpoint string, status int, _ time.Duration) {
 	r.mu.Lock()

@@ -2,10 +2,7 @@ package front
 
 import (
 	"errors"
-	"strconv"
 	"time"
-
-	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
@@ -17,33 +14,31 @@ import (
 // wait for what must still be done for the legs. A zero time is none; a detached
 // exchange's Party sees to it itself.
 func (x *Exchange) Overdue(at time.Time, reason Reason, message string) {
-	if at.IsZero() || x.party != nil || x.early != nil || x.answer != unanswered {
+	if at.IsZero() || x.party != nil || x.answer != unanswered {
 		return
 	}
-	body := appendError(nil, x.Endpoint.Protocol, reason, "", message, x.RequestID)
-	status := reason.Status()
-	text := append(strconv.AppendInt([]byte("HTTP/1.1 "), int64(status), 10), ' ')
-	text = append(append(text, fasthttp.StatusMessage(status)...), "\r\nContent-Type: application/json\r\n"...)
-	text = appendLine(text, "Content-Length", strconv.Itoa(len(body)))
-	text = appendLine(text, "X-Request-Id", x.RequestID)
-	text = appendLine(text, "X-Sluice-Reason", string(reason))
-	for i := range x.set {
-		text = appendLine(text, x.set[i].name, x.set[i].value)
+	if x.settle(); x.early != nil {
+		x.opens()
+		return
 	}
-	text = append(append(text, "Connection: close\r\n\r\n"...), body...)
-	x.early = &pulse{c: x.c, head: text, last: status}
+	x.early = &pulse{c: x.c, head: x.wholeError(reason, message, 0, x.set), last: reason.Status()}
 	x.early.start(time.Until(at))
+	x.opens()
 }
 
-var errOverdue = errors.New("front: the client's time was over before the answer began")
+var errOverdue = errors.New("front: the client was told that it gets no answer before this one began")
 
 // relayOverdue is Relay of what comes too late.
 func (x *Exchange) relayOverdue(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	call.Cut()
 	resp.Release()
 	x.endEvents(nil)
+	cause := relay.ClientGone
+	if x.srv.cutting.Load() {
+		cause = relay.Drained
+	}
 	if hooks.OnEnd != nil {
-		hooks.OnEnd(relay.Result{Cause: relay.ClientGone, Err: errOverdue})
+		hooks.OnEnd(relay.Result{Cause: cause, Err: errOverdue})
 	}
 }
 

@@ -123,16 +123,14 @@ const pipelinedText = "this request came before the answer to the one before it 
 // too early. The connection ends with it.
 func (s *Server) refuseEarly(c *conn) {
 	c.lingered = true
-	_, _ = c.Write(s.refusal(Pipelined, pipelinedText))
-	if o := s.opt.Observer; o != nil {
-		o.Refused("", Pipelined)
-	}
+	id := s.ids.make()
+	_, _ = c.Write(refusalOf(Pipelined, pipelinedText, id))
+	s.refused("", Pipelined, refusal{id: id, client: c.ip})
 }
 
-// refusal is a whole answer behind which a connection ends, for those that no Exchange
+// refusalOf is a whole answer behind which a connection ends, for those that no Exchange
 // was made for; lines are more header lines, each with its end.
-func (s *Server) refusal(reason Reason, message string, lines ...string) []byte {
-	id := s.ids.make()
+func refusalOf(reason Reason, message, id string, lines ...string) []byte {
 	body := appendError(nil, 0, reason, "", message, id)
 	head := fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n",
 		reason.Status(), fasthttp.StatusMessage(reason.Status()), len(body), reason, id)

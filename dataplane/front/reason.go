@@ -37,6 +37,7 @@ const (
 	UpstreamGarbage    Reason = "upstream_garbage"
 	TooManyConnections Reason = "too_many_connections"
 	Draining           Reason = "draining"
+	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
 	ClientGone         Reason = "client_gone"
 	Internal           Reason = "internal"
 )
@@ -79,6 +80,7 @@ var reasonTable = map[Reason]reasonRow{
 	UpstreamGarbage:    {502, "upstream_error", ""},
 	TooManyConnections: {503, "server_overloaded", ""},
 	Draining:           {503, "service_unavailable", ""},
+	Drained:            {503, "service_unavailable", ""},
 	ClientGone:         {499, "client_closed_request", ""},
 	Internal:           {500, "internal_error", ""},
 }

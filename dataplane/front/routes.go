@@ -155,6 +155,7 @@ func (x *Exchange) infer() {
 		}
 		return
 	}
+	x.opens()
 	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.mayUse() {
 		return
 	}

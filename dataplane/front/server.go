@@ -36,10 +36,12 @@ type Server struct {
 	fullAnswer []byte // to a connection over the limit
 	scarce     scarcity
 	strangers  sparse // lines about PROXY headers
+	refusals   brisk  // lines about requests that were refused
 
 	leaving  atomic.Bool // every answer ends its connection
 	draining atomic.Bool
 	cutting  atomic.Bool   // the drain's time is over
+	telling  sync.Mutex    // while it answers for a handler
 	stop     chan struct{} // closed when the drain begins
 	mu       sync.Mutex    // of ln, watch and the beginning of the drain
 	ln       net.Listener
@@ -60,7 +62,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s.now.Store(&opt)
 	s.ids.init()
-	s.fullAnswer = s.refusal(TooManyConnections, "too many connections are open; try again later", "Retry-After: 1\r\n")
+	s.fullAnswer = refusalOf(TooManyConnections, "too many connections are open; try again later", s.ids.make(), "Retry-After: 1\r\n")
 	s.exchanges.New = func() any { return newExchange(s) }
 	s.streams.New = func() any { return newStream() }
 	s.fh = fasthttp.Server{
@@ -240,9 +242,11 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	resp.Header.Set("X-Request-Id", id)
 	resp.Header.Set("X-Sluice-Reason", string(reason))
 	resp.SetBody(appendError(nil, 0, reason, "", message, id))
-	if o := s.opt.Observer; o != nil {
-		o.Refused("", reason)
+	r := refusal{id: id}
+	if c != nil {
+		r.client = c.ip
 	}
+	s.refused("", reason, r)
 }
 
 // quietLogger takes fasthttp's complaints about single connections.

@@ -241,6 +241,7 @@ func (goodKey) Enter(key []byte, _ bool) (Pass, *Denial) {
 func (goodKey) Name() string                { return "good" }
 func (goodKey) Allows(string) bool          { return true }
 func (goodKey) Spend(int)                   {}
+func (goodKey) Reached() *Denial            { return nil }
 func (goodKey) Limits(func(string, string)) {}
 
 // A client of HTTP/1.0 would take a 100 for the answer.

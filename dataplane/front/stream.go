@@ -96,7 +96,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		x.party.Relay(resp, call, hooks)
 		return
 	}
-	if x.early.goesOn() {
+	if x.settle(); x.early.goesOn() {
 		x.relayBegun(resp, call, hooks)
 		return
 	}

@@ -94,6 +94,16 @@ func TestRequestsAMinute(t *testing.T) {
 				t.Fatalf("request %d of the minute's 60: %v", i, d)
 			}
 		}
+		pass, _ := r.Enter([]byte("b"), false)
+		if d := pass.Reached(); d != nil {
+			t.Errorf("nothing was taken of b: %+v", d)
+		}
+		pass, _ = r.Enter([]byte("a"), false)
+		for range 3 { // to ask takes nothing
+			if d := pass.Reached(); d == nil || d.Reason != front.KeyLimit || d.RetryAfter != time.Second {
+				t.Errorf("asked before the 61st: %+v", d)
+			}
+		}
 		d := enter()
 		if d == nil || d.Reason != front.KeyLimit || d.RetryAfter != time.Second {
 			t.Fatalf("the 61st: %+v", d)
@@ -111,7 +121,7 @@ func TestRequestsAMinute(t *testing.T) {
 		if d := enter(); d == nil {
 			t.Error("two requests for one second's wait")
 		}
-		if c := r.Keys()[0].Counts(); c.Admitted != 61 || c.Limited != 2 {
+		if c := r.Keys()[0].Counts(); c.Admitted != 61 || c.Limited != 5 {
 			t.Errorf("%+v", c)
 		}
 	})
@@ -137,6 +147,9 @@ func TestTokensAMinute(t *testing.T) {
 		pass.Limits(func(name, value string) { shown[name] = value })
 		if shown["x-ratelimit-limit-tokens"] != "6000" || shown["x-ratelimit-remaining-tokens"] != "0" || shown["x-ratelimit-reset-tokens"] != "1m15s" || len(shown) != 3 {
 			t.Errorf("%v", shown)
+		}
+		if d := pass.Reached(); d == nil || d.RetryAfter != denied.RetryAfter {
+			t.Errorf("asked: %+v, want %+v", d, denied)
 		}
 		time.Sleep(denied.RetryAfter)
 		if _, denied = r.Enter([]byte("a"), true); denied != nil {

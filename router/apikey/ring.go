@@ -95,6 +95,18 @@ func (r *Ring) Enter(key []byte, counts bool) (front.Pass, *front.Denial) {
 	return k, nil
 }
 
+// Reached implements front.Pass.
+func (k *Key) Reached() *front.Denial {
+	now := time.Now()
+	if after := k.tokenDebt.ready(k.tokens, now); after > 0 {
+		return k.limitReached("tokens", k.spec.TokensPerMinute, after)
+	}
+	if after := k.requestDebt.ready(k.requests, now); after > 0 {
+		return k.limitReached("requests", k.spec.RequestsPerMinute, after)
+	}
+	return nil
+}
+
 func (k *Key) limitReached(what string, limit int64, after time.Duration) *front.Denial {
 	k.limited.Add(1)
 	return &front.Denial{

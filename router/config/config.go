@@ -129,7 +129,7 @@ type APIKey struct {
 // Log is logging to standard error.
 type Log struct {
 	Level  string `yaml:"level" oneof:"debug info warn error"` // debug, info, warn, error [info]
-	Format string `yaml:"format" oneof:"text json"`            // text, json [text]
+	Format string `yaml:"format" oneof:"text json"`            // text, json; durations are text as 1.5s in both [text]
 }
 
 // Worker is one entry of workers, or of --engine/--prefill/--decode.

@@ -35,6 +35,8 @@ var Catalog = []Family{
 	{"sluice_migrations_total", "counter", "outcome", "Streams whose engine failed under way: done (they go on from another), failed (no other took them), limit, or why they could not; and those that left a worker that drains: drained (docs/migration.md)."},
 	{"sluice_plans_total", "counter", "plan, reason", "Choices between prefill on another rank (plan remote) and on the decode rank (local), by why (few_uncached, faster, uncached, unknown_prompt; not_asked where only the ranks were chosen together); and prefill-only requests (prefill_only), by what asked for it (header, max_tokens)."},
 
+	{"sluice_answers_cut_total", "counter", "cause", "Whole answers, which are no streams, that their clients did not take to the end, by why (client_stalled: nothing within timeouts.write, client_gone, drained)."},
+
 	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained)."},
 	{"sluice_stream_events_total", "counter", "", "Events relayed."},
 	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},

@@ -19,7 +19,7 @@ var plainKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
 // NewLogger makes the process's logger. level is debug, info, warn or error,
 // format text or json; empty means info and text. Attributes whose key names a
 // secret (token, authorization, password, …) are shown masked, however deep in
-// groups they are. The level may be changed by what is returned beside the logger.
+// groups they are. Durations are text such as 1.5s in both formats. The level may be changed by what is returned beside the logger.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
 	least := new(slog.LevelVar)
 	at, err := Level(level)
@@ -53,6 +53,10 @@ func Level(name string) (slog.Level, error) {
 }
 
 func mask(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration && !IsSecret(a.Key) {
+		a.Value = slog.StringValue(a.Value.Duration().String()) // as JSON it would be a bare number of nanoseconds
+		return a
+	}
 	if a.Value.Kind() == slog.KindInt64 || a.Value.Kind() == slog.KindUint64 || a.Value.Kind() == slog.KindGroup {
 		return a
 	}

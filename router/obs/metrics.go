@@ -43,7 +43,8 @@ type Metrics struct {
 	migrated  vec[string, metrics.Counter]
 	plans     vec[[2]string, metrics.Counter] // by plan, reason
 	streams   vec[relay.Cause, metrics.Counter]
-	endpoints map[string]*endpoint // fixed after NewMetrics
+	answers   vec[relay.Cause, metrics.Counter] // whole ones that were cut
+	endpoints map[string]*endpoint              // fixed after NewMetrics
 
 	mu    sync.Mutex // of changes to ranks and workers
 	ranks atomic.Pointer[map[worker.ID]*rankSeries]
@@ -104,6 +105,7 @@ func NewMetrics() *Metrics {
 	}
 	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
+	m.answers.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_answers_cut_total", "cause", c.String()) }
 	for _, e := range front.Endpoints {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
 	}
@@ -192,6 +194,9 @@ func (m *Metrics) Accepted() { m.accepted.Inc() }
 func (m *Metrics) Refused(endpoint string, reason front.Reason) {
 	m.refused.get([2]string{m.endpoint(endpoint).name, string(reason)}).Inc()
 }
+
+// AnswerCut implements front.Observer.
+func (m *Metrics) AnswerCut(_ string, cause relay.Cause) { m.answers.get(cause).Inc() }
 
 // Ended implements front.Observer.
 func (m *Metrics) Ended(endpoint string, status int, took time.Duration) {

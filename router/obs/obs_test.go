@@ -53,6 +53,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	m.Refused("/made/up/by/a/client", front.UnknownRoute)
 	m.Ended("/v1/completions", 200, 20*time.Millisecond)
 	m.Panicked("id", nil, nil)
+	m.AnswerCut("/v1/completions", relay.ClientStalled)
 	m.Connections(3)
 	for l := range schedule.Leg(3) {
 		m.LegStarted(l, r.ID)
@@ -305,6 +306,18 @@ func TestLogger(t *testing.T) {
 	level.Set(slog.LevelInfo)
 	if log.Info("heard now"); !strings.Contains(b.String(), "heard now") {
 		t.Error("the level does not change")
+	}
+	// Durations read the same in both formats.
+	for format, want := range map[string]string{"json": `"took":"1.5s","in":{"left":"20ms"}`, "text": "took=1.5s in.left=20ms"} {
+		b.Reset()
+		log, _, err := NewLogger(&b, "info", format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.With("token_age", time.Hour).Info("x", "took", 1500*time.Millisecond, slog.Group("in", "left", 20*time.Millisecond))
+		if !strings.Contains(b.String(), want) || strings.Contains(b.String(), "1h") {
+			t.Errorf("got %s", b.String())
+		}
 	}
 	for _, bad := range [][2]string{{"loud", "text"}, {"info", "xml"}} {
 		if _, _, err := NewLogger(&b, bad[0], bad[1]); err == nil || !strings.Contains(err.Error(), "want") {

@@ -1,0 +1,205 @@
+package front
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// logText is a log in memory.
+type logText struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *logText) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// A request whose answer has not begun when a drain's time is over gets a 503 in its
+// protocol's form, however its handler ends and whenever.
+func TestDrainTellsWhoHasNoAnswer(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return true
+	})
+	type handler struct {
+		name string
+		run  func(x *Exchange, left <-chan struct{}, ends chan relay.Result)
+	}
+	handlers := []handler{
+		{"an error when the client is gone", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+			<-left
+			x.Error(ClientGone, "", "gone", 0)
+		}},
+		{"an answer that comes late", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+			<-left
+			time.Sleep(50 * time.Millisecond)
+			echo(x)
+		}},
+		{"a stream that comes late", func(x *Exchange, left <-chan struct{}, ends chan relay.Result) {
+			<-left
+			call := new(upstream.Call)
+			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			x.Relay(resp, call, endHook(ends)())
+		}},
+		{"a panic", func(_ *Exchange, left <-chan struct{}, _ chan relay.Result) { <-left; panic("of the test") }},
+		{"its own end of time pending", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+			x.Overdue(time.Now().Add(time.Hour), UpstreamTimeout, "the time is over")
+			<-left
+			x.Error(ClientGone, "", "gone", 0)
+		}},
+	}
+	faces := []struct{ path, form string }{
+		{chat, `"type":"service_unavailable"`},
+		{"/v1/messages", `{"type":"error","error":{"type":"overloaded_error"`},
+		{"/v1/responses", `"type":"service_unavailable"`},
+	}
+	for i, h := range handlers {
+		face := faces[i%len(faces)]
+		t.Run(h.name, func(t *testing.T) {
+			for try := 1; ; try++ {
+				var log logText
+				entered, ends := make(chan struct{}), make(chan relay.Result, 1)
+				r := start(t, Options{Log: log.logger()}, func(x *Exchange) {
+					left := make(chan struct{})
+					x.OnGone(func() { close(left) })
+					x.SetHeader("X-Sluice-Worker", "w0")
+					close(entered)
+					h.run(x, left, ends)
+				})
+				c := r.dial()
+				c.send(post(face.path, hello, "X-Request-Id: mine"))
+				<-entered
+				took, err := shutdown(r, 20*time.Millisecond)
+				if err == nil {
+					t.Error("Shutdown says that nothing was cut")
+				}
+				r.seen.mu.Lock()
+				told := r.seen.refused[Drained]
+				r.seen.mu.Unlock()
+				if told == 0 && took >= lastWords && try < tries {
+					continue // a machine that stood still for so long
+				}
+				resp, body := c.answer()
+				if resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != "drained" || resp.Header.Get("Retry-After") != "1" || resp.Header.Get("X-Request-Id") != "mine" {
+					t.Errorf("answered with %d, %v", resp.StatusCode, resp.Header)
+				}
+				contains(t, body, face.form, "shutting down")
+				c.closed()
+				until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+				until(t, "its end", func() bool { return len(r.seen.endings()) == 1 })
+				if got := r.seen.endings(); got[0] != face.path+" 503" {
+					t.Errorf("the observer was told of %q", got)
+				}
+				r.seen.mu.Lock()
+				if n := r.seen.refused; n[Drained] != 1 || n[ClientGone] != 0 {
+					t.Errorf("refusals %v", n)
+				}
+				r.seen.mu.Unlock()
+				if text := log.String(); strings.Count(text, "reason=drained") != 1 || !strings.Contains(text, "request_id=mine") {
+					t.Errorf("log: %s", text)
+				}
+				if h.name == "a stream that comes late" {
+					wantEnd(t, ends, relay.Drained)
+				}
+				return
+			}
+		})
+	}
+}
+
+// A stream whose head went out before an engine's gets an error event, and a body that
+// is still on its way the 503.
+func TestDrainTellsWhoIsHalfWay(t *testing.T) {
+	for try := 1; ; try++ {
+		entered := make(chan struct{})
+		r := start(t, Options{EarlyHead: true}, dispatching(func(x *Exchange) {
+			left := make(chan struct{})
+			x.OnGone(func() { close(left) })
+			close(entered)
+			<-left
+			x.Error(ClientGone, "", "gone", 0)
+		}))
+		streaming, sending := r.dial(), r.dial()
+		streaming.send(chatPost(streamDoc))
+		<-entered
+		resp := streaming.head()
+		sending.send(strings.TrimSuffix(chatPost(hello), "}"))
+		until(t, "both are under way", func() bool {
+			n := 0
+			for _, c := range r.s.conns.list() {
+				if c.open.Load() != nil {
+					n++
+				}
+			}
+			return n == 2
+		})
+		took, _ := shutdown(r, 20*time.Millisecond)
+		r.seen.mu.Lock()
+		told := r.seen.refused[Drained]
+		r.seen.mu.Unlock()
+		if told < 2 && took >= lastWords && try < tries {
+			continue // a machine that stood still for so long
+		}
+		if rest := streaming.rest(resp); !strings.Contains(rest, "shutting down") || !strings.HasSuffix(rest, "data: [DONE]\n\n") {
+			t.Errorf("the stream ended with %q", rest)
+		}
+		if resp, body := sending.answer(); resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != "drained" {
+			t.Errorf("the body on its way: %d %v %s", resp.StatusCode, resp.Header, body)
+		}
+		return
+	}
+}
+
+// An answer that begins as the drain's time ends is whole, or is not there at all.
+func TestDrainMeetsAnswers(t *testing.T) {
+	for range 30 {
+		entered, goOn := make(chan struct{}, 8), make(chan struct{})
+		r := start(t, Options{}, func(x *Exchange) {
+			entered <- struct{}{}
+			<-goOn
+			echo(x)
+		})
+		clients := make([]*client, 8)
+		for i := range clients {
+			clients[i] = r.dial()
+			clients[i].send(chatPost(hello))
+			<-entered
+		}
+		go close(goOn)
+		_, _ = shutdown(r, 0)
+		for _, c := range clients {
+			text, _ := io.ReadAll(c.br)
+			switch s := string(text); {
+			case s == "", strings.HasPrefix(s, "HTTP/1.1 200 ") && strings.HasSuffix(s, hello):
+			case strings.HasPrefix(s, "HTTP/1.1 503 ") && strings.HasSuffix(s, "}}") && strings.Count(s, "HTTP/1.1") == 1:
+			default:
+				t.Fatalf("%q", s)
+			}
+		}
+	}
+}
