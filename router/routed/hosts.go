@@ -1,10 +1,12 @@
 package routed
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"sluice/dataplane/jsonscan"
@@ -16,6 +18,7 @@ import (
 type hosts struct {
 	nets  []netip.Prefix
 	names map[string]bool
+	any   bool // one of nets is 0.0.0.0/0 or ::/0
 }
 
 // newHosts reads routed.hosts: networks (10.0.0.0/8), addresses, and names, which
@@ -24,7 +27,7 @@ func newHosts(list []string) (h hosts, err error) {
 	h.names = make(map[string]bool)
 	for _, w := range list {
 		if n, err := netip.ParsePrefix(w); err == nil {
-			h.nets = append(h.nets, n.Masked())
+			h.nets, h.any = append(h.nets, n.Masked()), h.any || n.Bits() == 0
 			continue
 		}
 		if a, err := netip.ParseAddr(w); err == nil {
@@ -39,9 +42,14 @@ func newHosts(list []string) (h hosts, err error) {
 	return h, nil
 }
 
+// allow says whether a host is on the list. An address with a zone is not: what is read
+// here as a zone, "fd00::1%@other", others may read as something else.
 func (h *hosts) allow(host string) bool {
-	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		return networks.Allow(h.nets, a.WithZone(""))
+	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
+		host = host[1 : n-1]
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		return a.Zone() == "" && networks.Allow(h.nets, a)
 	}
 	return h.names[strings.ToLower(host)]
 }
@@ -50,39 +58,59 @@ func (h *hosts) allow(host string) bool {
 // host.
 func (h *hosts) check(r *request) error {
 	if r.has(fBootstrap) {
-		if err := h.one("bootstrap_info.bootstrap_host", r.vals[fBootstrapHost]); err != nil {
+		if err := h.one("bootstrap_info.bootstrap_host", "bootstrap_host", r.vals[fBootstrapHost]); err != nil {
 			return err
 		}
 	}
-	return h.within("prefill_result.disaggregated_params", r.vals[fResultParams], false)
+	return h.within("prefill_result.disaggregated_params", "", r.vals[fResultParams], false)
 }
 
-// within checks every string below a member whose name speaks of a place.
-func (h *hosts) within(in string, raw []byte, place bool) error {
+// within checks every string below a member whose name speaks of a place, and every URL
+// wherever it stands. name is the member's own, or of the list that it stands in.
+func (h *hosts) within(in, name string, raw []byte, place bool) error {
 	if len(raw) == 0 {
 		return nil
 	}
 	switch raw[0] {
 	case '"':
-		if place {
-			return h.one(in, raw)
+		if strings.HasSuffix(name, "opaque_state") && !h.any { // TensorRT-LLM's: addresses are in it, in a form of its release
+			return &FieldError{Field: in, Got: "the state of a transceiver, whose hosts cannot be read; it is taken where routed.hosts has 0.0.0.0/0", Forbidden: true}
+		}
+		if place || bytes.Contains(appendText(nil, raw), []byte("://")) {
+			return h.one(in, name, raw)
 		}
 	case '[':
 		i := 0
 		for it := jsonscan.Walk(raw); it.Next(); i++ {
-			if err := h.within(fmt.Sprintf("%s[%d]", in, i), it.Raw(), place); err != nil {
+			if err := h.within(fmt.Sprintf("%s[%d]", in, i), name, it.Raw(), place); err != nil {
 				return err
 			}
 		}
 	case '{':
 		for it := jsonscan.Walk(raw); it.Next(); {
 			name := string(it.Key(nil))
-			if err := h.within(in+"."+name, it.Raw(), place || isPlace(name)); err != nil {
+			if err := h.within(in+"."+name, name, it.Raw(), place || isPlace(name)); err != nil {
 				return err
 			}
 		}
+	case 'n', 't', 'f':
+	default: // 2130706433 is an address too, once an engine has written it down
+		if place && endsIn(name, "host", "addr", "address", "endpoint", "url", "uri", "ip") {
+			return &FieldError{Field: in, Got: shown(raw, jsonscan.Number), Want: "a host as text", Forbidden: true}
+		}
 	}
 	return nil
+}
+
+// endsIn says whether a member's name ends in one of the words, or in its plural.
+func endsIn(name string, words ...string) bool {
+	name = strings.TrimSuffix(strings.ToLower(name), "s")
+	for _, w := range words {
+		if w = strings.TrimSuffix(w, "s"); name == w || strings.HasSuffix(name, "_"+w) || len(w) > 2 && strings.HasSuffix(name, w) {
+			return true
+		}
+	}
+	return false
 }
 
 // isPlace says whether a member's name tells that its value is a host or holds
@@ -97,21 +125,28 @@ func isPlace(name string) bool {
 	return false
 }
 
-// one checks one value: HOST, HOST:PORT or a URL.
-func (h *hosts) one(field string, raw []byte) error {
+// one checks one value: HOST, HOST:PORT or a URL, which a member called host or ip may
+// not be, since engines write it into a URL of their own. What stands behind the host is
+// looked at as well: "10.0.0.1:x@other" and "10.0.0.1:80;other" begin with one that is
+// allowed, and end elsewhere.
+func (h *hosts) one(field, name string, raw []byte) error {
 	text := string(appendText(nil, raw))
-	host := text
-	if strings.Contains(text, "://") {
+	host, read := text, true
+	switch only, port, err := net.SplitHostPort(text); {
+	case strings.Contains(text, "://"):
 		u, err := url.Parse(text)
-		if err != nil {
-			return &FieldError{Field: field, Got: shown(raw, jsonscan.String), Want: "a host, HOST:PORT or a URL", Forbidden: true}
+		if read = err == nil && !endsIn(name, "host", "hostname", "ip"); read {
+			host = u.Hostname()
 		}
-		host = u.Hostname()
-	} else if only, _, err := net.SplitHostPort(text); err == nil {
-		host = only
+	case err == nil:
+		_, err = strconv.ParseUint(port, 10, 16)
+		host, read = only, err == nil
+	}
+	if !read {
+		return &FieldError{Field: field, Got: shown(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where no mere host is asked for", Forbidden: true}
 	}
 	if !h.allow(host) {
-		return &FieldError{Field: field, Got: fmt.Sprintf("the host %q is not on the allow-list (routed.hosts)", host), Forbidden: true}
+		return &FieldError{Field: field, Got: fmt.Sprintf("the host %.100q is not on the allow-list (routed.hosts)", host), Forbidden: true}
 	}
 	return nil
 }
