@@ -21,7 +21,7 @@ type face struct {
 var faces = map[string]*face{
 	"vllm":   {generating: vllmGenerating, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }, headFirst: true},
 	"sglang": {generating: sglangGenerating, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
-	"trtllm": {generating: trtllmGenerating, get: trtllmGet, post: trtllmPost, failure: sglangError, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }},
+	"trtllm": {generating: trtllmGenerating, get: trtllmGet, post: trtllmPost, failure: sglangError, read: readTRTLLMBody},
 }
 
 // legReader makes of a request's P/D members the leg it asks for; nil is a plain

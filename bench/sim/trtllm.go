@@ -27,6 +27,41 @@ var trtllmGet = map[string]func(*conn, *httpRequest){
 	"/server_info": func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("{}")) },
 }
 
+// trtllmMembers are what /v1/completions takes (CompletionRequest of serve/openai_protocol.py);
+// whatever else a request has is refused.
+var trtllmMembers = map[string]bool{}
+
+func init() {
+	for _, name := range []string{
+		"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options",
+		"suffix", "temperature", "top_p", "user", "lora_request", "prompt_ignore_length", "use_beam_search", "top_k", "top_p_min", "min_p", "repetition_penalty", "length_penalty",
+		"early_stopping", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+		"truncate_prompt_tokens", "return_context_logits", "detokenize", "thinking_token_budget", "add_special_tokens", "response_format", "disaggregated_params", "priority",
+		"conversation_params",
+	} {
+		trtllmMembers[name] = true
+	}
+}
+
+// readTRTLLMBody reads a request; of completions token ids are told in the place of text.
+func readTRTLLMBody(path string, raw []byte) (*body, error) {
+	b, err := readBody(raw)
+	if err != nil || path != "/v1/completions" {
+		return b, err
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &members); err != nil {
+		return b, refuse(400, "", "%s", err)
+	}
+	for name := range members {
+		if !trtllmMembers[name] {
+			return b, refuse(400, "", "[{'type': 'extra_forbidden', 'loc': ('body', '%s'), 'msg': 'Extra inputs are not permitted'}]", name)
+		}
+	}
+	b.ReturnIDs = string(members["detokenize"]) == "false"
+	return b, nil
+}
+
 var trtllmPost = map[string]func(*conn, *httpRequest){}
 
 // trtllmParams is disaggregated_params.

@@ -25,6 +25,9 @@ type Hints struct {
 	// needs of it. The request is decoded on one rank, and never shown to a second
 	// engine once a first has seen it.
 	Handed bool
+	// TellsIDs: the body has its engine tell token ids by another member than
+	// return_token_ids.
+	TellsIDs bool
 	// Deadline ends the request wherever it is: the caller is told that its time is over,
 	// and the legs end as those of one who leaves. Zero: the time-outs configured alone count.
 	Deadline time.Time
@@ -55,7 +58,7 @@ func (q *request) hint() {
 	if !ok {
 		return
 	}
-	q.media, q.output, q.shown, q.deadline = h.Media, h.Output, h.Handed, h.Deadline
+	q.media, q.output, q.shown, q.deadline, q.tells = h.Media, h.Output, h.Handed, h.Deadline, h.TellsIDs
 	q.x.Overdue(q.deadline, front.UpstreamTimeout, "the request's time is over")
 	if h.OverlapWeight != nil || h.Temperature != nil {
 		q.tuned = h
@@ -102,7 +105,7 @@ func (q *request) seqs(dst []blockhash.Seq, salt blockhash.Salt, size int) []blo
 // seqsWithMedia is blockhash.Seqs for a prompt with media: each block that a
 // medium overlaps is tagged with it and with where it begins, counted from the
 // block, as vLLM does from 0.19 on (kv_events.py, extra_keys: [identifier,
-// offset]).
+// offset]). media are in the order of their From.
 func seqsWithMedia(dst []blockhash.Seq, salt blockhash.Salt, tokens []uint32, size int, media []Medium) []blockhash.Seq {
 	if size <= 0 {
 		return dst
@@ -112,9 +115,12 @@ func seqsWithMedia(dst []blockhash.Seq, salt blockhash.Salt, tokens []uint32, si
 	locals := blockhash.Locals(nil, tokens, size)
 	for i, l := range locals {
 		from, to := i*size, (i+1)*size
-		for j := range media {
+		for len(media) > 0 && media[0].To <= from {
+			media = media[1:]
+		}
+		for j := 0; j < len(media) && media[j].From < to; j++ {
 			m := &media[j]
-			if m.From >= to || m.To <= from {
+			if m.To <= from {
 				continue
 			}
 			tag = m.appendTag(tag[:0], m.From-from)

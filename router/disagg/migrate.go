@@ -42,7 +42,7 @@ func (q *request) movability() {
 	q.looked = true
 	m := &q.r.opt().Migration
 	kind := q.x.Endpoint.Kind
-	switch own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs) || kind == front.Generate || kind == front.NativeGenerate; {
+	switch own := q.ownIDs() || kind == front.Generate || kind == front.NativeGenerate; {
 	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:
 		q.unmovable = "off"
 	case m.Tokens != "auto" && !own:
@@ -54,12 +54,15 @@ func (q *request) movability() {
 	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
 		q.unmovable = "no_max_tokens" // what an engine takes then differs by release
 	default:
-		q.movable, q.unmovable = movable(&q.x.Doc, kind, m.Allow)
+		q.movable, q.unmovable = movable(&q.x.Doc, kind, m.Allow, q.tells)
 		if q.unmovable == "" && kind != front.Chat && kind != front.Completions && !q.knowsPrompt() {
 			q.unmovable = "no_prompt_ids"
 		}
 	}
 }
+
+// ownIDs says whether the client has asked for token ids by itself.
+func (q *request) ownIDs() bool { return q.tells || q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs) }
 
 // knowsPrompt says whether the prompt's ids are known as an engine knows them.
 func (q *request) knowsPrompt() bool {
@@ -134,7 +137,7 @@ var forms = map[front.Kind]relay.Form{
 // header.
 func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	kind := q.x.Endpoint.Kind
-	own := q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)
+	own := q.ownIDs()
 	switch {
 	case q.unmovable == "off":
 		return nil

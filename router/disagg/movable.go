@@ -27,8 +27,8 @@ type asked struct {
 
 // movable makes of a request what another engine is asked with. why is one word for
 // what keeps a stream from going on, "" when nothing does; the words stand in
-// docs/migration.md.
-func movable(doc *jsonscan.Doc, kind front.Kind, allow []string) (a asked, why string) {
+// docs/migration.md. tells: the body itself has its engine tell token ids.
+func movable(doc *jsonscan.Doc, kind front.Kind, allow []string, tells bool) (a asked, why string) {
 	if len(doc.Body) > maxMovableBody {
 		return a, "too_long"
 	}
@@ -46,7 +46,9 @@ func movable(doc *jsonscan.Doc, kind front.Kind, allow []string) (a asked, why s
 		}
 		m.body = append(m.body, `{"return_token_ids":true`...)
 	case front.Completions:
-		m.body = append(m.body, `{"return_token_ids":true`...)
+		if m.body = append(m.body, '{'); !tells {
+			m.body = append(m.body, `"return_token_ids":true`...)
+		}
 	case front.Messages, front.ResponsesAPI:
 		if why = stateOfChat(doc); why != "" {
 			return a, why

@@ -194,6 +194,7 @@ type request struct {
 	unsent    bool // the last leg failed before its engine saw anything of it
 
 	media    []Medium  // of the prompt, where the caller told them
+	tells    bool      // the body asks for token ids in its engine's own words
 	output   int       // tokens the caller expects; 0: it did not say
 	tuned    *Hints    // of the choice, where the caller tunes it; else nil
 	deadline time.Time // the caller's; zero: none

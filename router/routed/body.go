@@ -11,32 +11,42 @@ import (
 // dialect has no such thing. Fields that are not listed are written by hand or
 // not at all.
 type spelling struct {
-	f            field
-	vllm, sglang string
+	f                    field
+	vllm, sglang, trtllm string
+}
+
+func (n *spelling) in(d dialect) string {
+	switch d {
+	case native:
+		return n.sglang
+	case trtllm:
+		return n.trtllm
+	}
+	return n.vllm
 }
 
 var samplingNames = [...]spelling{
-	{fStopStrings, "stop", "stop"},
-	{fMinTokens, "min_tokens", "min_new_tokens"},
-	{fIgnoreEOS, "ignore_eos", "ignore_eos"},
-	{fMaxThinking, "thinking_token_budget", ""},
-	{fN, "n", "n"},
-	{fBestOf, "best_of", ""},
-	{fPresence, "presence_penalty", "presence_penalty"},
-	{fFrequency, "frequency_penalty", "frequency_penalty"},
-	{fRepetition, "repetition_penalty", "repetition_penalty"},
-	{fTemperature, "temperature", "temperature"},
-	{fTopP, "top_p", "top_p"},
-	{fTopK, "top_k", "top_k"},
-	{fMinP, "min_p", "min_p"},
-	{fBeam, "use_beam_search", ""},
-	{fLengthPenalty, "length_penalty", ""},
-	{fSeed, "seed", "sampling_seed"},
-	{fIncludeStop, "include_stop_str_in_output", ""},
-	{fGuided, "structured_outputs", ""},
-	{fSkipSpecial, "skip_special_tokens", "skip_special_tokens"},
-	{fPromptLogprobs, "prompt_logprobs", ""},
-	{fNoStopTrim, "", "no_stop_trim"},
+	{fStopStrings, "stop", "stop", "stop"},
+	{fMinTokens, "min_tokens", "min_new_tokens", "min_tokens"},
+	{fIgnoreEOS, "ignore_eos", "ignore_eos", "ignore_eos"},
+	{fMaxThinking, "thinking_token_budget", "", "thinking_token_budget"},
+	{fN, "n", "n", "n"},
+	{fBestOf, "best_of", "", "best_of"},
+	{fPresence, "presence_penalty", "presence_penalty", "presence_penalty"},
+	{fFrequency, "frequency_penalty", "frequency_penalty", "frequency_penalty"},
+	{fRepetition, "repetition_penalty", "repetition_penalty", "repetition_penalty"},
+	{fTemperature, "temperature", "temperature", "temperature"},
+	{fTopP, "top_p", "top_p", "top_p"},
+	{fTopK, "top_k", "top_k", "top_k"},
+	{fMinP, "min_p", "min_p", "min_p"},
+	{fBeam, "use_beam_search", "", "use_beam_search"},
+	{fLengthPenalty, "length_penalty", "", "length_penalty"},
+	{fSeed, "seed", "sampling_seed", "seed"},
+	{fIncludeStop, "include_stop_str_in_output", "", "include_stop_str_in_output"},
+	{fGuided, "structured_outputs", "", "response_format"},
+	{fSkipSpecial, "skip_special_tokens", "skip_special_tokens", "skip_special_tokens"},
+	{fPromptLogprobs, "", "", ""}, // no engine tells them on a stream
+	{fNoStopTrim, "", "no_stop_trim", ""},
 }
 
 // harmless are fields whose absence from an engine changes nothing: the value
@@ -119,18 +129,23 @@ func (r *request) appendBody(dst []byte, p pool) ([]byte, error) {
 		o.dst = append(inner.dst, '}')
 	case completions, trtllm:
 		o.raw("stream_options", includeUsage)
-		o.raw("return_token_ids", jsonTrue)
-		if p.dialect == trtllm {
+		if p.dialect == trtllm { // it tells ids where it makes no text, and refuses members that it does not know
 			o.raw("detokenize", jsonFalse)
-		}
-		if r.has(fLogprobs) {
-			o.raw("return_tokens_as_token_ids", jsonTrue)
+			r.hints.TellsIDs = true
+		} else {
+			o.raw("return_token_ids", jsonTrue)
+			if r.has(fLogprobs) {
+				o.raw("return_tokens_as_token_ids", jsonTrue)
+			}
 		}
 		if err = r.sampled(&o, p); err != nil {
 			return nil, err
 		}
 	}
 	if r.has(fCacheSalt) {
+		if p.dialect == trtllm {
+			return nil, absent(fCacheSalt, p)
+		}
 		o.raw("cache_salt", r.vals[fCacheSalt])
 	}
 	if r.has(fPriority) && p.dialect != trtllm {
@@ -158,17 +173,17 @@ func (r *request) sampled(o *object, p pool) error {
 		if raw == nil {
 			continue
 		}
-		name := n.vllm
-		if p.dialect == native {
-			name = n.sglang
-		}
+		name := n.in(p.dialect)
 		switch {
-		case n.f == fGuided && p.dialect == native:
-			if err := r.guided(o); err != nil {
+		case n.f == fGuided && (p.dialect == native || p.dialect == trtllm):
+			if err := r.guided(o, p.dialect); err != nil {
 				return err
 			}
+		case n.f == fTopK && p.dialect == trtllm && string(raw) == "-1": // 0 is what is meant there, and the default
+		case n.f == fTopK && p.dialect == native && string(raw) == "0": // and the other way round
+			o.raw(name, []byte("-1"))
 		case n.f == fBeam && p.dialect == generate && string(raw) != "false", name == "" && harmless[n.f] != string(raw):
-			return &FieldError{Field: rules[n.f].in + rules[n.f].name, Got: "the engine that serves this model has no such thing at " + endpoints[p.dialect].Path}
+			return absent(n.f, p)
 		case name != "":
 			o.raw(name, raw)
 		}
@@ -195,6 +210,11 @@ func (r *request) sampled(o *object, p pool) error {
 		o.raw(string(m.name), m.raw)
 	}
 	return nil
+}
+
+// absent refuses a field that an engine's API has no word for.
+func absent(f field, p pool) error {
+	return &FieldError{Field: rules[f].in + rules[f].name, Got: "the engine that serves this model has no such thing at " + endpoints[p.dialect].Path}
 }
 
 // stops writes all the token ids that end the answer.
@@ -224,31 +244,51 @@ func (r *request) stops(o *object) {
 	}
 }
 
-// guided writes guided_decoding in SGLang's words.
-func (r *request) guided(o *object) error {
+// guided writes guided_decoding in the words of SGLang and TensorRT-LLM.
+func (r *request) guided(o *object, d dialect) error {
 	var room [32]byte
+	first := ""
 	for it := jsonscan.Walk(r.vals[fGuided]); it.Next(); {
 		name := string(it.Key(room[:0]))
-		if it.Value.Kind <= jsonscan.Null {
+		if it.Value.Kind <= jsonscan.Null || name == "backend" {
 			continue
 		}
-		switch raw := it.Raw(); name {
-		case "json":
-			if it.Value.Kind == jsonscan.String {
-				o.raw("json_schema", raw)
-			} else {
-				o.text("json_schema", string(raw))
+		if first != "" {
+			return &FieldError{Field: "sampling_options.guided_decoding." + name, Got: first + " beside it", Want: "one of them"}
+		}
+		first = name
+		words, ok := grammars[name]
+		if !ok {
+			return &FieldError{Field: "sampling_options.guided_decoding." + name, Got: "the engine that serves this model has no such thing; it has json, regex and grammar"}
+		}
+		raw := it.Raw()
+		if d == trtllm {
+			if name == "json" && it.Value.Kind == jsonscan.String { // a schema as text
+				raw = appendText(nil, raw)
+				if _, _, err := jsonscan.Find(raw, ""); err != nil {
+					return &FieldError{Field: "sampling_options.guided_decoding.json", Got: err.Error(), Want: "a JSON schema, an object"}
+				}
 			}
-		case "regex":
-			o.raw("regex", raw)
-		case "grammar":
-			o.raw("ebnf", raw)
-		case "backend":
-		default:
-			return &FieldError{Field: "sampling_options.guided_decoding." + name, Got: "SGLang has no such thing; it has json, regex and grammar"}
+			o.key("response_format")
+			inner := object{dst: append(o.dst, '{')}
+			inner.text("type", words.kind)
+			inner.raw(words.trtllm, raw)
+			o.dst = append(inner.dst, '}')
+			continue
+		}
+		if name == "json" && it.Value.Kind != jsonscan.String {
+			o.text(words.sglang, string(raw))
+		} else {
+			o.raw(words.sglang, raw)
 		}
 	}
 	return nil
+}
+
+// grammars are the members of guided_decoding, in the words of SGLang's sampling_params
+// and of TensorRT-LLM's response_format.
+var grammars = map[string]struct{ sglang, kind, trtllm string }{
+	"json": {"json_schema", "json", "schema"}, "regex": {"regex", "regex", "regex"}, "grammar": {"ebnf", "ebnf", "ebnf"},
 }
 
 // handle writes what decode needs of a prefill that the caller has run.
