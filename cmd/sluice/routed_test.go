@@ -321,6 +321,11 @@ func TestRoutedDialects(t *testing.T) {
 		{"generate", "/inference/v1/generate", nil, nil},
 		{"SGLang, whole", "/generate", func(o *sim.Options) { o.Engine = "sglang" }, nil},
 		{"SGLang, deltas", "/generate", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, nil},
+		{"TensorRT-LLM", "/v1/completions", func(o *sim.Options) { o.Engine = "trtllm" }, func(c *config.Config) {
+			for i := range c.Workers {
+				c.Workers[i].Engine, c.Workers[i].KVEvents = "trtllm", []string{"off"}
+			}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, engines := startEngineRouter(t, 1, c.mod, c.conf)
@@ -577,12 +582,10 @@ func TestRoutedMedia(t *testing.T) {
 	})
 	c := dialEngine(t, r, "unix")
 	prompt := tokenIDs(160, 5)
-	ask := func(image string) (overlap string) {
+	ask := func(prompt []uint32, info map[string]any) (overlap string) {
 		req := routedRequest(prompt, 2)
 		req.Annotations = []string{"decision"}
-		blocks := make([]any, 10)
-		blocks[1] = map[string]any{"mm_objects": []any{map[string]any{"mm_hash": image, "offsets": []any{[]any{2, 40}}}}}
-		req.Extra = map[string]any{"mm_routing_info": map[string]any{"block_size": 16, "block_mm_infos": blocks}}
+		req.Extra = map[string]any{"mm_routing_info": info}
 		a := askRouted(t, c, req)
 		if a.failure != nil {
 			t.Fatal(a.failure)
@@ -594,9 +597,33 @@ func TestRoutedMedia(t *testing.T) {
 		}
 		return overlap
 	}
-	for _, step := range []struct{ image, overlap string }{{"cat", "0"}, {"cat", "160"}, {"dog", "16"}, {"dog", "160"}} {
-		if got := ask(step.image); got != step.overlap {
-			t.Errorf("%s: %s tokens foretold, want %s", step.image, got, step.overlap)
+	showing := func(image any, offsets ...any) map[string]any {
+		blocks := make([]any, 10)
+		blocks[1] = map[string]any{"mm_objects": []any{map[string]any{"mm_hash": image, "offsets": offsets}}}
+		return map[string]any{"block_size": 16, "block_mm_infos": blocks}
+	}
+	at := []any{2, 40}
+	for _, step := range []struct {
+		info    map[string]any
+		overlap string
+	}{
+		{showing("cat", at), "0"}, {showing("cat", at), "160"}, {showing("dog", at), "16"}, {showing("dog", at), "160"},
+		{showing(uint64(1)), "16"}, {showing(uint64(1)), "160"}, {showing(uint64(2)), "16"}, // as Dynamo's vLLM preprocessor says it
+	} {
+		if got := ask(prompt, step.info); got != step.overlap {
+			t.Errorf("%v: %s tokens foretold, want %s", step.info, got, step.overlap)
+		}
+	}
+	// As Dynamo's frontend says it: ids that stand for the image, padded to whole blocks.
+	short := tokenIDs(100, 6)
+	for i, want := range []string{"0", "144", "16"} {
+		ids := tokenIDs(160, 7)
+		for j := 16; j < 100; j++ {
+			ids[j] = uint32(i/2) + 1<<30
+		}
+		clear(ids[150:])
+		if got := ask(short, map[string]any{"routing_token_ids": ids, "block_mm_infos": []any{}, "expanded_prompt_len": 150}); got != want {
+			t.Errorf("padded, %d: %s tokens foretold, want %s", i, got, want)
 		}
 	}
 }

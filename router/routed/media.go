@@ -30,15 +30,18 @@ func (r *request) media(blockSize int) error {
 			return &FieldError{Field: "mm_routing_info.routing_token_ids", Got: err.Error(), Want: rules[fRoutingTokens].want}
 		}
 	}
-	tokens := len(h.Tokens)
-	if tokens == 0 {
-		tokens = len(r.tokens)
-	}
-	if most := r.count(fExpandedLen); r.has(fExpandedLen) && r.has(fRoutingTokens) && most != tokens {
-		return &FieldError{Field: "mm_routing_info.expanded_prompt_len", Got: strconv.Itoa(most), Want: fmt.Sprintf("%d, the number of routing_token_ids", tokens)}
+	if n := r.count(fExpandedLen); n > 0 && len(h.Tokens) > 0 {
+		if n > len(h.Tokens) {
+			return &FieldError{Field: "mm_routing_info.expanded_prompt_len", Got: strconv.Itoa(n), Want: fmt.Sprintf("at most %d, the number of routing_token_ids", len(h.Tokens))}
+		}
+		h.Tokens = h.Tokens[:n]
 	}
 	if !r.has(fBlockInfos) {
 		return nil
+	}
+	tokens := len(h.Tokens)
+	if tokens == 0 {
+		tokens = len(r.tokens)
 	}
 	size := r.count(fMMBlockSize)
 	if size == 0 {
@@ -51,6 +54,7 @@ func (r *request) media(blockSize int) error {
 		return &FieldError{Field: fmt.Sprintf("mm_routing_info.block_mm_infos[%d]", i), Got: shown(raw, kind), Want: want}
 	}
 	const want = `null or {"mm_objects":[{"mm_hash":…,"offsets":[[from,to]]}]}`
+	ends := make(map[disagg.Medium]int)
 	i := -1
 	for it := jsonscan.Walk(r.vals[fBlockInfos]); it.Next(); {
 		i++
@@ -80,7 +84,9 @@ func (r *request) media(blockSize int) error {
 			if err != nil || !ok || offsets.Kind != jsonscan.Array {
 				return bad(i, o.Raw(), o.Value.Kind, want)
 			}
+			somewhere := true
 			for p := jsonscan.Walk(o.Raw()[offsets.Start:offsets.End]); p.Next(); {
+				somewhere = false
 				var at [2]int
 				n := 0
 				for v := jsonscan.Walk(p.Raw()); v.Next(); n++ {
@@ -94,22 +100,46 @@ func (r *request) media(blockSize int) error {
 					return bad(i, p.Raw(), p.Value.Kind, "offsets of the form [from, to]")
 				}
 				m.From, m.To = at[0], at[1]
-				h.Media = joinMedium(h.Media, m)
+				h.Media = joinMedium(h.Media, ends, m)
 			}
+			if somewhere {
+				m.From, m.To = i*size, (i+1)*size
+				h.Media = joinMedium(h.Media, ends, m)
+			}
+		}
+		if len(h.Media) > maxMedia {
+			return &FieldError{Field: "mm_routing_info.block_mm_infos", Got: fmt.Sprintf("more than %d media", maxMedia), Want: "no more"}
 		}
 	}
 	slices.SortStableFunc(h.Media, func(a, b disagg.Medium) int { return a.From - b.From })
+	marked := 0
+	for i := range h.Media {
+		m := &h.Media[i]
+		marked += (min(m.To, tokens)-min(m.From, tokens))/size + 2
+	}
+	if marked > 2*tokens+2*maxMedia { // a medium has a token of its own at least
+		return &FieldError{Field: "mm_routing_info.block_mm_infos", Got: fmt.Sprintf("media in %d places", marked), Want: fmt.Sprintf("no more than a prompt of %d tokens has room for", tokens)}
+	}
 	return nil
 }
 
-// joinMedium adds m, to the one it goes on from where there is one.
-func joinMedium(all []disagg.Medium, m disagg.Medium) []disagg.Medium {
-	for i := range all {
-		o := &all[i]
-		if o.Key == m.Key && o.Hash == m.Hash && o.Numbered == m.Numbered && o.To == m.From {
-			o.To = m.To
-			return all
-		}
+// maxMedia bounds the images and the like of one prompt.
+const maxMedia = 4096
+
+// joinMedium adds m, to the one it goes on from where there is one. ends has for each
+// medium, without its From, its place in all.
+func joinMedium(all []disagg.Medium, ends map[disagg.Medium]int, m disagg.Medium) []disagg.Medium {
+	end := m
+	end.From, end.To = 0, m.From
+	i, goesOn := ends[end]
+	if goesOn {
+		delete(ends, end)
+		all[i].To = m.To
+	} else {
+		i = len(all)
+		all = append(all, m)
 	}
-	return append(all, m)
+	end.To = m.To
+	ends[end] = i
+	return all
 }
