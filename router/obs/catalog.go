@@ -79,7 +79,7 @@ var Catalog = []Family{
 	{"sluice_kv_approx_bytes", "gauge", "", "Memory the approximate index takes."},
 	{"sluice_kv_approx_evicted_total", "counter", "", "Entries dropped for want of room (a quarter of index.max_bytes), those longest not seen first."},
 	{"sluice_relay_threads", "gauge", "", "Event loops that drive streams; 0: each stream has a goroutine (relay.driver, or a kernel that refuses)."},
-	{"sluice_relay_loop_streams", "gauge", "", "Streams that event loops drive now; streams over TLS, encoded ones and those of routed callers are on goroutines."},
+	{"sluice_relay_loop_streams", "gauge", "", "Streams over HTTP that event loops drive now; those over TLS and encoded ones are on goroutines, those of the framed engine socket on loops of its own."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},
 	{"sluice_routed_certificate_expiry_timestamp_seconds", "gauge", "", "When the certificate of the framed engine socket ends, in seconds since 1970; absent without TLS."},
 	{"sluice_routed_connections", "gauge", "", "Connections of the framed engine socket."},

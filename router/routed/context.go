@@ -1,6 +1,7 @@
 package routed
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -40,6 +41,12 @@ func (c *callContext) read(raw []byte) error {
 			if !word(value, it.Value.Kind) || len(value) <= 2 {
 				return bad("a string of visible ASCII, at most 256 characters")
 			}
+			if name == "traceparent" && !traceparent(value[1:len(value)-1]) {
+				return bad("a W3C trace parent, 00-TRACE_ID-SPAN_ID-FLAGS in small hexadecimal digits, ids not all 0")
+			}
+			if slices.ContainsFunc(c.trace, func(f upstream.Field) bool { return f.Name == name }) {
+				return &FieldError{Field: "context." + name, Got: "it twice", Want: "it once"}
+			}
 			c.trace = append(c.trace, upstream.Field{Name: name, Value: string(value[1 : len(value)-1])})
 		case "timeout_ms":
 			if !integer(1, maxTimeout)(value, it.Value.Kind) {
@@ -51,6 +58,30 @@ func (c *callContext) read(raw []byte) error {
 		}
 	}
 	return nil
+}
+
+// traceparent is one by W3C's Trace Context: 2, 32, 16 and 2 digits. A later version than
+// 00 may have more behind another dash.
+func traceparent(v []byte) bool {
+	if len(v) < 55 || len(v) > 55 && (v[55] != '-' || v[0] == '0' && v[1] == '0') || v[0] == 'f' && v[1] == 'f' {
+		return false
+	}
+	zero := true // of the id that is being read
+	for i, b := range v[:55] {
+		switch i {
+		case 2, 35, 52:
+			if b != '-' || i > 2 && zero {
+				return false
+			}
+			zero = true
+			continue
+		}
+		if (b < '0' || b > '9') && (b < 'a' || b > 'f') {
+			return false
+		}
+		zero = zero && b == '0'
+	}
+	return true
 }
 
 // requestID is one that may stand in headers and logs unescaped.

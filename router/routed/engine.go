@@ -186,8 +186,12 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 	if err != nil {
 		return found, &FieldError{Field: "model", Got: err.Error()}
 	}
-	if view := e.opt.Fleet.View(); !ok && view.Settled() {
+	view := e.opt.Fleet.View()
+	if !ok && view.Settled() {
 		return found, unknownModel(p.r.model, view.Models)
+	}
+	if lora := p.r.text(fLoRA); lora != "" && lora != model && found.dialect != native && view.Settled() { // engines are asked for it by its name
+		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(cut(lora, 100)), Want: "an adapter that is served here: " + strings.Join(view.Models, ", ")}
 	}
 	if !ok && !p.r.has(fMaxTokens) {
 		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written
@@ -197,7 +201,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 
 // unknownModel says what models there are.
 func unknownModel(model string, known []string) *FieldError {
-	err := &FieldError{Field: "model", Got: strconv.Quote(model), Want: "a model that is served here; there is none"}
+	err := &FieldError{Field: "model", Got: strconv.Quote(cut(model, 100)), Want: "a model that is served here; there is none"}
 	if model == "" {
 		err.Got = "nothing"
 	}
@@ -245,8 +249,11 @@ func (p *plan) steer() error {
 		}
 		pins, pinned = one, rules[f.worker].in+rules[f.worker].name
 	}
-	if pins == "" && (r.has(fRank) || r.has(fPrefillRank)) {
-		return &FieldError{Field: "routing.dp_rank", Got: "a rank without a worker", Want: "the worker that it is of beside it, as backend_instance_id, decode_worker_id or prefill_worker_id"}
+	if r.has(fRank) && !r.has(fInstance) && !r.has(fDecodeWorker) {
+		return &FieldError{Field: "routing.dp_rank", Got: "a rank without a worker", Want: "the worker that it is of beside it, as backend_instance_id or decode_worker_id"}
+	}
+	if r.has(fPrefillRank) && !r.has(fPrefillWorker) {
+		return &FieldError{Field: "routing.prefill_dp_rank", Got: "a rank without a worker", Want: "the worker that it is of beside it, as prefill_worker_id"}
 	}
 	say("X-Sluice-Worker", pins, pinned)
 	if r.has(fAllowed) {

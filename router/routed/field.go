@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -26,10 +27,13 @@ func (e *FieldError) Error() string {
 	case e.Field == "":
 		return "the request: got " + e.Got + "; want " + e.Want
 	case e.Want == "":
-		return "field " + strconv.Quote(e.Field) + ": " + e.Got
+		return "field " + strconv.Quote(e.name()) + ": " + e.Got
 	}
-	return "field " + strconv.Quote(e.Field) + ": got " + e.Got + "; want " + e.Want
+	return "field " + strconv.Quote(e.name()) + ": got " + e.Got + "; want " + e.Want
 }
+
+// name is the field's, as much of it as is told: names of members are the caller's.
+func (e *FieldError) name() string { return cut(e.Field, 200) }
 
 // field is a member of a request that the router knows, within its sections.
 type field uint8
@@ -193,6 +197,19 @@ func texts(raw []byte, kind jsonscan.Kind) bool {
 	return true
 }
 
+// anyEmpty says whether a string, or one in an array of them, is empty.
+func anyEmpty(raw []byte, kind jsonscan.Kind) bool {
+	if kind == jsonscan.String {
+		return len(raw) <= 2
+	}
+	for it := jsonscan.Walk(raw); it.Next(); {
+		if len(it.Raw()) <= 2 {
+			return true
+		}
+	}
+	return false
+}
+
 // workerID is one worker's: the name it has in the configuration. A number is
 // taken for its digits.
 func workerID(raw []byte, kind jsonscan.Kind) bool {
@@ -259,7 +276,9 @@ func init() {
 		def(stopSection, "stop_conditions.", f, name, want, check)
 	}
 	stop(fMaxTokens, "max_tokens", anyCount, count)
-	stop(fStopStrings, "stop", "a string or an array of strings", func(raw []byte, k jsonscan.Kind) bool { return k == jsonscan.String || texts(raw, k) })
+	stop(fStopStrings, "stop", "a string or an array of strings, none of them empty", func(raw []byte, k jsonscan.Kind) bool {
+		return (k == jsonscan.String || texts(raw, k)) && !anyEmpty(raw, k)
+	})
 	stop(fStopIDs, "stop_token_ids", "an array of token ids", ids)
 	stop(fStopIDsVisible, "stop_token_ids_visible", "an array of token ids", ids)
 	stop(fStopIDsHidden, "stop_token_ids_hidden", "an array of token ids", ids)
@@ -306,7 +325,7 @@ func init() {
 	route(fPrefillRank, "prefill_dp_rank", "an integer from 0 to 65535", integer(0, 65535))
 	route(fExpected, "expected_output_tokens", anyCount, count)
 	route(fLoRA, "lora_name", "a string", text)
-	route(fCacheSalt, "cache_salt", "a string", text)
+	route(fCacheSalt, "cache_salt", "a string that is not empty", func(raw []byte, k jsonscan.Kind) bool { return k == jsonscan.String && len(raw) > 2 })
 	route(fPriorityJump, "priority_jump", "a number", number(-math.MaxFloat64, math.MaxFloat64, false))
 	route(fStrictPriority, "strict_priority", "an integer", integer(math.MinInt32, math.MaxInt32))
 	route(fPriority, "priority", "an integer of 32 bits", integer(math.MinInt32, math.MaxInt32))
@@ -334,12 +353,19 @@ func init() {
 
 // shown is a value for an error: its beginning, and its type.
 func shown(raw []byte, kind jsonscan.Kind) string {
-	const most = 60
-	text := string(raw)
-	if len(text) > most {
-		text = text[:most] + "…"
+	return fmt.Sprintf("%s (%s)", cut(string(raw[:min(len(raw), 100)]), 60), kind)
+}
+
+// cut is the beginning of a text that came from outside, most bytes of it, as UTF-8: a
+// string of msgpack's may hold other bytes, and items that do cannot be read everywhere.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return strings.ToValidUTF8(text, "\ufffd")
 	}
-	return fmt.Sprintf("%s (%s)", text, kind)
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return strings.ToValidUTF8(text[:most], "\ufffd") + "…"
 }
 
 // appendText appends the text of a JSON string; nothing when raw is something else.

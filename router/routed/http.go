@@ -69,7 +69,7 @@ func refusal(err error) (reason front.Reason, field string) {
 	case !errors.As(err, &f):
 		return front.BadField, ""
 	case f.Forbidden:
-		return front.ForbiddenField, f.Field
+		return front.ForbiddenField, f.name()
 	}
-	return front.BadField, f.Field
+	return front.BadField, f.name()
 }

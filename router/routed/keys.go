@@ -45,7 +45,7 @@ func keyProblem(d *front.Denial) string {
 type modelDenied struct{ key, model string }
 
 func (d *modelDenied) Error() string {
-	return fmt.Sprintf("key %q may not use model %q", d.key, d.model)
+	return fmt.Sprintf("key %q may not use model %q", d.key, cut(d.model, 100))
 }
 
 // mayUse says whether a key is good for all that a request names: an adapter is asked

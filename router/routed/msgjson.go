@@ -2,21 +2,27 @@ package routed
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"sluice/dataplane/jsonscan"
 )
 
+var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, which becomes base64")
+
 // maxNesting bounds a request's arrays and maps.
 const maxNesting = 60
 
 // appendJSON appends a msgpack value as JSON, and gives what follows it. Binary
-// becomes base64; extensions, maps with other keys than strings, and numbers that
-// JSON cannot write are refused. Strings must be UTF-8, which jsonscan checks.
+// becomes base64; extensions, maps with other keys than strings, numbers that JSON
+// cannot write and strings that are no UTF-8 are refused: jsonscan would not see what
+// stands behind these. A float that is a whole number is written as one, as an integer
+// must be.
 func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
 	if len(b) == 0 {
 		return dst, b, msgp.ErrShortBytes
@@ -51,7 +57,11 @@ func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
 		if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
 			err = fmt.Errorf("the number %v; want a finite one", v)
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case v == math.Trunc(v) && math.Abs(v) <= 1<<53:
+			dst = strconv.AppendInt(dst, int64(v), 10)
+		default:
 			dst = strconv.AppendFloat(dst, v, 'g', -1, bits)
 		}
 	case msgp.BoolType:
@@ -66,6 +76,9 @@ func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
 	case msgp.StrType:
 		var v []byte
 		if v, rest, err = msgp.ReadStringZC(b); err == nil {
+			if !utf8.Valid(v) {
+				return dst, rest, errNoUTF8
+			}
 			dst = jsonscan.AppendQuoted(dst, v)
 		}
 	case msgp.BinType:
@@ -104,9 +117,12 @@ func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
 			if key, rest, err = msgp.ReadStringZC(rest); err != nil {
 				return dst, rest, fmt.Errorf("a map's key: %w", err)
 			}
+			if !utf8.Valid(key) {
+				return dst, rest, fmt.Errorf("a map's key: %w", errNoUTF8)
+			}
 			dst = append(jsonscan.AppendQuoted(dst, key), ':')
 			if dst, rest, err = appendJSON(dst, rest, depth+1); err != nil {
-				return dst, rest, fmt.Errorf("%.40q: %w", key, err)
+				return dst, rest, fmt.Errorf("%.40q: %w", cut(string(key[:min(len(key), 80)]), 40), err)
 			}
 		}
 		dst = append(dst, '}')

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"sluice/dataplane/jsonscan"
 	"sluice/router/disagg"
@@ -44,7 +45,7 @@ var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream
 	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
 	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
 	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "structured_outputs",
-	"detokenize", "prompt_token_ids", "cache_hit_threshold")
+	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc")
 
 // reservedSampling are the same of sampling_options.
 var reservedSampling = names("max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
@@ -131,14 +132,30 @@ func (r *request) carry(name, raw []byte, kind jsonscan.Kind) error {
 			return err
 		}
 	}
-	r.carried = append(r.carried, member{name, raw})
+	return add(&r.carried, "", member{name, raw})
+}
+
+// maxCarried bounds the members of a section that the router does not know.
+const maxCarried = 256
+
+// add adds a member to those of a section (its name and a dot, "" for the top).
+func add(to *[]member, in string, m member) error {
+	for _, o := range *to {
+		if bytes.Equal(o.name, m.name) {
+			return &FieldError{Field: in + string(m.name), Got: "it twice", Want: "it once"}
+		}
+	}
+	if len(*to) == maxCarried {
+		return &FieldError{Field: strings.TrimSuffix(in, "."), Got: fmt.Sprintf("more than %d members that are the engine's", maxCarried), Want: "no more"}
+	}
+	*to = append(*to, m)
 	return nil
 }
 
 func (r *request) carrySampling(in string) func(name, raw []byte, kind jsonscan.Kind) error {
 	return func(name, raw []byte, kind jsonscan.Kind) error {
 		full := in + "." + string(name)
-		if reservedSampling[string(name)] || smuggled[string(name)] {
+		if reservedSampling[string(name)] || reserved[string(name)] {
 			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
 		}
 		if kind == jsonscan.Null {
@@ -149,13 +166,7 @@ func (r *request) carrySampling(in string) func(name, raw []byte, kind jsonscan.
 				return err
 			}
 		}
-		for _, m := range r.sampling {
-			if bytes.Equal(m.name, name) {
-				return &FieldError{Field: full, Got: "it twice", Want: "it once"}
-			}
-		}
-		r.sampling = append(r.sampling, member{name, raw})
-		return nil
+		return add(&r.sampling, in+".", member{name, raw})
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 // Options of a Client; see wire.DialOptions.
 type Options = wire.DialOptions
 
-// Client is one connection to a router. It is safe for concurrent use.
+// Client is one connection to a router. It is safe for concurrent use. When the
+// connection is lost, what is under way fails with Err, and nothing more can be sent: who
+// wants to go on dials another.
 type Client struct{ conn *wire.Client }
 
 // Dial connects to unix:///PATH or tcp://HOST:PORT.
