@@ -159,7 +159,11 @@ func (g *trtllmLeg) begin(j *job) error {
 			s.gen = newGenerator(j.model, j.c.life.e.o.Seed, p.seed, s.index%p.n, g.ids)
 		}
 		if s.index == 0 {
-			if first := s.gen.next(false); first != g.wire.First[0] {
+			first := s.gen.next(false)
+			if len(s.script) > 0 { // a tool call
+				first = s.script[0]
+			}
+			if first != g.wire.First[0] {
 				return refuse(400, "disaggregated_params", "first_gen_tokens %v is not what follows the prompt (%d)", g.wire.First, first)
 			}
 		}

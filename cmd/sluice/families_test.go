@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -152,6 +153,12 @@ func TestTRTLLMFamily(t *testing.T) {
 	}
 	if s := d.Stats().Sum(); s.Transfers != 4 || s.GarbageReads != 0 {
 		t.Errorf("%d transfers, %d garbage reads; want 4, 0", s.Transfers, s.GarbageReads)
+	}
+	for _, more := range []string{"", `,"stream":true`} {
+		body := `{"model":"sim","max_tokens":9,"messages":[{"role":"user","content":"call it"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"required"` + more + `}`
+		if a := post(t, r.URL+"/v1/chat/completions", body); a.Status != 200 || !bytes.Contains(a.Body, []byte(`"tool_calls":[{`)) || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+			t.Errorf("a tool call%s: %d %s", more, a.Status, a.Body)
+		}
 	}
 
 	// The first token is the last: nothing is decoded.
