@@ -81,7 +81,11 @@ func serveModels(c *conn, r *httpRequest) {
 	o, at := &c.life.e.o, c.life.e.start.Unix()
 	perm := map[string]any{"id": "modelperm-sim", "object": "model_permission", "created": at, "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
 		"allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false}
-	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": "vllm",
+	owner := "vllm"
+	if o.Engine == "trtllm" {
+		owner = "tensorrt_llm"
+	}
+	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": owner,
 		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen, "permission": []any{perm}}}})
 }
 

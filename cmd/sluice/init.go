@@ -184,12 +184,18 @@ func renderConfig(engines []probed, stderr io.Writer) (text string, answered int
 		return "", 0
 	}
 	set := map[string]string{}
-	if len(prefillEngines) > 0 {
-		set["pd.family"] = "nixl # vLLM's NixlConnector, pull"
+	switch {
+	case len(prefillEngines) == 0:
+	case prefillEngines[fleet.SGLang]:
+		set["pd.family"] = "sglang # by the prefill workers' bootstrap servers"
+	case prefillEngines[fleet.TRTLLM]:
+		set["pd.family"] = "trtllm # context_only, then generation_only"
+	default:
+		set["pd.family"] = "nixl # vLLM's NixlConnector, pull; sluice check lists the others"
 	}
-	if prefillEngines[fleet.SGLang] {
-		set["pd.family"] = "nixl # SGLang's hand-over, sglang, is not in this version: what its prefill workers get will fail"
-		fmt.Fprintln(stderr, "sluice init: the prefill workers run SGLang, whose hand-over (family sglang) is not in this version")
+	if len(prefillEngines) > 1 {
+		family, _, _ := strings.Cut(set["pd.family"], " ")
+		fmt.Fprintf(stderr, "sluice init: the prefill workers run different engines; pd.family is %s, and models on the others need their own (models.NAME.pd)\n", family)
 	}
 	b.WriteString("\n# Everything else, with its defaults.\n" + config.Sample(set))
 	return b.String(), answered
@@ -279,6 +285,8 @@ func engineName(engine string) string {
 		return "vLLM"
 	case fleet.SGLang:
 		return "SGLang"
+	case fleet.TRTLLM:
+		return "TensorRT-LLM"
 	}
 	return engine
 }

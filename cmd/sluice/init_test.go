@@ -87,15 +87,30 @@ func TestInitWritesWhatServeReads(t *testing.T) {
 	}
 }
 
-func TestInitSGLangRole(t *testing.T) {
-	e := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
-	var out, errs syncBuffer
-	if code := runInit([]string{e.URL()}, &out, &errs); code != 0 {
-		t.Fatalf("exit %d: %s", code, errs.String())
-	}
-	for _, want := range []string{"role: prefill", "engine: sglang", "is not in this version"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
+// The hand-over is that of the prefill workers' engine.
+func TestInitFamily(t *testing.T) {
+	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
+	trt := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "trtllm", "prefill" })
+	for _, c := range []struct {
+		args     []string
+		wants    []string
+		mentions string
+	}{
+		{[]string{sgl.URL()}, []string{"role: prefill", "engine: sglang", "family: sglang"}, ""}, // it tells its role itself
+		{[]string{"--prefill", trt.URL()}, []string{"role: prefill", "engine: trtllm", "family: trtllm"}, ""},
+		{[]string{"--prefill", trt.URL(), sgl.URL()}, []string{"family: sglang"}, "different engines"},
+	} {
+		var out, errs syncBuffer
+		if code := runInit(c.args, &out, &errs); code != 0 {
+			t.Fatalf("%v: exit %d: %s", c.args, code, errs.String())
+		}
+		for _, want := range c.wants {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%v: no %q in\n%s", c.args, want, out.String())
+			}
+		}
+		if !strings.Contains(errs.String(), c.mentions) || c.mentions == "" && strings.Contains(errs.String(), "different") {
+			t.Errorf("%v: %s", c.args, errs.String())
 		}
 	}
 }

@@ -299,11 +299,7 @@ func startFace(t *testing.T, f *face, n int, mod func(*config.Config)) *migrants
 	var workers []config.Worker
 	for i := range n {
 		m.engines = append(m.engines, startSim(t, options))
-		w := at(m.engines[i], worker.Aggregated, fmt.Sprint("d", i))
-		if f.engine == "trtllm" {
-			w.Engine = f.engine // it does not say so itself
-		}
-		workers = append(workers, w)
+		workers = append(workers, at(m.engines[i], worker.Aggregated, fmt.Sprint("d", i)))
 	}
 	m.testRouter = startRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"

@@ -19,6 +19,7 @@ import (
 const (
 	VLLM   = "vllm"
 	SGLang = "sglang"
+	TRTLLM = "trtllm" // TensorRT-LLM's server calls itself tensorrt_llm
 )
 
 // askBody bounds the small JSON answers; SGLang's /server_info is the largest.
@@ -164,8 +165,11 @@ func (a *Answer) readModels(body []byte) {
 			m.Parent = *d.Parent
 		}
 		a.Models = append(a.Models, m)
-		if engine := strings.ToLower(d.OwnedBy); engine == VLLM || engine == SGLang {
+		switch engine := strings.ToLower(d.OwnedBy); engine {
+		case VLLM, SGLang:
 			a.Engine = engine
+		case "tensorrt_llm":
+			a.Engine = TRTLLM
 		}
 	}
 	slices.SortStableFunc(a.Models, func(x, y Model) int { return min(len(x.Parent), 1) - min(len(y.Parent), 1) })
