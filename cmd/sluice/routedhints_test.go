@@ -48,6 +48,22 @@ func TestRoutedDirect(t *testing.T) {
 					t.Errorf("%v: prefill ran elsewhere", req.Routing)
 				}
 			}
+			for _, k := range []struct {
+				routing    map[string]any
+				field, say string
+			}{
+				{map[string]any{"prefill_worker_id": "decode-0"}, "routing.prefill_worker_id", `got "decode-0", a decode worker`},
+				{map[string]any{"decode_worker_id": "prefill-0"}, "routing.decode_worker_id", `got "prefill-0", a prefill worker`},
+				{map[string]any{"decode_worker_id": "decode-0", "dp_rank": 7}, "routing.decode_worker_id", `no rank 7 of worker "decode-0"`},
+				{map[string]any{"decode_worker_id": "decode-0", "prefill_dp_rank": 0}, "routing.prefill_dp_rank", "prefill_worker_id"},
+				{map[string]any{"prefill_worker_id": "prefill-0", "dp_rank": 0}, "routing.dp_rank", "decode_worker_id"},
+			} {
+				req := routedRequest(tokenIDs(50, 30), 6)
+				req.Routing = k.routing
+				if a := askRouted(t, c, req); a.failure == nil || a.failure.Code != 400 || a.failure.Param != k.field || !strings.Contains(a.failure.Message, k.say) {
+					t.Errorf("%v: %+v; want field %q and %q", k.routing, a.failure, k.field, k.say)
+				}
+			}
 		})
 	}
 }

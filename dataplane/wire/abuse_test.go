@@ -1,10 +1,13 @@
 package wire
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
+	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -150,3 +153,32 @@ func TestHalfClosed(t *testing.T) {
 		}
 	}
 }
+
+// Who is not let in is logged once in a while, with how many there were: anybody may
+// connect, as often as he likes.
+func TestStrangersAreLoggedSparsely(t *testing.T) {
+	var mu sync.Mutex
+	said := new(strings.Builder)
+	log := slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return said.Write(p)
+	}), nil))
+	began := time.Now()
+	_, _, addr := serve(t, "unix", Options{Handler: handlerFunc(counted), Token: "t0ken", Log: log})
+	for range 20 {
+		if c, err := Dial(context.Background(), addr, DialOptions{Token: "another"}); err == nil {
+			c.Close()
+			t.Fatal("a stranger was let in")
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n, most := strings.Count(said.String(), "unauthorized"), 1+int(time.Since(began)/strangersEvery); n < 1 || n > most {
+		t.Errorf("%d lines for 20 strangers; want 1 to %d:\n%s", n, most, said)
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

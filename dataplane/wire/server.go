@@ -88,6 +88,9 @@ type Server struct {
 	stalled  atomic.Uint64
 	refused  atomic.Uint64
 
+	strangers atomic.Int64 // when one was logged last, Unix nanoseconds
+	unsaid    atomic.Int64 // strangers who were not logged since
+
 	mu     sync.Mutex
 	conns  map[*Conn]struct{}
 	ends   []func()     // each closes a listener and waits for its accepting to end
@@ -180,10 +183,30 @@ func (s *Server) tick() {
 // bye tells the peer why the connection is closed, and closes it.
 func (c *Conn) bye(bad *Error) {
 	if bad.Code != "" {
-		c.srv.opt.Log.Info("wire connection closed", "peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message)
+		c.srv.logClosed(c, bad)
 		c.out.post(Fail, 0, appendError(nil, bad))
 	}
 	c.out.link.close()
+}
+
+// strangersEvery is how often a caller who was not let in is logged at most: anybody may
+// connect, and be turned away.
+const strangersEvery = 10 * time.Second
+
+// logClosed says why a connection was closed.
+func (s *Server) logClosed(c *Conn, bad *Error) {
+	args := []any{"peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message}
+	if !c.open.Load() {
+		now, last := time.Now().UnixNano(), s.strangers.Load()
+		if last != 0 && now-last < int64(strangersEvery) || !s.strangers.CompareAndSwap(last, now) {
+			s.unsaid.Add(1)
+			return
+		}
+		if n := s.unsaid.Swap(0); n > 0 {
+			args = append(args, "not_logged", n)
+		}
+	}
+	s.opt.Log.Info("wire connection closed", args...)
 }
 
 func (c *Conn) agentName() string {

@@ -104,8 +104,11 @@ func (q *request) readPin(value []byte) bool {
 		}
 		w := q.workerByID(id.Worker)
 		ranked := strings.Contains(word, "/")
-		if w == nil || ranked && !slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return r.ID == id }) {
+		if w == nil {
 			return q.steeredWrong(headerWorker, string(value), fmt.Sprintf("there is no worker %q; there are %s", word, q.knownWorkers()))
+		}
+		if ranked && !slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return r.ID == id }) {
+			return q.steeredWrong(headerWorker, string(value), fmt.Sprintf("there is no rank %d of worker %q, which has %d; there are %s", id.Rank, id.Worker, len(w.Ranks), q.knownWorkers()))
 		}
 		if len(q.steering.workers) == maxNamed {
 			return q.steeredWrong(headerWorker, string(value[:40])+"…", fmt.Sprintf("more than %d workers", maxNamed))

@@ -148,6 +148,9 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 	if err := p.steer(); err != nil {
 		return err
 	}
+	if err := e.legs(r); err != nil {
+		return err
+	}
 	var err error
 	if p.pool, err = e.awaitPool(ctx, p); err != nil {
 		return err
@@ -267,6 +270,29 @@ func (p *plan) steer() error {
 	say("X-Sluice-Session", r.text(fSession), "routing.session_id")
 	if r.isTrue(fPrefillOnly) {
 		say("X-Sluice-Prefill-Only", "true", "routing.prefill_only")
+	}
+	return nil
+}
+
+// legs refuses a worker that is named for a leg which its role is not: the name would be
+// taken for the other leg.
+func (e *Engine) legs(r *request) error {
+	for _, k := range [...]struct {
+		f    field
+		not  worker.Role
+		want string
+	}{
+		{fPrefillWorker, worker.Decode, "a worker that prefill runs on"},
+		{fDecodeWorker, worker.Prefill, "a worker that decode runs on"},
+	} {
+		if !r.has(k.f) {
+			continue
+		}
+		for _, w := range e.opt.Fleet.View().Workers {
+			if w.Spec.Role == k.not && w.Spec.ID == strings.Trim(string(r.vals[k.f]), `"`) {
+				return &FieldError{Field: rules[k.f].in + rules[k.f].name, Got: fmt.Sprintf("%q, a %s worker", w.Spec.ID, k.not), Want: k.want}
+			}
+		}
 	}
 	return nil
 }
