@@ -14,6 +14,7 @@ neither is ever logged.
 """
 
 import base64
+import http.client
 import json
 import urllib.request
 from typing import NamedTuple, Optional
@@ -61,8 +62,11 @@ def fetch(router: str, token: Optional[str]) -> Endpoint:
     # No proxy: the router is on the engines' own network. No redirect: it would
     # carry the token elsewhere.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    with opener.open(request, timeout=TIMEOUT) as answer:
-        body = answer.read(MAX_ANSWER + 1)
+    try:
+        with opener.open(request, timeout=TIMEOUT) as answer:
+            body = answer.read(MAX_ANSWER + 1)
+    except http.client.HTTPException as e:  # somebody else listens there, or it was cut short
+        raise OSError(f"no HTTP answer: {e!r}") from e
     if len(body) > MAX_ANSWER:
         raise ValueError("the router's answer is too long")
     return parse(body)

@@ -74,9 +74,7 @@ class Reporter:
                     self._wait(min(self._channel.idle(), ASK_AGAIN))
             except Exception as e:  # nothing may end this thread but close
                 self._lost(f"unexpected: {e!r}")
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._drop_channel()
 
     def _wait(self, seconds: float) -> None:
         if self._closing:
@@ -143,9 +141,12 @@ class Reporter:
         return True
 
     def _drop_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            try:
+                channel.close()
+            except Exception as e:  # of a channel that has failed already
+                logger.warning("sluice: %s to the router did not close: %r", channel.name, e)
 
     def _lost(self, why: str) -> None:
         self._drop_channel()

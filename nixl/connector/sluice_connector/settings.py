@@ -52,9 +52,14 @@ def read(extra, environ=os.environ) -> Settings:
         raise ValueError(f'"sluice.zmq" is {zmq!r}; want tcp://HOST:PORT')
     if channel not in CHANNELS:
         raise ValueError(f'"sluice.channel" is {channel!r}; want one of {", ".join(CHANNELS)}')
-    token = environ.get("SLUICE_TOKEN") or None
+    token, named = environ.get("SLUICE_TOKEN"), "SLUICE_TOKEN"
     path = pick("token_file")
     if path:
-        with open(path, encoding="utf-8") as file:
-            token = file.read().strip() or None
+        named = f"token_file {path}"
+        with open(path, encoding="utf-8", errors="replace") as file:
+            token = file.read()
+    token = (token or "").strip() or None
+    # http.client would refuse it too, in words that hold all of it, which are logged.
+    if token and not all("!" <= c <= "~" for c in token):
+        raise ValueError(f"the token of {named} has white space or what is not ASCII within it; want one word of visible ASCII")
     return Settings(router, zmq, pick("worker"), channel, token)

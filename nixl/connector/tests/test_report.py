@@ -61,6 +61,14 @@ class SettingsTest(unittest.TestCase):
         self.addCleanup(os.unlink, file.name)
         self.assertEqual(settings.read({"token_file": file.name}, {}).token, "secret")
 
+    def test_a_token_that_no_header_takes_is_not_repeated(self):
+        self.assertEqual(settings.read({}, {"SLUICE_TOKEN": " secret\n"}).token, "secret")
+        self.assertIsNone(settings.read({}, {"SLUICE_TOKEN": "\n"}).token)
+        for token in ("sec\nret", "sec ret", "secrét", "sec\x00ret"):
+            with self.assertRaisesRegex(ValueError, "SLUICE_TOKEN") as caught:
+                settings.read({}, {"SLUICE_TOKEN": token})
+            self.assertNotIn("sec", str(caught.exception))
+
     def test_errors_name_the_member(self):
         for extra, name in (({"ruoter": "x"}, "ruoter"), ({"router": "r:1"}, "sluice.router"), ({"zmq": "udp://x"}, "sluice.zmq"),
                             ({"channel": "smoke"}, "smoke"), ({"router": 5}, "sluice.router"), ("x", "object")):

@@ -7,6 +7,8 @@ import ctypes
 import http.server
 import json
 import os
+import random
+import socketserver
 import threading
 import time
 import unittest
@@ -68,6 +70,16 @@ class Pull:
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.endpoint.rsplit(":", 1)[1])
 
+    @classmethod
+    def to_come_back(cls):
+        """On a port that the system gives to nobody while it is not bound."""
+        for _ in range(200):
+            try:
+                return cls(random.randrange(20_000, 32_000))
+            except zmq.ZMQError:
+                pass
+        raise AssertionError("no free port in 200 tries")
+
     def get(self, seconds=10):
         if not self.socket.poll(seconds * 1000):
             raise AssertionError("nothing came")
@@ -115,7 +127,7 @@ class ReporterTest(unittest.TestCase):
         self.assertIsNone(reporter.channel)
 
     def test_a_router_that_comes_back(self):
-        first = Pull()
+        first = Pull.to_come_back()
         reporter = self.start(Settings(zmq=first.endpoint))
         reporter.put(Report(RECV, "a"))
         self.assertTrue(first.get().endswith(b" a"))
@@ -126,6 +138,61 @@ class ReporterTest(unittest.TestCase):
         again = Pull(port)
         self.addCleanup(again.close)
         self.assertTrue(again.get(20).endswith(b" b"))
+
+    def test_a_stranger_at_the_routers_port_costs_no_channel(self):
+        class Stranger(socketserver.BaseRequestHandler):
+            def handle(self):
+                self.request.recv(4096)
+                self.request.sendall(b"220 mail.example ESMTP\r\n")
+
+        stranger = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Stranger)
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        self.addCleanup(stranger.server_close)
+        self.addCleanup(stranger.shutdown)
+        pull = Pull()
+        self.addCleanup(pull.close)
+        router = Router({"version": 1, "epoch": "1", "zmq": {"endpoint": pull.endpoint}})
+        self.addCleanup(router.close)
+        reporter = self.start(Settings(router=router.url))
+        reporter.put(Report(SENT, "a"))
+        self.assertTrue(pull.get().endswith(b" a"))
+        # The next look for the document meets somebody else.
+        channel = reporter._channel
+        reporter._settings = Settings(router=f"http://127.0.0.1:{stranger.server_address[1]}")
+        reporter._asked = -1e9
+        reporter.put(Report(SENT, "b"))
+        self.assertTrue(pull.get().endswith(b" b"))
+        deadline = time.monotonic() + 20
+        while reporter._asked < 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        reporter.put(Report(SENT, "c"))
+        self.assertTrue(pull.get().endswith(b" c"))
+        self.assertIs(reporter._channel, channel)
+
+    def test_a_channel_that_does_not_close(self):
+        class Stuck:
+            name = "stuck"
+
+            def send(self, line):
+                raise OSError("not sent")
+
+            def idle(self):
+                return 60.0
+
+            def close(self):
+                raise OSError("not closed")
+
+        pull = Pull()
+        self.addCleanup(pull.close)
+        reporter = self.start(Settings(zmq=pull.endpoint))
+        reporter.put(Report(SENT, "a"))
+        pull.get()
+        real, reporter._channel = reporter._channel, Stuck()
+        self.addCleanup(real.close)
+        reporter.put(Report(SENT, "b"))
+        reporter.put(Report(SENT, "c"))
+        self.assertTrue(pull.get(20).endswith(b" c"))
+        self.assertTrue(reporter._thread.is_alive())
 
     def test_close_ends_the_thread(self):
         for settings in (Settings(router="http://127.0.0.1:9"), Settings(zmq="tcp://127.0.0.1:9")):
