@@ -111,7 +111,10 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 		typical = typicalBlocks
 	}
 	r.fleet.Observe(w, units, ms, assumed[w], typical)
-	before, base, _ := r.fleet.Rate(w)
+	before, base, legs := r.fleet.Rate(w)
+	if legs == 0 {
+		return // the first leg met another under way, or took no time: nothing is learned
+	}
 	usual := base + before*units
 	before = within(before, w)
 	c.move(before, w)

@@ -138,6 +138,19 @@ func TestFailuresTeachNothing(t *testing.T) {
 	})
 }
 
+// A first leg that the line did not take leaves what was assumed.
+func TestNothingLearnedChangesNothing(t *testing.T) {
+	rs := ranks(1)
+	s := New(plain)
+	before := s.RatesOf(rs[0])
+	for w := range worker.NumWork {
+		s.rates.learn(rs[0], w, 1000, 0, 1)
+	}
+	if got := s.RatesOf(rs[0]); got != before {
+		t.Errorf("legs that took no time changed %+v into %+v", before, got)
+	}
+}
+
 // A worker that was slow and is not chosen any more gets another chance.
 func TestOwnRatesFade(t *testing.T) {
 	for _, n := range []int{8, 40} { // a small pool, and one with a board
