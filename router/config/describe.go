@@ -58,6 +58,7 @@ func (c *Config) Describe() string {
 	} else {
 		line("load: engines are not asked, only what this router placed counts")
 	}
+	c.describeTransfers(line)
 	line("choice: %s; tokens: %s", c.Schedule.Policy, c.Tokens.Mode)
 	line("limits: body %s, all bodies %s, head %s, %s connections, %s to one engine; index %s",
 		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.BodyBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
@@ -140,6 +141,9 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	line("    at most %d pairs for one request", pd.MaxAttempts)
 	if f.leased {
 		line("    a handle is used for %s of its lease of %s, offered to %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
+	}
+	if f.name == "lmcache" {
+		line("    decode waits for LMCache's notifications, taken at %s, for %s at most", c.LMCache.NotifyEndpoint(), pd.Lease-pd.LeaseMargin)
 	}
 	switch {
 	case !f.plain:

@@ -51,6 +51,23 @@ func (c *Config) ReportEndpoint() string {
 	return "tcp://" + net.JoinHostPort(host, "*")
 }
 
+// describeTransfers says by what the router would be told of KV transfers.
+func (c *Config) describeTransfers(line func(string, ...any)) {
+	var by []string
+	if c.WantsNIXL() {
+		by = append(by, "NIXL, by an agent of its own")
+	}
+	if c.WantsUCX() {
+		by = append(by, "UCX")
+	}
+	if at := c.ReportEndpoint(); at != "" {
+		by = append(by, "ZMQ at "+at)
+	}
+	if len(by) > 0 {
+		line("KV transfers: told of by %s, each where it works (see sluice doctor), and by the engines' answers", strings.Join(by, ", "))
+	}
+}
+
 // openSockets warns of ZMQ sockets that any host of any network may push to.
 func (c *Config) openSockets() (out []string) {
 	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {

@@ -102,7 +102,7 @@ var Catalog = []Family{
 	{"sluice_kv_side_channel_total", "counter", "what", "Requests whose lease was renewed or whose blocks were released on a prefill engine (transfers.side_channel); failed: messages that could not be sent."},
 	{"sluice_kv_pair_transfers_total", "counter", "from, to", "KV transfers told of between two ranks; of the pair's series the first 1,024 pairs are shown."},
 	{"sluice_kv_pair_bytes_per_second", "gauge", "from, to", "Bandwidth of those of 64 KiB and more, moving average."},
-	{"sluice_kv_pair_token_seconds", "gauge", "from, to", "Time that one prompt token's KV took, moving average; the scheduler's transfer rate for the pair."},
+	{"sluice_kv_pair_token_seconds", "gauge", "from, to", "Time that one prompt token's KV took, moving average, gone when two minutes brought no transfer; from the fourth on the scheduler's transfer rate for the pair."},
 	{"sluice_prompts_total", "counter", "source", "Prompts by where their tokens came from (request, cache, engine, text: none found, routed over text; none: neither)."},
 	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for another request's lookup of the same."},
 	{"sluice_tokenizer_rested_total", "counter", "", "Prompts for which the engine was not asked because it had just failed."},
