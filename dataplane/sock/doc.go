@@ -9,4 +9,9 @@
 package sock
 
 // MaxPiece is the most that one system call moves, in bytes: some 20 µs of copying.
-const MaxPiece = 64 << 10
+// MaxVector is that of SendVector, which sends requests with long prompts: each further
+// piece finds the engine awake and competing for a processor.
+const (
+	MaxPiece  = 64 << 10
+	MaxVector = 256 << 10
+)

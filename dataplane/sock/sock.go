@@ -6,7 +6,8 @@ import "syscall"
 // where that was not all.
 func Send(fd int, p []byte) (n int, errno syscall.Errno) {
 	for n < len(p) {
-		m, errno := send(fd, p[n:min(len(p), n+MaxPiece)])
+		to := min(len(p), n+MaxPiece)
+		m, errno := send(fd, p[n:to], to < len(p))
 		switch errno {
 		case 0:
 			n += m
@@ -18,20 +19,25 @@ func Send(fd int, p []byte) (n int, errno syscall.Errno) {
 	return n, 0
 }
 
-// SendVector is Send of several pieces, one behind the other, as few calls as MaxPiece
+// SendVector is Send of several pieces, one behind the other, as few calls as MaxVector
 // allows.
 func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
 	from := 0 // of v[0]
 	for {
 		var batch [16][]byte
-		count, size := 0, 0
-		for i := 0; i < len(v) && count < len(batch) && size < MaxPiece; i++ {
+		count, size, more := 0, 0, false
+		for i := 0; i < len(v) && !more; i++ {
 			p := v[i]
 			if i == 0 {
 				p = p[from:]
 			}
-			if len(p) > 0 {
-				batch[count] = p[:min(len(p), MaxPiece-size)]
+			switch room := MaxVector - size; {
+			case len(p) == 0:
+			case count == len(batch) || room == 0:
+				more = true
+			default:
+				more = len(p) > room
+				batch[count] = p[:min(len(p), room)]
 				size += len(batch[count])
 				count++
 			}
@@ -39,7 +45,7 @@ func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
 		if count == 0 {
 			return n, 0
 		}
-		m, errno := sendVector(fd, batch[:count])
+		m, errno := sendVector(fd, batch[:count], more)
 		switch errno {
 		case 0:
 			n += m

@@ -9,12 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func send(fd int, p []byte) (int, syscall.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+// flagsOf are those of a send behind which more follows at once, or not: what fills no
+// packet waits for that then (tcp(7), MSG_MORE). MaxPiece is some bytes more than a
+// packet of the loopback holds, and those would be a packet of their own each time.
+func flagsOf(more bool) uintptr {
+	if more {
+		return unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL | unix.MSG_MORE
+	}
+	return unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
+}
+
+func send(fd int, p []byte, more bool) (int, syscall.Errno) {
+	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), flagsOf(more), 0, 0)
 	return int(n), errno
 }
 
-func sendVector(fd int, v [][]byte) (int, syscall.Errno) {
+func sendVector(fd int, v [][]byte, more bool) (int, syscall.Errno) {
 	var pieces [16]unix.Iovec // as many as SendVector gives at once
 	for i, p := range v {
 		pieces[i].Base = unsafe.SliceData(p)
@@ -22,7 +32,7 @@ func sendVector(fd int, v [][]byte) (int, syscall.Errno) {
 	}
 	msg := unix.Msghdr{Iov: &pieces[0]}
 	msg.SetIovlen(len(v))
-	n, _, errno := syscall.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	n, _, errno := syscall.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), flagsOf(more))
 	return int(n), errno
 }
 

@@ -10,12 +10,12 @@ import (
 	"syscall"
 )
 
-func send(fd int, p []byte) (int, syscall.Errno) {
+func send(fd int, p []byte, _ bool) (int, syscall.Errno) {
 	n, err := syscall.Write(fd, p)
 	return n, errnoOf(err)
 }
 
-func sendVector(fd int, v [][]byte) (int, syscall.Errno) { return send(fd, v[0]) }
+func sendVector(fd int, v [][]byte, more bool) (int, syscall.Errno) { return send(fd, v[0], more) }
 
 func recv(fd int, p []byte, flags int) (n int, errno syscall.Errno) {
 	var err error

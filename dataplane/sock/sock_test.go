@@ -29,7 +29,7 @@ func TestSendVector(t *testing.T) {
 	for _, count := range []int{0, 1, 2, 15, 16, 17, 50} {
 		var pieces [][]byte
 		for i := range count {
-			piece := make([]byte, []int{0, 1, 100, MaxPiece - 1, MaxPiece + 1, 3 * MaxPiece}[r.IntN(6)])
+			piece := make([]byte, []int{0, 1, 100, MaxPiece - 1, MaxPiece + 1, 3 * MaxPiece, MaxVector + 1}[r.IntN(7)])
 			for j := range piece {
 				piece[j] = byte(r.Uint32())
 			}
