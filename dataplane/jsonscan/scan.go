@@ -96,12 +96,19 @@ func (d *Doc) Bool(k Key) bool {
 // checks are the same as Scan's with default limits, known-member rules do not
 // apply.
 func Find(body []byte, name string) (v Value, ok bool, err error) {
-	s := scanner{b: body, maxDepth: defaultDepth, name: name}
+	v, _, err = FindTwo(body, name, "")
+	return v, v.Kind != Absent, err
+}
+
+// FindTwo is Find of two members in one pass; one that is absent is the zero Value, as
+// both are on an error.
+func FindTwo(body []byte, first, second string) (one, two Value, err error) {
+	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{first, second}}
 	s.document(scopeFind)
 	if s.err != nil {
-		return Value{}, false, s.err
+		return Value{}, Value{}, s.err
 	}
-	return s.found, s.found.Kind != Absent, nil
+	return s.found[0], s.found[1], nil
 }
 
 // scope says what the members of an object under the scan mean to us.
@@ -111,7 +118,7 @@ const (
 	scopeNone     scope = iota // only their form
 	scopeTop                   // known members of a request
 	scopeSampling              // known members of sampling_params
-	scopeFind                  // one member by name
+	scopeFind                  // members by name
 )
 
 // scanner is one pass over b. Its methods take the offset they begin at and
@@ -119,11 +126,11 @@ const (
 type scanner struct {
 	b        []byte
 	maxDepth int
-	doc      *Doc   // for scopeTop and scopeSampling
-	name     string // for scopeFind
-	found    Value
-	last     int // offset of the closing brace of the last object read
+	doc      *Doc // for scopeTop and scopeSampling
+	last     int  // offset of the closing brace of the last object read
 	err      error
+	names    [2]string // for scopeFind
+	found    [2]Value
 }
 
 func (s *scanner) fail(offset int, field, got, want string) int {
@@ -261,11 +268,13 @@ func (s *scanner) object(i, depth int, in scope) int {
 // keeps it where in knows the name.
 func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	var buf [maxNameLen]byte
-	name := plainName(s.b[key+1:keyEnd-1], buf[:0], s.name)
+	name := plainName(s.b[key+1:keyEnd-1], buf[:0], max(len(s.names[0]), len(s.names[1])))
 	if in == scopeFind {
 		end, kind := s.value(i, depth+1)
-		if end >= 0 && string(name) == s.name {
-			s.found = Value{KeyStart: key, Start: i, End: end, Kind: kind}
+		for n := range s.names {
+			if end >= 0 && string(name) == s.names[n] {
+				s.found[n] = Value{KeyStart: key, Start: i, End: end, Kind: kind}
+			}
 		}
 		return end
 	}
@@ -313,9 +322,9 @@ func (s *scanner) checkType(k Key, v *Value) int {
 }
 
 // plainName is the key's text without escapes, which it writes to buf; a name
-// longer than all that are looked for (and than want) comes back as it stands.
-func plainName(raw, buf []byte, want string) []byte {
-	if len(raw) > 6*max(maxNameLen, len(want)) || bytes.IndexByte(raw, '\\') < 0 {
+// longer than all that are looked for (at least maxNameLen) comes back as it stands.
+func plainName(raw, buf []byte, longest int) []byte {
+	if len(raw) > 6*max(maxNameLen, longest) || bytes.IndexByte(raw, '\\') < 0 {
 		return raw
 	}
 	return appendUnescaped(buf, raw)

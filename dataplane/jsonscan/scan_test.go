@@ -292,6 +292,26 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// What Find finds of each name alone, FindTwo finds of both, and on an error neither.
+func TestFindTwo(t *testing.T) {
+	names := []string{"tokens", "none", "id", "a_name_longer_than_any_known_member"}
+	for _, body := range []string{
+		`{"id":"x","tokens":[1,2],"id":"y","a_name_longer_than_any_known_m\u0065mber":{"tokens":1}}`, `{}`, `{"i\u0064":null}`,
+		`{"id":1,"tokens":[1,2]`, `[]`, `{"id":1} x`,
+	} {
+		for _, first := range names {
+			for _, second := range names {
+				one, two, err := FindTwo([]byte(body), first, second)
+				want, _, werr := Find([]byte(body), first)
+				other, _, _ := Find([]byte(body), second)
+				if one != want || two != other || (err == nil) != (werr == nil) {
+					t.Errorf("%s and %s in %s: %v, %v, %v; want %v, %v, %v", first, second, body, one, two, err, want, other, werr)
+				}
+			}
+		}
+	}
+}
+
 func TestWalk(t *testing.T) {
 	var got []string
 	for it := Walk([]byte(` [1, "a" ,{"b":[2]},[],null]`)); it.Next(); {

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,13 +26,23 @@ func BenchmarkFamilyLegs(b *testing.B) {
 		"trtllm":       `{"id":"x","choices":[{"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[1],"ctx_request_id":2,"encoded_opaque_state":"` + strings.Repeat("A", 512) + `"}}],"prompt_token_ids":` + prompt + `}`,
 		"lmcache":      `{"id":"x","choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params":{"first_tok":7}}`,
 	}
+	// As vLLM 0.32 answers a chat of 65,536 tokens.
+	blocks, long := make([]uint32, 4096), string(jsonscan.AppendTokenIDs(nil, slices.Repeat(ids, 16)))
+	for i := range blocks {
+		blocks[i] = uint32(10_000 + i)
+	}
+	answers["nixl, 64k tokens"] = `{"id":"x","choices":[{"text":"a"}],"usage":{"prompt_tokens":65536},"prompt_token_ids":` + long +
+		`,"kv_transfer_params":` + strings.Replace(handles[2].member, "[[7,8,9,10,11,12,13]]", "["+string(jsonscan.AppendTokenIDs(nil, blocks))+"]", 1) + `}`
 	var doc jsonscan.Doc
 	if err := doc.Scan(client, jsonscan.Limits{}); err != nil {
 		b.Fatal(err)
 	}
 	decode := lmcacheDecode(worker.Spec{})
-	for _, name := range []string{"nixl", "orchestrated", "storage", "trtllm", "lmcache"} {
-		f, err := FamilyByName(name)
+	newest := worker.New(worker.Spec{ID: "new", URL: "http://10.0.0.3:8200"})
+	newest.SetInfo(&worker.Info{Version: "0.32.0"})
+	for _, name := range []string{"nixl", "nixl, 64k tokens", "orchestrated", "storage", "trtllm", "lmcache"} {
+		family, _, long := strings.Cut(name, ",")
+		f, err := FamilyByName(family)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -42,6 +53,9 @@ func BenchmarkFamilyLegs(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				p := Pair{Kind: front.Chat, Doc: &doc, Stream: true, Tokens: ids, Decode: decode, Token: 1, PrefillCached: -1}
+				if long {
+					p.Prefill, p.Decode, p.PrefillCached = newest.Ranks[0], newest.Ranks[0], 16
+				}
 				for _, write := range []func(*Leg, *Pair){f.Prefill, f.Decode} {
 					leg.reset()
 					write(&leg, &p)
@@ -52,6 +66,9 @@ func BenchmarkFamilyLegs(b *testing.B) {
 						p.Answer = answer
 						if p.Handle, err = f.Handle(&p, answer); err != nil {
 							b.Fatal(err)
+						}
+						if learner, ok := f.(Learner); ok {
+							learner.Learn(&p)
 						}
 					}
 				}

@@ -86,9 +86,9 @@ func (m mooncake) Prefill(leg *Leg, p *Pair) {
 }
 
 // Handle implements Family, for vLLM 0.13 to 0.15.
-func (mooncake) Handle(_ *Pair, body []byte) ([]byte, error) {
+func (mooncake) Handle(p *Pair, body []byte) ([]byte, error) {
 	var vals [2]jsonscan.Value
-	return transferParams(body, vals[:], "remote_host", "remote_port")
+	return transferParams(p, body, vals[:], 2, "remote_host", "remote_port")
 }
 
 // Decode implements Family.

@@ -6,7 +6,6 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -45,11 +44,13 @@ func (nixlPull) Prefill(leg *Leg, p *Pair) {
 // engine (vLLM 0.32 asserts on missing or empty remote_block_ids) or makes it
 // recompute in silence; everything else of the handle stays unread.
 func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
-	var vals [4]jsonscan.Value
-	handle, err := transferParams(body, vals[:], "remote_engine_id", "remote_host", "remote_port", "remote_block_ids")
+	var vals [7]jsonscan.Value
+	handle, err := transferParams(p, body, vals[:], 4,
+		"remote_engine_id", "remote_host", "remote_port", "remote_block_ids", "remote_request_id", "remote_prefill_cached_tokens", "prompt_token_ids")
 	if err != nil {
 		return nil, err
 	}
+	p.inHandle = members{read: true, requestID: vals[4], cached: vals[5].Kind != jsonscan.Absent, ids: vals[6].Kind != jsonscan.Absent}
 	p.EngineID = handle[vals[0].Start:vals[0].End]
 	ids := vals[3]
 	if ids.Kind != jsonscan.Array {
@@ -61,6 +62,14 @@ func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: remote_block_ids is empty", ErrIncompleteHandle)
 	}
 	return handle, nil
+}
+
+// members are those of a handle that are read again after Handle. It names a block for
+// every 16 tokens of a prompt, so each further walk over it would be one for each prompt.
+type members struct {
+	read        bool // else nothing is known
+	requestID   jsonscan.Value
+	cached, ids bool // remote_prefill_cached_tokens and prompt_token_ids stand in it
 }
 
 // What is known of the ids that a prefill engine knows requests by (Pair.Fact).
@@ -75,12 +84,14 @@ func (nixlPull) Learn(p *Pair) string {
 	if p.Fact != "" {
 		return p.Fact
 	}
-	var vals [1]jsonscan.Value
-	jsonscan.Members(p.Handle, vals[:], "remote_request_id")
-	if vals[0].Kind != jsonscan.String {
+	named := [1]jsonscan.Value{p.inHandle.requestID}
+	if !p.inHandle.read {
+		jsonscan.Members(p.Handle, named[:], "remote_request_id")
+	}
+	if named[0].Kind != jsonscan.String {
 		return ""
 	}
-	id := bytes.TrimSuffix(p.Handle[vals[0].Start+1:vals[0].End-1], []byte("-0")) // of completions
+	id := bytes.TrimSuffix(p.Handle[named[0].Start+1:named[0].End-1], []byte("-0")) // of completions
 	if bytes.HasSuffix(id, []byte(p.RequestID)) {
 		return givenIDs
 	}
@@ -88,21 +99,25 @@ func (nixlPull) Learn(p *Pair) string {
 }
 
 // transferParams finds kv_transfer_params in a vLLM answer, an object in which
-// the members called names are not null; vals is where those lie in it.
-func transferParams(body []byte, vals []jsonscan.Value, names ...string) ([]byte, error) {
-	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
+// the first so many of the members called names are not null; vals is where those lie
+// in it. The prompt's ids beside it are noted in p.
+func transferParams(p *Pair, body []byte, vals []jsonscan.Value, required int, names ...string) ([]byte, error) {
+	v, ids, err := jsonscan.FindTwo(body, "kv_transfer_params", "prompt_token_ids")
 	if err != nil {
 		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
 	}
-	if !ok || v.Kind != jsonscan.Object {
+	if v.Kind != jsonscan.Object {
 		return nil, fmt.Errorf("%w: kv_transfer_params is missing or null", ErrIncompleteHandle)
 	}
 	handle := body[v.Start:v.End]
 	jsonscan.Members(handle, vals, names...)
-	for i, name := range names {
+	for i, name := range names[:required] {
 		if vals[i].Kind <= jsonscan.Null {
 			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, name)
 		}
+	}
+	if ids.Kind == jsonscan.Array {
+		p.promptIDs = body[ids.Start:ids.End]
 	}
 	return handle, nil
 }
@@ -120,14 +135,12 @@ func (nixlPull) Decode(leg *Leg, p *Pair) {
 // render and tokenize once more.
 func withExtras(leg *Leg, p *Pair) []byte {
 	cached := -1
-	if p.PrefillCached >= 0 && atLeast(p.Decode, 0, 31, 0) && !has(p.Handle, "remote_prefill_cached_tokens") {
+	if p.PrefillCached >= 0 && atLeast(p.Decode, 0, 31, 0) && !p.inHandle.cached {
 		cached = p.PrefillCached
 	}
 	var ids []byte
-	if idsForDecode(p, p.Decode) && !has(p.Handle, "prompt_token_ids") {
-		if v, ok, _ := jsonscan.Find(p.Answer, "prompt_token_ids"); ok && v.Kind == jsonscan.Array {
-			ids = p.Answer[v.Start:v.End]
-		}
+	if p.promptIDs != nil && !p.inHandle.ids && idsForDecode(p, p.Decode) {
+		ids = p.promptIDs
 	}
 	if cached < 0 && ids == nil && p.Ticket == nil {
 		return p.Handle
@@ -153,14 +166,8 @@ func appendTicket(dst []byte, p *Pair) []byte {
 	return append(append(dst, `,"sluice":`...), p.Ticket...)
 }
 
-func has(object []byte, name string) bool {
-	_, ok, err := jsonscan.Find(object, name)
-	return ok || err != nil
-}
-
 // idsForDecode says whether an engine takes a chat's prompt as ids beside its
 // messages: not for other content than text, and not with echo.
 func idsForDecode(p *Pair, engine *worker.Rank) bool {
-	return p.Kind == front.Chat && atLeast(engine, 0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) &&
-		tokenize.TextOnly(p.Doc.Raw(jsonscan.KeyMessages))
+	return p.Kind == front.Chat && atLeast(engine, 0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) && p.textOnly()
 }

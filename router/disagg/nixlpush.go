@@ -44,15 +44,16 @@ func (f nixlPush) Prefill(leg *Leg, p *Pair) {
 }
 
 // pushMembers are the parts of a handle that do not change from request to
-// request; the first three are required.
+// request; the first four are required.
 var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size", "dcp_size"}
 
 // Handle implements Family: prefill names its blocks in push mode too, but decode
 // does not read them.
 func (nixlPush) Handle(p *Pair, body []byte) ([]byte, error) {
-	var vals [4]jsonscan.Value
-	handle, err := transferParams(body, vals[:], pushMembers[:4]...)
+	var vals [6]jsonscan.Value
+	handle, err := transferParams(p, body, vals[:], 4, "remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_prefill_cached_tokens", "prompt_token_ids")
 	if err == nil {
+		p.inHandle = members{cached: vals[4].Kind != jsonscan.Absent, ids: vals[5].Kind != jsonscan.Absent}
 		p.EngineID = handle[vals[0].Start:vals[0].End]
 	}
 	return handle, err
@@ -61,9 +62,11 @@ func (nixlPush) Handle(p *Pair, body []byte) ([]byte, error) {
 // Learn implements Learner.
 func (nixlPush) Learn(p *Pair) string {
 	var fact []byte
-	for _, name := range pushMembers {
-		v, ok, err := jsonscan.Find(p.Handle, name)
-		if err != nil || !ok || v.Kind <= jsonscan.Null {
+	var vals [len(pushMembers)]jsonscan.Value
+	jsonscan.Members(p.Handle, vals[:], pushMembers[:]...)
+	for i, name := range pushMembers {
+		v := vals[i]
+		if v.Kind <= jsonscan.Null {
 			continue
 		}
 		fact = append(append(append(fact, '"'), name...), `":`...)

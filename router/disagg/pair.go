@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -42,6 +43,35 @@ type Pair struct {
 	IDs bool
 	// Trial: this decode goes before prefill (DecodeFirst).
 	Trial bool
+
+	inHandle  members // of Handle, where the family's Handle has read them
+	promptIDs []byte  // of Answer: prompt_token_ids, where transferParams has found an array
+
+	texts *found // what textOnly found, of the request; nil: it is not kept
+}
+
+// found is the answer to a question about the request that takes a walk over its prompt.
+type found uint8
+
+const (
+	unasked found = iota
+	foundNot
+	foundSo
+)
+
+// textOnly says whether a chat's messages hold nothing but text.
+func (p *Pair) textOnly() bool {
+	if p.texts != nil && *p.texts != unasked {
+		return *p.texts == foundSo
+	}
+	is := tokenize.TextOnly(p.Doc.Raw(jsonscan.KeyMessages))
+	if p.texts != nil {
+		*p.texts = foundNot
+		if is {
+			*p.texts = foundSo
+		}
+	}
+	return is
 }
 
 // Leg is one engine call as a Family writes it. The zero Leg is the client's

@@ -200,7 +200,8 @@ type request struct {
 	deadline time.Time // the caller's; zero: none
 	shown    bool      // the body holds a handle: one engine may see it
 
-	looked    bool // movability was
+	texts     found // see Pair.textOnly
+	looked    bool  // movability was
 	movable   asked
 	unmovable string
 	why       string // of this leg
