@@ -2,17 +2,22 @@
 """What a prefill/decode request costs the router, family by family.
 
 Two simulated engines of each family share one core with the load, the router has the
-other to itself; haproxy in front of one engine is the baseline, where it is installed.
+other to itself. Baselines of the same run, where their tools are installed: haproxy in
+front of one engine, and a relay in C that sends each request to two engines and does
+nothing besides (bench/relay/legs), which is the least that two legs can cost here.
 Prints a table as Markdown:
 
   CPU         of the router for one request, both legs: short completions of 64 token
-              ids, not streamed, 16 at once; and its ratio to haproxy's for one leg
+              ids, not streamed, 16 at once (--concurrency)
   added TTFT  one stream at a time: time to first token through the router, less that
               of the engine legs straight (one after the other, or decode's alone where
               both start together). What the simulated engines say to each other for
               their hand-over is in it.
 
-  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md]
+  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--binary NAME=PATH]
+
+--binary puts another build of the router beside this one, over engines of its own: in
+each round each family is measured on both, one behind the other.
 
 About 4 minutes with the defaults. Only ratios of one run mean anything.
 """
@@ -21,6 +26,7 @@ import argparse
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 
@@ -28,10 +34,11 @@ import bench_proxies
 from bench_proxies import SLUICE, Process, free_port, load, med, wait_ready
 
 ENGINES, ROUTER = 0, 1  # cores
+HAPROXY, LEAST = "haproxy, one leg", "relay in C, two legs"  # rows
 
 SIM = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--blocks", "65536", "--speed", "inf",
        "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--cost-transfer", "-1ns", "--cost-handshake", "-1ns"]
-CPU_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "16", "--prompt-tokens", "64", "--output-tokens", "4"]
+CPU_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens", "4"]
 ONE = ["--endpoint", "completions", "--token-ids", "--concurrency", "1", "--prompt-tokens", "64"]
 
 # What each family's engines are started with; the legs that follow one another.
@@ -66,8 +73,8 @@ class Bench:
     def __init__(self):
         self.procs = []
 
-    def start(self, core, *argv):
-        p = Process(core, [SLUICE, *argv], first_line=True)
+    def start(self, core, *argv, binary=SLUICE):
+        p = Process(core, [binary, *argv], first_line=True)
         self.procs.append(p)
         return p
 
@@ -81,12 +88,23 @@ class Bench:
         wait_ready(p.addr, "/health")
         return p.addr
 
-    def router(self, family, flags):
+    def least(self, tmp):
+        """The relay in C over a pair of engines."""
+        source, binary, port = os.path.join(bench_proxies.ROOT, "bench/relay/legs/legs.c"), os.path.join(tmp, "legs"), free_port()
+        subprocess.run(["cc", "-O2", "-o", binary, source], check=True)
+        engines = [self.engine("--role", role).rsplit(":", 1)[1] for role in ("prefill", "decode")]
+        p = Process(ROUTER, [binary, str(port), *engines])
+        self.procs.append(p)
+        p.addr = "127.0.0.1:%d" % port
+        wait_ready(p.addr, "/health")
+        return p
+
+    def router(self, family, flags, binary=SLUICE):
         """A router over a pair of engines of the family; gives its process."""
         more, prefill, decode = [], [], []
         common = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"]
         if family == "aggregated":
-            p = self.start(ROUTER, *common, "--engine", "http://%s,kv_events=off" % self.engine())
+            p = self.start(ROUTER, *common, "--engine", "http://%s,kv_events=off" % self.engine(), binary=binary)
             wait_ready(p.addr, "/readyz")
             return p
         options = {"prefill": "", "decode": ""}
@@ -103,15 +121,16 @@ class Bench:
         urls = [self.engine(*flags, "--role", "prefill", *prefill), self.engine(*flags, "--role", "decode", *decode)]
         p = self.start(ROUTER, *common, "--pd", family, *more,
                        "--prefill", "http://%s,kv_events=off%s" % (urls[0], options["prefill"]),
-                       "--decode", "http://%s,kv_events=off%s" % (urls[1], options["decode"]))
+                       "--decode", "http://%s,kv_events=off%s" % (urls[1], options["decode"]), binary=binary)
         wait_ready(p.addr, "/readyz")
         return p
 
 
-def cpu_of(process, addr, seconds):
-    load(ENGINES, addr, *CPU_LOAD, "--duration", "0.3s")
+def cpu_of(process, addr, concurrency, seconds):
+    flags = [*CPU_LOAD, "--concurrency", str(concurrency), "--duration"]
+    load(ENGINES, addr, *flags, "0.3s")
     before = process.cpu()
-    rep = load(ENGINES, addr, *CPU_LOAD, "--duration", seconds)
+    rep = load(ENGINES, addr, *flags, seconds)
     return (process.cpu() - before) / rep["ok"] * 1e6, rep["requests_per_second"]
 
 
@@ -124,8 +143,10 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
+    ap.add_argument("--concurrency", type=int, default=16, help="requests at once where CPU is measured")
     ap.add_argument("--families", default=",".join(FAMILIES))
     ap.add_argument("--report", help="write the page there as well")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router; may be repeated")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
@@ -136,46 +157,59 @@ def main():
     if unknown:
         sys.exit("no such family: %s; there are %s" % (", ".join(unknown), ", ".join(FAMILIES)))
     seconds = "%.1fs" % a.seconds
-    rows = {n: {"cpu": [], "rps": [], "p50": [], "p99": []} for n in names}
-    base = []
+    builds = [("", SLUICE), *(b.split("=", 1) for b in a.binary)]
+    rows, legs = {}, {}
     bench, tmp = Bench(), tempfile.mkdtemp(prefix="sluice-families-")
     try:
         straight = bench.engine()
-        routers = {n: bench.router(n, FAMILIES[n][0]) for n in names}
-        proxy = None
+        proxies = {}  # name -> process, address
+
+        def add(name, process, addr, of):
+            proxies[name], legs[name] = (process, addr), of
+            rows[name] = {"cpu": [], "rps": [], "p50": [], "p99": []}
+
         if shutil.which("haproxy"):
             def start(core, argv):
                 p = Process(core, argv)
                 bench.procs.append(p)
                 return p
 
-            _, proxy, at, path = bench_proxies.haproxy(start, ROUTER, tmp, straight)
-            wait_ready(at, path)
+            _, p, addr, path = bench_proxies.haproxy(start, ROUTER, tmp, straight)
+            wait_ready(addr, path)
+            add(HAPROXY, p, addr, 1)
+        if shutil.which("cc"):
+            p = bench.least(tmp)
+            add(LEAST, p, p.addr, 2)
+        for n in names:
+            for build, binary in builds:
+                p = bench.router(n, FAMILIES[n][0], binary)
+                add(n + (build and ", " + build), p, p.addr, FAMILIES[n][1])
         for i in range(a.rounds):
             print("round %d of %d" % (i + 1, a.rounds), file=sys.stderr)
-            if proxy:
-                base.append(cpu_of(proxy, at, seconds)[0])
             leg = load(ENGINES, straight, *ONE, "--stream=false", "--output-tokens", "1", "--duration", seconds)["end_to_end"]
             alone = first_token(straight, seconds)
-            for n, p in routers.items():
+            for n, (p, addr) in proxies.items():
                 row = rows[n]
-                cpu, rps = cpu_of(p, p.addr, seconds)
+                cpu, rps = cpu_of(p, addr, a.concurrency, seconds)
                 row["cpu"].append(cpu)
                 row["rps"].append(rps)
-                before = leg["p50_ms"] * 1000 * (FAMILIES[n][1] - 1)
-                got = first_token(p.addr, seconds)
+                before = leg["p50_ms"] * 1000 * (legs[n] - 1)
+                got = first_token(addr, seconds)
                 row["p50"].append(got[0] - alone[0] - before)
                 row["p99"].append(got[1] - alone[1] - before)
     finally:
         bench.stop()
         shutil.rmtree(tmp, ignore_errors=True)
     lines = ["Median [range] of %d rounds of %s on %d cores; load average %.1f at the end." % (a.rounds, seconds, os.cpu_count(), os.getloadavg()[0])]
-    if base:
-        lines.append("haproxy, one leg: %s µs CPU a request." % med(base))
-    lines += ["", "| family | CPU µs a request | ratio to haproxy's one leg | requests/s | added TTFT p50 µs | added TTFT p99 µs |", "| --- | --- | --- | --- | --- | --- |"]
+
+    def ratio(r, to):
+        if to not in rows:
+            return "–"
+        return "%.2f" % statistics.median(x / y for x, y in zip(r["cpu"], rows[to]["cpu"]))
+
+    lines += ["", "| | CPU µs a request | ratio to haproxy's one leg | ratio to the least of two legs | requests/s | added TTFT p50 µs | added TTFT p99 µs |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for n, r in rows.items():
-        ratio = "%.2f" % statistics.median(x / y for x, y in zip(r["cpu"], base)) if base else "–"
-        lines.append("| %s | %s | %s | %s | %s | %s |" % (n, med(r["cpu"]), ratio, med(r["rps"], 0), med(r["p50"], 0), med(r["p99"], 0)))
+        lines.append("| %s | %s | %s | %s | %s | %s | %s |" % (n, med(r["cpu"]), ratio(r, HAPROXY), ratio(r, LEAST), med(r["rps"], 0), med(r["p50"], 0), med(r["p99"], 0)))
     print("\n".join(lines))
     if a.report:
         with open(a.report, "w", encoding="utf-8") as f:

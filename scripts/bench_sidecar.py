@@ -6,7 +6,12 @@ the same machine. Prints a table of the differences of each pair, then memory.
 P/D straight: this client sends both legs itself, one after the other, as the sidecar
 does; so what is left is the sidecar's own. Closed loop, one request at a time.
 
-  scripts/bench_sidecar.py [--rounds N] [--nixl LIBRARY]
+CPU by the length of the prompt is measured in turns: beside each sidecar two relays in
+C that do nothing but pass bytes on (bench/relay/raw for one leg, bench/relay/legs for
+two), which is the least that a copy through user space costs on this machine, and other
+builds (--binary).
+
+  scripts/bench_sidecar.py [--rounds N] [--turns N] [--only cpu] [--nixl LIBRARY] [--binary NAME=PATH]
 """
 
 import argparse
@@ -15,22 +20,26 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+
+from bench_proxies import free_port
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLUICE = os.path.join(ROOT, "bin", "sluice")
 
 
 class Process:
-    def __init__(self, *argv):
-        self.p = subprocess.Popen([SLUICE, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.addr = self.p.stdout.readline().strip()
+    def __init__(self, *argv, binary=SLUICE, addr=None):
+        self.p = subprocess.Popen([binary, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addr = addr or self.p.stdout.readline().strip()
         if not self.addr:
             sys.exit("%s did not start" % " ".join(argv))
 
@@ -130,24 +139,77 @@ def body(kb, i, extra=b""):
     return b'{"model":"sim","seed":9007199254740993,"prompt":"%s","max_tokens":%s}' % (text, extra)
 
 
+SIDECAR = ["sidecar", "--listen", "127.0.0.1:0", "--log-level", "error", "--prefill-networks", "127.0.0.0/8", "--engine"]
+LENGTHS, REQUESTS = (1, 64, 256), 30  # KB of prompt; requests of a length in a turn
+
+
+def relay(start, tmp, name, *engines):
+    """A relay in C over engines that listen on the loopback."""
+    binary, port = os.path.join(tmp, name), free_port()
+    if not os.path.exists(binary):
+        subprocess.run(["cc", "-O2", "-o", binary, os.path.join(ROOT, "bench/relay", name, name + ".c")], check=True)
+    p = start(str(port), *(e.rsplit(":", 1)[1] for e in engines), binary=binary, addr="127.0.0.1:%d" % port)
+    for _ in range(100):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return p
+        except OSError:
+            time.sleep(0.05)
+    sys.exit(name + " does not listen")
+
+
+def by_length(a, start, tmp):
+    """Prints what a request costs by the length of its prompt, each process in its turn."""
+    at, _ = sink()
+    named = b"x-prefiller-host-port: %s\r\n" % at.encode()
+    rows = []  # request, by whom, process, header
+    for request, header, least in (("decode only", b"", ("raw", at)), ("P/D", named, ("legs", at, at))):
+        for name, binary in [("sidecar", SLUICE), *(b.split("=", 1) for b in a.binary)]:
+            p = start(*SIDECAR, "http://" + at, binary=binary)
+            wait_ready(p.addr)
+            rows.append((request, name, p, header))
+        if shutil.which("cc"):
+            rows.append((request, "relay in C", relay(start, tmp, *least), b""))
+    to = [Client(p.addr) for _, _, p, _ in rows]
+    took = [{kb: [] for kb in LENGTHS} for _ in rows]
+    for turn in range(a.turns + 1):
+        for kb in LENGTHS:
+            for i, (_, _, p, header) in enumerate(rows):
+                before = p.cpu()
+                for n in range(REQUESTS):
+                    to[i].post(body(kb, n, b"1"), header)
+                if turn > 0:  # the first is for warming up
+                    took[i][kb].append((p.cpu() - before) / REQUESTS)
+    print("\nCPU µs of a request, kernel included, beside an engine that only reads; a P/D request sends its prompt twice. Medians of %d turns [quartiles].\n" % a.turns)
+    print("| request | by | %s | per KB of prompt |" % " | ".join("%d KB" % kb for kb in LENGTHS))
+    print("| --- | --- |%s --- |" % (" --- |" * len(LENGTHS)))
+    for (request, name, _, _), t in zip(rows, took):
+        per = [(x - y) / (LENGTHS[-1] - LENGTHS[0]) for x, y in zip(t[LENGTHS[-1]], t[LENGTHS[0]])]
+        q = statistics.quantiles(per, n=4)
+        print("| %s | %s | %s | %.2f [%.2f–%.2f] |" % (request, name, " | ".join("%.0f" % statistics.median(t[kb]) for kb in LENGTHS), q[1], q[0], q[2]))
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=1500, help="pairs of each row of small prompts")
+    ap.add_argument("--turns", type=int, default=20, help="of the CPU by length")
+    ap.add_argument("--only", choices=["cpu"], help="nothing but the CPU by length")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build, whose CPU is measured too; may be repeated")
     ap.add_argument("--nixl", help="libnixl_capi.so, to weigh a sidecar with an agent of NIXL's as well")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     load = os.getloadavg()[0]
     sim = ["sim", "--kv-events", "off", "--records", "-1", "--speed", "inf", "--blocks", "65536", "--cost-admit", "-1ns"]
-    procs = []
+    procs, tmp = [], tempfile.mkdtemp(prefix="sluice-sidecar-")
 
-    def start(*argv):
-        procs.append(Process(*argv))
+    def start(*argv, **kw):
+        procs.append(Process(*argv, **kw))
         return procs[-1]
 
     try:
         pre, dec, whole = start(*sim, "--role", "prefill"), start(*sim, "--role", "decode"), start(*sim)
-        flags = ["sidecar", "--listen", "127.0.0.1:0", "--log-level", "error", "--prefill-networks", "127.0.0.0/8", "--engine"]
+        flags = SIDECAR
         plain, pd = start(*flags, "http://" + whole.addr), start(*flags, "http://" + dec.addr)
         for s in (plain, pd):
             wait_ready(s.addr)
@@ -184,7 +246,7 @@ def main():
         print("Load average %.1f on %d cores. µs; median of the pairs' differences [quartiles].\n" % (load, os.cpu_count()))
         print("| request | pairs | straight p50 | through p50 | added p50 |")
         print("| --- | --- | --- | --- | --- |")
-        for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)):
+        for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)) if a.only != "cpu" else ():
             for kb, n in ((1, a.rounds), (64, a.rounds // 5)):
                 for i in range(20):
                     pair(kb, i)
@@ -194,24 +256,9 @@ def main():
                 print("| %s, %d KB | %d | %.0f | %.0f | %.0f [%.0f–%.0f] |" % (
                     name, kb, n, statistics.median(x for x, _ in got), statistics.median(y for _, y in got), q[1], q[0], q[2]))
 
-        print("\nCPU µs of the sidecar a request, kernel included, beside an engine that only reads; a P/D request sends its prompt twice.\n")
-        print("| request | 1 KB | 64 KB | 256 KB | per KB of prompt |")
-        print("| --- | --- | --- | --- | --- |")
-        at, _ = sink()
-        s = start(*flags, "http://" + at)
-        wait_ready(s.addr)
-        to = Client(s.addr)
-        for name, header in (("decode only", b""), ("P/D", b"x-prefiller-host-port: %s\r\n" % at.encode())):
-            row = []
-            for kb in (1, 64, 256):
-                for i in range(10):
-                    to.post(body(kb, i, b"1"), header)
-                before = s.cpu()
-                for i in range(a.rounds // 5):
-                    to.post(body(kb, i, b"1"), header)
-                row.append((s.cpu() - before) / (a.rounds // 5))
-            print("| %s | %.0f | %.0f | %.0f | %.2f |" % (name, *row, (row[2] - row[0]) / 255))
-
+        by_length(a, start, tmp)
+        if a.only == "cpu":
+            return
         print("\n| memory after 1,000 requests | RSS MiB | PSS MiB | anonymous MiB |")
         print("| --- | --- | --- | --- |")
         kinds = [("without NIXL", [])]
@@ -227,6 +274,7 @@ def main():
     finally:
         for p in procs:
             p.stop()
+        shutil.rmtree(tmp, ignore_errors=True)
 
 
 if __name__ == "__main__":
