@@ -33,7 +33,7 @@ func (x *Exchange) relayOverdue(resp *upstream.Response, call *upstream.Call, ho
 	call.Cut()
 	resp.Release()
 	x.endEvents(nil)
-	cause := relay.ClientGone
+	cause := relay.Deadline
 	if x.srv.cutting.Load() {
 		cause = relay.Drained
 	}

@@ -39,7 +39,7 @@ func TestOverdue(t *testing.T) {
 			goOn, left := make(chan struct{}), make(chan struct{})
 			r := start(t, Options{}, func(x *Exchange) {
 				x.OnGone(func() { close(left) })
-				x.Overdue(time.Now().Add(20*time.Millisecond), UpstreamTimeout, "the time is over")
+				x.Overdue(time.Now().Add(20*time.Millisecond), Deadline, "the time is over")
 				<-goOn
 				if !x.Gone() {
 					t.Error("to the handler the client is still there")
@@ -50,7 +50,7 @@ func TestOverdue(t *testing.T) {
 			c := r.dial()
 			c.send(chatPost(hello, "X-Request-Id: mine"))
 			resp, body := c.answer()
-			if resp.StatusCode != 504 || !resp.Close || resp.Header.Get("X-Request-Id") != "mine" || resp.Header.Get("X-Sluice-Reason") != string(UpstreamTimeout) {
+			if resp.StatusCode != 504 || !resp.Close || resp.Header.Get("X-Request-Id") != "mine" || resp.Header.Get("X-Sluice-Reason") != string(Deadline) {
 				t.Errorf("answered with %d, %v", resp.StatusCode, resp.Header)
 			}
 			contains(t, body, "the time is over")
@@ -62,7 +62,7 @@ func TestOverdue(t *testing.T) {
 			}
 			close(goOn)
 			if name == "a stream" {
-				wantEnd(t, ends, relay.ClientGone)
+				wantEnd(t, ends, relay.Deadline)
 			}
 			until(t, "the connection is closed", func() bool { return r.s.conns.len() == 0 })
 			if got := r.seen.endings(); len(got) != 1 || got[0] != chat+" 504" {
@@ -84,7 +84,7 @@ func testNotOverdue(t *testing.T, by Relay) {
 	streams := relayTo(e, func() RelayHooks { return RelayHooks{OnEnd: func(relay.Result) {}} })
 	watches := make(chan *pulse, 3)
 	r := start(t, Options{Relay: by}, func(x *Exchange) {
-		x.Overdue(time.Now().Add(time.Hour), UpstreamTimeout, "the time is over")
+		x.Overdue(time.Now().Add(time.Hour), Deadline, "the time is over")
 		watches <- x.early
 		if string(x.Doc.Body) == probeDoc {
 			echo(x)

@@ -39,6 +39,7 @@ const (
 	Draining           Reason = "draining"
 	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
 	ClientGone         Reason = "client_gone"
+	Deadline           Reason = "deadline" // the request's own time is over
 	Internal           Reason = "internal"
 )
 
@@ -82,6 +83,7 @@ var reasonTable = map[Reason]reasonRow{
 	Draining:           {503, "service_unavailable", ""},
 	Drained:            {503, "service_unavailable", ""},
 	ClientGone:         {499, "client_closed_request", ""},
+	Deadline:           {504, "upstream_error", ""},
 	Internal:           {500, "internal_error", ""},
 }
 

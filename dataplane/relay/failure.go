@@ -13,6 +13,7 @@ var failures = map[Cause]failure{
 	Cut:           {"the router ended the stream: another part of this request failed", 502},
 	Drained:       {"the router is shutting down; send the request again", 503},
 	EngineStalled: {"the engine took too long to go on with the stream", 504},
+	Deadline:      {"the request's time is over", 504},
 }
 
 // appendEvent renders the failure as the protocol's last events.

@@ -11,12 +11,13 @@ const (
 	ClientGone                 // the client closed or reset
 	ClientStalled              // a flush took longer than WriteTimeout
 	EngineClosed               // reset, EOF or bad framing before the end
-	EngineStalled              // IdleTimeout, or the request's own deadline
+	EngineStalled              // IdleTimeout, or the leg's own deadline
 	Cut                        // the call was cut by the router
 	Drained                    // likewise: the router ends
+	Deadline                   // the client's time (Options.By) was over
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline"}
 
 // String gives the cause's name as it stands in metrics and logs.
 func (c Cause) String() string {

@@ -142,6 +142,7 @@ type stream struct {
 	chunked  bool
 	scanning bool
 	leaving  bool // for another engine, though this one is well
+	deaf     bool // the client took something not: no last word either
 	lent     bool // resp is, to a loop, or was
 	res      Result
 }
@@ -202,7 +203,7 @@ func (s *stream) drive() (res Result, ended bool) {
 
 // finish tells the end.
 func (s *stream) finish() Result {
-	if s.res.Err != nil {
+	if s.res.Err != nil && !s.deaf {
 		if end := s.goodEnd(); end != nil {
 			s.ending()
 			s.res.Reusable = s.writeAt(end, time.Now()) == nil
@@ -407,6 +408,8 @@ func (s *stream) readEnded(err error) {
 		s.end(Drained, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
+	case errors.Is(err, upstream.ErrTimeout) && s.late(time.Now()):
+		s.end(Deadline, err)
 	case errors.Is(err, upstream.ErrTimeout):
 		s.end(EngineStalled, err)
 	default:
@@ -450,8 +453,8 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 			return s.clientFailed(ClientGone, err)
 		}
 		now := time.Now()
-		if !s.opt.By.IsZero() && !now.Before(s.opt.By) {
-			return s.clientFailed(ClientStalled, err)
+		if s.late(now) {
+			return s.clientFailed(Deadline, err)
 		}
 		unsent, known := s.unsent()
 		switch taken := before + progress - unsent; {
@@ -465,6 +468,9 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 		s.arm(now)
 	}
 }
+
+// late says whether the client's time is over.
+func (s *stream) late(now time.Time) bool { return !s.opt.By.IsZero() && !now.Before(s.opt.By) }
 
 func (s *stream) unsent() (n int, ok bool) {
 	b, ok := s.dst.(Backlog)
@@ -486,6 +492,7 @@ func (s *stream) arm(t time.Time) {
 
 // clientFailed notes the client's failure unless the engine failed before.
 func (s *stream) clientFailed(cause Cause, err error) error {
+	s.deaf = true
 	if s.res.Err == nil {
 		s.end(cause, err)
 	}

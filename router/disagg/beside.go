@@ -288,7 +288,7 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	rank := choice.Rank
 	switch {
 	case left: // whatever else went wrong is of our making, and nobody waits for more
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(front.ClientGone), took)
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, q.whyGone(), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered
 	case b.failed:

@@ -79,7 +79,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 			return q.lostOn(rank, took)
 		}
 		if call.WasCut() {
-			opt.Observer.LegEnded(leg, rank.ID, string(front.ClientGone), took)
+			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
 			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 			return legAnswered
 		}
@@ -274,7 +274,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 			return q.lostOn(rank, took)
 		}
 		if call.WasCut() {
-			opt.Observer.LegEnded(leg, rank.ID, string(front.ClientGone), took)
+			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
 			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 			return legAnswered
 		}
@@ -423,7 +423,7 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	case !q.settle():
 		return q.lostOn(choice.Rank, took), false
 	case call.WasCut():
-		opt.Observer.LegEnded(leg, choice.Rank.ID, string(front.ClientGone), took)
+		opt.Observer.LegEnded(leg, choice.Rank.ID, q.whyGone(), took)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false
 	}

@@ -31,6 +31,9 @@ type Hints struct {
 	// Deadline ends the request wherever it is: the caller is told that its time is over,
 	// and the legs end as those of one who leaves. Zero: the time-outs configured alone count.
 	Deadline time.Time
+	// Leaves is when the caller leaves by itself because its time is over: what ends for
+	// that is called by its name. Zero where there is a Deadline, or none.
+	Leaves time.Time
 	// OverlapWeight and Temperature take the place of the configured ones for this
 	// request; nil leaves them.
 	OverlapWeight, Temperature *float64
@@ -58,8 +61,8 @@ func (q *request) hint() {
 	if !ok {
 		return
 	}
-	q.media, q.output, q.shown, q.deadline, q.tells = h.Media, h.Output, h.Handed, h.Deadline, h.TellsIDs
-	q.x.Overdue(q.deadline, front.UpstreamTimeout, "the request's time is over")
+	q.media, q.output, q.shown, q.deadline, q.leavesAt, q.tells = h.Media, h.Output, h.Handed, h.Deadline, h.Leaves, h.TellsIDs
+	q.x.Overdue(q.deadline, front.Deadline, "the request's time is over")
 	if h.OverlapWeight != nil || h.Temperature != nil {
 		q.tuned = h
 	}
@@ -75,7 +78,21 @@ func (q *request) orDeadline(end time.Time) time.Time {
 
 // late says whether the caller's deadline is over: what fails then fails for want
 // of time, and says nothing of an engine.
-func (q *request) late() bool { return !q.deadline.IsZero() && !time.Now().Before(q.deadline) }
+func (q *request) late() bool {
+	by := q.deadline
+	if by.IsZero() {
+		by = q.leavesAt
+	}
+	return !by.IsZero() && !time.Now().Before(by)
+}
+
+// whyGone is what the leg of a caller who has left ends with.
+func (q *request) whyGone() string {
+	if q.late() {
+		return string(front.Deadline)
+	}
+	return string(front.ClientGone)
+}
 
 // hintedTokens puts the ids that the caller gave for the look-up in the place of
 // the prompt's.

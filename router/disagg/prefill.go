@@ -252,7 +252,7 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err error, took time.Duration) prefillEnd {
 	opt := q.r.opt()
 	if call.WasCut() {
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(front.ClientGone), took)
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.whyGone(), took)
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
 	}

@@ -198,6 +198,7 @@ type request struct {
 	output   int       // tokens the caller expects; 0: it did not say
 	tuned    *Hints    // of the choice, where the caller tunes it; else nil
 	deadline time.Time // the caller's; zero: none
+	leavesAt time.Time // when the caller leaves for that; zero: it does not by itself
 	shown    bool      // the body holds a handle: one engine may see it
 
 	texts     found // see Pair.textOnly
@@ -370,7 +371,7 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 // did not come to be before the caller's time was over failed for want of that.
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
 	if (reason.Status() >= 500 || reason == front.ClientGone) && q.late() {
-		reason, retryAfter = front.UpstreamTimeout, 0
+		reason, retryAfter = front.Deadline, 0
 		message = "the request's time is over: " + message
 	}
 	q.x.Error(reason, param, message, retryAfter)

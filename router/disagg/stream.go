@@ -156,8 +156,8 @@ func (s *streamEnd) end(res relay.Result) {
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
 		level := slog.LevelWarn
-		if res.Cause == relay.ClientGone || res.Cause == relay.Drained {
-			level = slog.LevelInfo // clients leave all day, and routers end; engines should not
+		if res.Cause == relay.ClientGone || res.Cause == relay.Drained || res.Cause == relay.Deadline {
+			level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
 		}
 		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
 	}
@@ -197,7 +197,7 @@ func (s *streamEnd) judge(res *relay.Result) {
 	case res.EngineErr && !res.FirstToken.IsZero():
 		fleet.Answered(s.rank, 500)
 	case res.EngineErr:
-	case res.Cause == relay.Completed, !res.FirstToken.IsZero() && (res.Cause == relay.ClientGone || res.Cause == relay.ClientStalled):
+	case res.Cause == relay.Completed, !res.FirstToken.IsZero() && (res.Cause == relay.ClientGone || res.Cause == relay.ClientStalled || res.Cause == relay.Deadline):
 		fleet.Answered(s.rank, 200)
 	}
 }

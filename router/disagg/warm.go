@@ -149,7 +149,7 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 	took := time.Since(began)
 	if err != nil {
 		if call.WasCut() {
-			opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(front.ClientGone), took)
+			opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.whyGone(), took)
 			q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 			return false
 		}
