@@ -469,6 +469,7 @@ func TestRoutedErrors(t *testing.T) {
 		{merge(tokens, with("prefill_result", with("disaggregated_params", with("kv_transfer_params", with("peers", []any{with("url", "http://169.254.169.254/")}))))), "prefill_result.disaggregated_params.kv_transfer_params.peers[0].url", "allow-list"},
 		{merge(tokens, with("stream", false)), "stream", "router"},
 		{merge(tokens, with("n", 3)), "n", "router"},
+		{merge(tokens, with("routing", with(strings.Repeat("x", 5000), 1))), "routing." + strings.Repeat("x", 192) + "…", "not known"},
 		{merge(tokens, with("context", with("timeout_ms", 0))), "context.timeout_ms", "1 to"},
 		{merge(tokens, with("extra_args", with("kv_transfer_params", with("x", 1)))), "extra_args.kv_transfer_params", "router"},
 		{merge(tokens, with("mm_routing_info", with("block_mm_infos", []any{1}))), "mm_routing_info.block_mm_infos[0]", "mm_objects"},
@@ -508,38 +509,111 @@ func TestRoutedErrors(t *testing.T) {
 	}
 }
 
-// TestRoutedCarries: what the router does not know reaches the engine as it stands,
-// and the rest in the engine's own words.
+// TestRoutedCarries: what the router does not know reaches the engine as it stands, and
+// the rest in the engine's own words, whatever its API.
 func TestRoutedCarries(t *testing.T) {
-	r, engines := startEngineRouter(t, 1, nil, func(c *config.Config) { c.Routed.VLLM = "completions" })
-	c := dialEngine(t, r, "unix")
-	req := routedRequest(tokenIDs(20, 2), 5)
-	req.EOSTokenIDs = []uint32{2, 7}
-	req.StopConditions = map[string]any{"max_tokens": 5, "stop_token_ids": []any{9}, "stop_token_ids_hidden": []any{11}}
-	req.SamplingOptions["logit_bias"] = map[string]any{"5": -1.5}
-	req.SamplingOptions["guided_decoding"] = map[string]any{"regex": `a"b`}
-	req.OutputOptions = map[string]any{"logprobs": 2}
-	req.Routing = map[string]any{"cache_salt": "pepper", "priority": -3}
-	req.Context = client.Context{ID: "carried", Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-	req.Extra = map[string]any{"extra_args": map[string]any{"reasoning": map[string]any{"big": int64(9007199254740993)}}, "mm_processor_kwargs": map[string]any{"x": 1}, "future": []any{"ü\n", nil, true}}
-	if a := askRouted(t, c, req); a.failure != nil || a.err != nil {
-		t.Fatal(a.failure, a.err)
-	}
-	seen := generating(engines[0])
-	if len(seen) != 1 {
-		t.Fatalf("%d requests", len(seen))
-	}
-	for _, want := range []string{`"stop_token_ids":[9,11,2,7]`, `"logit_bias":{"5":-1.5}`, `"structured_outputs":{"regex":"a\"b"}`, `"logprobs":2`, `"return_tokens_as_token_ids":true`,
-		`"cache_salt":"pepper"`, `"priority":-3`, `"extra_args":{"reasoning":{"big":9007199254740993}}`, `"mm_processor_kwargs":{"x":1}`, `"future":["ü\n",null,true]`, `"max_tokens":5`, `"stream":true`, `"return_token_ids":true`} {
-		if !bytes.Contains(seen[0].Body, []byte(want)) {
-			t.Errorf("%s is not in %s", want, seen[0].Body)
+	everywhere := map[string]string{"extra_args": `{"reasoning":{"big":9007199254740993}}`, "mm_processor_kwargs": `{"x":1}`, "future": `["ü\n",null,true]`, "cache_salt": `"pepper"`, "stream": "true"}
+	sampled := map[string]string{"stop_token_ids": "[9,11,2,7]", "logit_bias": `{"5":-1.5}`, "new_stop": `[1]`, "new_output": `"x"`}
+	with := func(base map[string]string, more ...string) map[string]string {
+		m := maps.Clone(base)
+		for i := 0; i < len(more); i += 2 {
+			m[more[i]] = more[i+1]
 		}
+		return m
 	}
-	if got := seen[0].Header("traceparent"); got != req.Context.Traceparent {
-		t.Errorf("traceparent %q", got)
-	}
-	if got := seen[0].Header("X-Request-Id"); got != "carried" {
-		t.Errorf("request id %q", got)
+	for _, c := range []struct {
+		name, vllm  string
+		mod         func(*sim.Options)
+		worker      func(*config.Worker, *sim.Engine)
+		top, within map[string]string // within: of sampling_params; nil: they stand at the top
+		closed      bool              // the engine refuses what it does not know
+	}{
+		{"completions", "completions", nil, nil,
+			with(everywhere, "structured_outputs", `{"regex":"a\"b"}`, "logprobs", "2", "return_tokens_as_token_ids", "true", "return_token_ids", "true", "priority", "-3", "max_tokens", "5"), nil, false},
+		{"generate", "generate", nil, nil,
+			with(everywhere, "priority", "-3"), with(sampled, "structured_outputs", `{"regex":"a\"b"}`, "logprobs", "2", "max_tokens", "5"), false},
+		{"SGLang", "", func(o *sim.Options) { o.Engine = "sglang" }, nil,
+			with(everywhere, "return_logprob", "true", "top_logprobs_num", "2", "priority", "-3"), with(sampled, "regex", `"a\"b"`, "max_new_tokens", "5"), false},
+		{"TensorRT-LLM", "", func(o *sim.Options) { o.Engine = "trtllm" }, withoutEvents,
+			map[string]string{"response_format": `{"type":"regex","regex":"a\"b"}`, "logprobs": "2", "detokenize": "false", "max_tokens": "5", "stop_token_ids": "[9,11,2,7]", "stream": "true"}, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startSim(t, c.mod)
+			w := at(e, worker.Aggregated, "e0")
+			if c.worker != nil {
+				c.worker(&w, e)
+			}
+			on := asEngine(socketIn(t))
+			r := startRouter(t, func(conf *config.Config) {
+				if on(conf); c.vllm != "" {
+					conf.Routed.VLLM = c.vllm
+				}
+			}, w)
+			req := routedRequest(tokenIDs(20, 2), 5)
+			req.EOSTokenIDs = []uint32{2, 7}
+			req.StopConditions = map[string]any{"max_tokens": 5, "stop_token_ids": []any{9}, "stop_token_ids_hidden": []any{11}, "new_stop": []any{1}}
+			req.SamplingOptions["logit_bias"] = map[string]any{"5": -1.5}
+			req.SamplingOptions["guided_decoding"] = map[string]any{"regex": `a"b`}
+			req.OutputOptions = map[string]any{"logprobs": 2, "new_output": "x", "kv_transfer_params": nil}
+			req.Routing = map[string]any{"cache_salt": "pepper", "priority": -3}
+			req.Context = client.Context{ID: "carried", Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+			req.Extra = map[string]any{"extra_args": map[string]any{"reasoning": map[string]any{"big": int64(9007199254740993)}}, "mm_processor_kwargs": map[string]any{"x": 1}, "future": []any{"ü\n", nil, true}, "request_id": nil}
+			if c.closed {
+				if a := askRouted(t, dialEngine(t, r, "unix"), req); a.failure == nil || a.failure.Code != 400 || len(generating(e)) != 0 {
+					t.Errorf("a salt that the engine would not know: %v", a.failure)
+				}
+				delete(req.Routing, "cache_salt")
+				for _, m := range []map[string]any{req.StopConditions, req.SamplingOptions, req.OutputOptions, req.Extra} {
+					for _, name := range []string{"new_stop", "logit_bias", "new_output", "extra_args", "mm_processor_kwargs", "future"} {
+						delete(m, name)
+					}
+				}
+			}
+			if a := askRouted(t, dialEngine(t, r, "unix"), req); a.failure != nil || a.err != nil {
+				t.Fatal(a.failure, a.err)
+			}
+			seen := generating(e)
+			if len(seen) != 1 {
+				t.Fatalf("%d requests", len(seen))
+			}
+			var top, within map[string]json.RawMessage
+			if err := json.Unmarshal(seen[0].Body, &top); err != nil {
+				t.Fatal(err)
+			}
+			want := c.top
+			switch {
+			case c.closed:
+			case c.within == nil:
+				want = maps.Clone(want)
+				maps.Copy(want, sampled)
+			default:
+				if err := json.Unmarshal(top["sampling_params"], &within); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for in, members := range map[string]map[string]string{"": want, "sampling_params": c.within} {
+				got := top
+				if in != "" {
+					got = within
+				}
+				for name, value := range members {
+					if string(got[name]) != value {
+						t.Errorf("%s.%s is %s, want %s, in %s", in, name, got[name], value, seen[0].Body)
+					}
+				}
+			}
+			for _, name := range []string{"request_id", "kv_transfer_params"} {
+				if top[name] != nil || within[name] != nil {
+					t.Errorf("%s, which was null, is in %s", name, seen[0].Body)
+				}
+			}
+			if got := seen[0].Header("traceparent"); got != req.Context.Traceparent {
+				t.Errorf("traceparent %q", got)
+			}
+			if got := seen[0].Header("X-Request-Id"); got != "carried" {
+				t.Errorf("request id %q", got)
+			}
+		})
 	}
 }
 

@@ -93,12 +93,15 @@ func TestRoutedDeadline(t *testing.T) {
 					e.Fault(held.fault)
 				}
 				req := routedRequest(tokenIDs(50, 30+i), 30_000)
-				req.Context.TimeoutMS = 400
+				req.Context.TimeoutMS, req.Context.ID = 400, fmt.Sprint("late-", i)
 				began := time.Now()
 				a := askRouted(t, c, req)
 				t.Logf("%s of %q: told %v behind its time", held.fault.Kind, held.fault.Leg, (time.Since(began) - 400*time.Millisecond).Round(time.Millisecond))
 				if a.failure == nil || a.failure.Code != 504 || a.err != nil {
 					t.Errorf("%s of %q: %v, %v behind %d tokens", held.fault.Kind, held.fault.Leg, a.failure, a.err, len(a.tokens[0]))
+				}
+				if o := f.router.outcome(t, req.Context.ID).Outcome; o.Reason != "deadline" {
+					t.Errorf("%s of %q: the outcome is %q, want deadline", held.fault.Kind, held.fault.Leg, o.Reason)
 				}
 				for _, e := range held.at {
 					e.ClearFaults()
@@ -107,7 +110,25 @@ func TestRoutedDeadline(t *testing.T) {
 					t.Errorf("%s of %q: %d leases ran out, holding: %v", held.fault.Kind, held.fault.Leg, expiredLeases(f), f.holding())
 				}
 			}
+			wantDeadlines(t, f.router)
 		})
+	}
+}
+
+// wantDeadlines: a stream and a leg of a router ended with their callers' time, and none
+// because a caller left.
+func wantDeadlines(t *testing.T, r *testRouter) {
+	t.Helper()
+	eventually(t, patience, "a stream is counted as ended by its deadline", func() bool { return r.metric(`sluice_streams_total{cause="deadline"}`) > 0 })
+	for _, other := range []string{"client_gone", "client_stalled", "engine_stalled"} {
+		if n := r.metric(`sluice_streams_total{cause="` + other + `"}`); n != 0 {
+			t.Errorf("%v streams are counted as %s", n, other)
+		}
+		for _, leg := range []string{"prefill", "decode", "whole"} {
+			if n := r.metric(`sluice_legs_total{leg="` + leg + `",outcome="` + other + `"}`); n != 0 {
+				t.Errorf("%v %s legs are counted as %s", n, leg, other)
+			}
+		}
 	}
 }
 
@@ -124,6 +145,9 @@ func TestRoutedDeadlineOverHTTP(t *testing.T) {
 			}
 			engines[0].Fault(sim.Fault{Kind: sim.Stall})
 			raw, _ := ask(1, 200)
+			if reason := raw.Header.Get("X-Sluice-Reason"); reason != "deadline" {
+				t.Errorf("before the stream: the reason is %q", reason)
+			}
 			if message, kind, _ := raw.errorOf(t); raw.Status != 504 || kind != "upstream_error" || !strings.HasPrefix(message, "the request's time is over") {
 				t.Errorf("before the stream: %d %s", raw.Status, raw.Body)
 			}
@@ -134,6 +158,7 @@ func TestRoutedDeadlineOverHTTP(t *testing.T) {
 				t.Errorf("within the stream: %d, %v behind %d tokens", raw.Status, a.failure, len(a.tokens[0]))
 			}
 			eventually(t, patience, "nothing runs on", func() bool { return engines[0].Stats().Sum().Running == 0 })
+			wantDeadlines(t, r)
 		})
 	}
 }

@@ -95,6 +95,7 @@ func TestRoutedDeadlineOfASlowReader(t *testing.T) {
 				t.Parallel()
 				r, e := talks(t, driver, 0)
 				run(t, r, e)
+				wantDeadlines(t, r)
 			})
 		}
 	}

@@ -273,10 +273,13 @@ func (x *Exchange) badBody(err error) bool {
 }
 
 // Lend gives n bytes counted like a body's, for a copy that may outlive the exchange;
-// false when the budget is spent. The caller releases them. A detached exchange has
-// no budget to count them in: whoever made it has counted its body.
+// false when the budget is spent. The caller releases them. For a detached exchange its
+// maker counts them, or nobody does.
 func (x *Exchange) Lend(n int) (membudget.Lease, bool) {
-	if x.srv == nil {
+	switch {
+	case x.lend != nil:
+		return x.lend(n)
+	case x.srv == nil:
 		return membudget.Default.Lease(unbounded, n)
 	}
 	return membudget.Default.Lease(x.srv.budget, n)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
 
@@ -25,7 +26,9 @@ type Detached struct {
 	ClientIP netip.Addr // invalid: none, which no steering.pins but "any" trusts
 	Pass     Pass       // of the caller's key; nil: no keys are asked for
 	Party    Party
-	Log      *slog.Logger // [slog.Default]
+	// Lend is Exchange.Lend's; nil: what it lends is counted nowhere.
+	Lend func(n int) (membudget.Lease, bool)
+	Log  *slog.Logger // [slog.Default]
 }
 
 // Party is who gets the answer of a detached Exchange: exactly one call of Refuse,
@@ -45,7 +48,7 @@ type Party interface {
 // *jsonscan.SyntaxError on a body that Scan refuses. It is for one Handler call, and
 // not pooled.
 func NewExchange(d *Detached) (*Exchange, error) {
-	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, holder: d.Pass}
+	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, holder: d.Pass, lend: d.Lend}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
 	}

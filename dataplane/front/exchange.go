@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -52,6 +53,7 @@ type Exchange struct {
 
 	// Of a detached exchange, which has no srv, ctx, c and head.
 	party  Party
+	lend   func(n int) (membudget.Lease, bool)
 	fields []upstream.Field
 }
 

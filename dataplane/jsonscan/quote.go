@@ -23,3 +23,17 @@ func AppendQuoted[T string | []byte](dst []byte, s T) []byte {
 	}
 	return append(append(dst, s[from:]...), '"')
 }
+
+// QuotedLen is how many bytes AppendQuoted appends for s.
+func QuotedLen[T string | []byte](s T) int {
+	n := len(s) + 2
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"' || c == '\\' || c == '\n':
+			n++
+		case c < ' ':
+			n += 5
+		}
+	}
+	return n
+}

@@ -37,7 +37,7 @@ type Options struct {
 	MaxConns      int           // [256]
 	MaxStreams    int           // open on one connection [16384]
 	MaxFrame      int           // a REQUEST's payload, bytes [8 MiB]
-	RequestBudget int64         // the payloads of all requests under way, bytes [1 GiB]
+	RequestBudget int64         // the payloads of all requests under way, and what they are made into (Stream.Lend), bytes [1 GiB]
 	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
 	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
 	ReadTimeout   time.Duration // from a REQUEST's head to its payload's end, and a second more for each 256 KiB [30s]
@@ -118,7 +118,7 @@ type Stats struct {
 	Streams  int64 // whose handlers have not returned
 	Stalled  uint64
 	Refused  uint64 // by an END before the handler saw them
-	Requests int64  // bytes of payloads held
+	Requests int64  // bytes held of RequestBudget
 }
 
 // Stats says what goes on.

@@ -21,7 +21,7 @@ var (
 // one goroutine at a time; the rest may be called from anywhere.
 type Stream struct {
 	ID uint32
-	// Payload of the REQUEST frame, borrowed until ServeStream returns.
+	// Payload of the REQUEST frame, borrowed until ServeStream returns, or Taken.
 	Payload []byte
 
 	conn  *Conn
@@ -37,6 +37,18 @@ type Stream struct {
 	wake    chan struct{}
 	onStop  func()
 	onKill  func()
+}
+
+// Taken gives Payload's memory back before ServeStream returns.
+func (s *Stream) Taken() {
+	s.Payload = nil
+	s.lease.Release()
+}
+
+// Lend gives n bytes counted like requests' payloads, for what a request becomes; false
+// when the memory for requests is spent. The caller releases them.
+func (s *Stream) Lend(n int) (membudget.Lease, bool) {
+	return membudget.Default.Lease(s.conn.srv.budget, n)
 }
 
 // Peer is the caller's address; loopback for a unix socket, whose file's

@@ -82,6 +82,14 @@ func (o *object) number(name string, value int) {
 	o.dst = strconv.AppendInt(o.dst, int64(value), 10)
 }
 
+// needs is how much memory the request, of size bytes as it came, takes in any dialect. Of
+// its members only a JSON schema may become longer: a text that has a backslash before
+// each quote.
+func (r *request) needs(size int) int {
+	const names = 512 // members that the router adds, and longer names
+	return size + len(r.vals[fGuided]) + names
+}
+
 // appendBody writes the request in a dialect. It fails with *FieldError on what the
 // dialect cannot say.
 func (r *request) appendBody(dst []byte, p pool) ([]byte, error) {

@@ -1,6 +1,7 @@
 package routed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/loop"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 	"sluice/router/disagg"
 	"sluice/router/fleet"
@@ -99,35 +101,45 @@ func (e *Engine) AwaitWorkers(ctx context.Context, least int) (ready int) {
 }
 
 // plan is a request made ready to be run: the body of an engine's API, and what
-// else the runner is told.
+// else the runner is told. It borrows nothing of what the request was read from.
 type plan struct {
-	r        *request
+	r        *request // until the plan is made
+	hints    *disagg.Hints
 	pool     pool
 	body     []byte
+	mem      membudget.Lease // where body lies; to be released when the runner has answered
 	context  callContext
 	says     []upstream.Field
 	began    time.Time
 	deadline time.Time
+
+	prompt     int    // its tokens
+	eos, stops []byte // eos_token_ids and stop_token_ids, raw
+	decision   bool   // the first item is to tell the choice
 }
 
 // late says whether the caller's time is over.
 func (p *plan) late() bool { return !p.deadline.IsZero() && !time.Now().Before(p.deadline) }
 
 // prepare checks a request and writes the engine's body; a *FieldError says what
-// is wrong with it, a *modelDenied that pass is not good for it. ctx ends the wait for
-// a first worker.
-func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Pass) (*plan, error) {
+// is wrong with it, a *modelDenied that pass is not good for it, errSpent that lend has
+// no memory for it. ctx ends the wait for a first worker.
+func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Pass, lend lender) (*plan, error) {
 	e.requests.Add(1)
 	p := &plan{r: new(request), began: time.Now()}
-	err := e.fill(ctx, p, body, pass)
+	err := e.fill(ctx, p, body, pass, lend)
 	if err != nil {
+		p.mem.Release()
 		e.refused.Add(1)
 		return nil, err
 	}
+	r := p.r
+	p.r, p.hints, p.prompt, p.decision = nil, &r.hints, len(r.tokens), r.decision
+	p.eos, p.stops = bytes.Clone(r.vals[fEOS]), bytes.Clone(r.vals[fStopIDs])
 	return p, nil
 }
 
-func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass) error {
+func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass, lend lender) error {
 	r := p.r
 	if err := r.parse(body); err != nil {
 		return err
@@ -158,7 +170,11 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 	if err := r.media(p.pool.blockSize); err != nil {
 		return err
 	}
-	p.body, err = r.appendBody(make([]byte, 0, len(body)+256), p.pool)
+	var ok bool
+	if p.mem, ok = lend(r.needs(len(body))); !ok {
+		return errSpent
+	}
+	p.body, err = r.appendBody(p.mem.Bytes()[:0], p.pool)
 	return err
 }
 
@@ -301,7 +317,7 @@ func (e *Engine) legs(r *request) error {
 // runner has said of it.
 func (e *Engine) converter(p *plan, told func(string) string) converter {
 	c := converter{
-		dialect: p.pool.dialect, usage: noUsage, prompt: len(p.r.tokens), eos: p.r.vals[fEOS], stops: p.r.vals[fStopIDs],
+		dialect: p.pool.dialect, usage: noUsage, prompt: p.prompt, eos: p.eos, stops: p.stops,
 	}
 	id := told("X-Sluice-Worker")
 	if c.dialect == native {
@@ -309,7 +325,7 @@ func (e *Engine) converter(p *plan, told func(string) string) converter {
 			c.deltas, c.known = *d, true
 		}
 	}
-	if p.r.decision {
+	if p.decision {
 		for _, h := range [...]struct{ header, name string }{
 			{"X-Sluice-Worker", "worker_id"}, {"X-Sluice-Rank", "dp_rank"}, {"X-Sluice-Prefill-Worker", "prefill_worker_id"},
 			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Waited", "queued"}, {"X-Sluice-Migration", "migration"},

@@ -22,11 +22,8 @@ func convert(t *testing.T, c converter, events ...string) string {
 		js := asJSON{}.append(nil, it)
 		// Both encodings must say the same.
 		packed := asMsgpack{}.append(nil, it)
-		back, rest, err := appendJSON(nil, packed, 0)
-		if err != nil || len(rest) > 0 {
-			t.Errorf("%x: %v, %d bytes left", packed, err, len(rest))
-		}
-		if want := strings.TrimSpace(strings.TrimPrefix(string(js), "data: ")); string(back) != want {
+		back := jsonOf(t, packed)
+		if want := strings.TrimSpace(strings.TrimPrefix(string(js), "data: ")); back != want {
 			t.Errorf("msgpack says %s\nJSON says    %s", back, want)
 		}
 		out = append(out, js...)

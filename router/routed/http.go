@@ -1,9 +1,9 @@
 package routed
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -24,13 +24,18 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	x.OnGone(cancel)
-	p, err := e.prepare(ctx, x.Doc.Body, x.Pass())
+	p, err := e.prepare(ctx, x.Doc.Body, x.Pass(), x.Lend)
 	x.OnGone(nil)
 	if err != nil {
 		reason, field := refusal(err)
-		x.Error(reason, field, err.Error(), 0)
+		after := time.Duration(0)
+		if reason == front.BudgetSpent {
+			after = time.Second
+		}
+		x.Error(reason, field, err.Error(), after)
 		return
 	}
+	defer p.mem.Release()
 	if err := x.Doc.Scan(p.body, jsonscan.Limits{}); err != nil {
 		x.Error(front.BadField, "", err.Error(), 0)
 		return
@@ -46,11 +51,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 			x.Say(h.Name, h.Value)
 		}
 	}
-	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], &p.r.hints
-	// The stream outlives the exchange, and the body that what was parsed borrows from.
-	for _, f := range [...]field{fEOS, fStopIDs} {
-		p.r.vals[f] = bytes.Clone(p.r.vals[f])
-	}
+	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], p.hints
 	x.Converter = func(chunked bool) relay.Converter {
 		c := e.converter(p, x.AnswerHeader)
 		c.late = p.late
@@ -64,6 +65,8 @@ func refusal(err error) (reason front.Reason, field string) {
 	var f *FieldError
 	var d *modelDenied
 	switch {
+	case errors.Is(err, errSpent):
+		return front.BudgetSpent, ""
 	case errors.As(err, &d):
 		return front.KeyModel, "model"
 	case !errors.As(err, &f):

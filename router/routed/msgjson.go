@@ -11,6 +11,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 )
 
 var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, which becomes base64")
@@ -18,31 +19,95 @@ var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, wh
 // maxNesting bounds a request's arrays and maps.
 const maxNesting = 60
 
-// appendJSON appends a msgpack value as JSON, and gives what follows it. Binary
-// becomes base64; extensions, maps with other keys than strings, numbers that JSON
-// cannot write and strings that are no UTF-8 are refused: jsonscan would not see what
-// stands behind these. A float that is a whole number is written as one, as an integer
-// must be.
-func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
+// errSpent: a request may become more than the memory for requests has left.
+var errSpent = errors.New("the memory for requests is spent; try again")
+
+// lender lends memory that is counted against the budget for requests; false when that
+// is spent.
+type lender func(n int) (membudget.Lease, bool)
+
+// jsonMaker writes a msgpack value as JSON into counted memory: what is one byte there may
+// be six here (a control character, a false), so that a request which fitted the budget
+// may not in JSON. Nothing is written that was not counted before.
+type jsonMaker struct {
+	dst []byte // lies in mem
+	mem membudget.Lease
+}
+
+// scalarRoom is enough for whatever is no text: the longest is a float. A comma and a
+// bracket fit behind it.
+const scalarRoom = 40
+
+// read takes one msgpack value, and gives what follows it. Binary becomes base64;
+// extensions, maps with other keys than strings, numbers that JSON cannot write and strings
+// that are no UTF-8 are refused: jsonscan would not see what stands behind these. With
+// errSpent it refuses what there is no memory for. A float that is a whole number is
+// written as one, as an integer must be.
+func (j *jsonMaker) read(b []byte, lend lender) (rest []byte, err error) {
+	var ok bool
+	if j.mem, ok = lend(membudget.SizeOf(len(b) + len(b)/2 + scalarRoom)); !ok {
+		return b, errSpent
+	}
+	j.dst = j.mem.Bytes()[:0]
+	return j.value(b, 0)
+}
+
+// room makes room for n more bytes; b is what is still to be read.
+func (j *jsonMaker) room(n int, b []byte) error {
+	if cap(j.dst)-len(j.dst) >= n {
+		return nil
+	}
+	return j.grow(n, b)
+}
+
+func (j *jsonMaker) grow(n int, b []byte) error {
+	least := len(j.dst) + n
+	size := membudget.SizeOf(max(least, min(2*cap(j.dst), least+6*len(b))))
+	if !j.mem.Grow(size) {
+		return errSpent
+	}
+	j.dst = j.mem.Bytes()[:len(j.dst)]
+	return nil
+}
+
+// quoted writes a string, and leaves room for two bytes behind it.
+func (j *jsonMaker) quoted(v, rest []byte) error {
+	if !utf8.Valid(v) {
+		return errNoUTF8
+	}
+	if need := 6*len(v) + 4; cap(j.dst)-len(j.dst) < need {
+		if err := j.room(jsonscan.QuotedLen(v)+2, rest); err != nil {
+			return err
+		}
+	}
+	j.dst = jsonscan.AppendQuoted(j.dst, v)
+	return nil
+}
+
+func (j *jsonMaker) value(b []byte, depth int) (rest []byte, err error) {
 	if len(b) == 0 {
-		return dst, b, msgp.ErrShortBytes
+		return b, msgp.ErrShortBytes
 	}
 	if depth > maxNesting {
-		return dst, b, fmt.Errorf("nesting deeper than %d", maxNesting)
+		return b, fmt.Errorf("nesting deeper than %d", maxNesting)
+	}
+	if err = j.room(scalarRoom, b); err != nil {
+		return b, err
 	}
 	if b[0] <= 0x7f { // most of what comes: small ids
-		return strconv.AppendUint(dst, uint64(b[0]), 10), b[1:], nil
+		j.dst = strconv.AppendUint(j.dst, uint64(b[0]), 10)
+		return b[1:], nil
 	}
 	switch t := msgp.NextType(b); t {
 	case msgp.UintType:
 		var v uint64
 		if v, rest, err = msgp.ReadUint64Bytes(b); err == nil {
-			dst = strconv.AppendUint(dst, v, 10)
+			j.dst = strconv.AppendUint(j.dst, v, 10)
 		}
 	case msgp.IntType:
 		var v int64
 		if v, rest, err = msgp.ReadInt64Bytes(b); err == nil {
-			dst = strconv.AppendInt(dst, v, 10)
+			j.dst = strconv.AppendInt(j.dst, v, 10)
 		}
 	case msgp.Float64Type, msgp.Float32Type:
 		var v float64
@@ -60,74 +125,91 @@ func appendJSON(dst, b []byte, depth int) (out, rest []byte, err error) {
 		switch {
 		case err != nil:
 		case v == math.Trunc(v) && math.Abs(v) <= 1<<53:
-			dst = strconv.AppendInt(dst, int64(v), 10)
+			j.dst = strconv.AppendInt(j.dst, int64(v), 10)
 		default:
-			dst = strconv.AppendFloat(dst, v, 'g', -1, bits)
+			j.dst = strconv.AppendFloat(j.dst, v, 'g', -1, bits)
 		}
 	case msgp.BoolType:
 		var v bool
 		if v, rest, err = msgp.ReadBoolBytes(b); err == nil {
-			dst = strconv.AppendBool(dst, v)
+			j.dst = strconv.AppendBool(j.dst, v)
 		}
 	case msgp.NilType:
 		if rest, err = msgp.ReadNilBytes(b); err == nil {
-			dst = append(dst, "null"...)
+			j.dst = append(j.dst, "null"...)
 		}
 	case msgp.StrType:
 		var v []byte
 		if v, rest, err = msgp.ReadStringZC(b); err == nil {
-			if !utf8.Valid(v) {
-				return dst, rest, errNoUTF8
-			}
-			dst = jsonscan.AppendQuoted(dst, v)
+			err = j.quoted(v, rest)
 		}
 	case msgp.BinType:
 		var v []byte
-		if v, rest, err = msgp.ReadBytesZC(b); err == nil {
-			dst = append(dst, '"')
-			dst = base64.StdEncoding.AppendEncode(dst, v)
-			dst = append(dst, '"')
+		if v, rest, err = msgp.ReadBytesZC(b); err != nil {
+			break
+		}
+		if err = j.room(base64.StdEncoding.EncodedLen(len(v))+4, rest); err == nil {
+			j.dst = append(j.dst, '"')
+			j.dst = base64.StdEncoding.AppendEncode(j.dst, v)
+			j.dst = append(j.dst, '"')
 		}
 	case msgp.ArrayType:
-		var n uint32
-		if n, rest, err = msgp.ReadArrayHeaderBytes(b); err != nil {
-			break
-		}
-		dst = append(dst, '[')
-		for i := range n {
-			if i > 0 {
-				dst = append(dst, ',')
-			}
-			if dst, rest, err = appendJSON(dst, rest, depth+1); err != nil {
-				return dst, rest, err
-			}
-		}
-		dst = append(dst, ']')
+		return j.array(b, depth)
 	case msgp.MapType:
-		var n uint32
-		if n, rest, err = msgp.ReadMapHeaderBytes(b); err != nil {
-			break
-		}
-		dst = append(dst, '{')
-		for i := range n {
-			if i > 0 {
-				dst = append(dst, ',')
-			}
-			var key []byte
-			if key, rest, err = msgp.ReadStringZC(rest); err != nil {
-				return dst, rest, fmt.Errorf("a map's key: %w", err)
-			}
-			if !utf8.Valid(key) {
-				return dst, rest, fmt.Errorf("a map's key: %w", errNoUTF8)
-			}
-			dst = append(jsonscan.AppendQuoted(dst, key), ':')
-			if dst, rest, err = appendJSON(dst, rest, depth+1); err != nil {
-				return dst, rest, fmt.Errorf("%.40q: %w", cut(string(key[:min(len(key), 80)]), 40), err)
-			}
-		}
-		dst = append(dst, '}')
+		return j.object(b, depth)
 	default:
 		err = fmt.Errorf("a value of msgpack type %s; want nil, a boolean, a number, a string, an array or a map", t)
 	}
-	return dst, rest, err
+	return rest, err
+}
+
+func (j *jsonMaker) array(b []byte, depth int) (rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return rest, err
+	}
+	j.dst = append(j.dst, '[')
+	for i := range n {
+		if i > 0 {
+			j.dst = append(j.dst, ',')
+		}
+		if rest, err = j.value(rest, depth+1); err != nil {
+			return rest, err
+		}
+	}
+	return rest, j.closed(']', rest)
+}
+
+func (j *jsonMaker) object(b []byte, depth int) (rest []byte, err error) {
+	n, rest, err := msgp.ReadMapHeaderBytes(b)
+	if err != nil {
+		return rest, err
+	}
+	j.dst = append(j.dst, '{')
+	for i := range n {
+		if i > 0 {
+			j.dst = append(j.dst, ',')
+		}
+		var key []byte
+		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
+			return rest, fmt.Errorf("a map's key: %w", err)
+		}
+		if err = j.quoted(key, rest); err != nil {
+			return rest, fmt.Errorf("a map's key: %w", err)
+		}
+		j.dst = append(j.dst, ':')
+		if rest, err = j.value(rest, depth+1); err != nil {
+			return rest, fmt.Errorf("%.40q: %w", cut(string(key[:min(len(key), 80)]), 40), err)
+		}
+	}
+	return rest, j.closed('}', rest)
+}
+
+// closed writes a closing bracket, and leaves room for a comma behind it.
+func (j *jsonMaker) closed(bracket byte, rest []byte) error {
+	if err := j.room(2, rest); err != nil {
+		return err
+	}
+	j.dst = append(j.dst, bracket)
+	return nil
 }

@@ -20,14 +20,15 @@ func (c *call) serve() {
 	fields := append(c.p.says, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.Detached{
 		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Pass: c.pass, Party: c, Log: c.e.opt.Log,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Pass: c.pass, Party: c, Lend: c.s.Lend, Log: c.e.opt.Log,
 	})
 	if err != nil {
 		c.Refuse(front.BadField, "", err.Error(), 0)
 		return
 	}
-	c.x.Attached = &c.p.r.hints
+	c.x.Attached = c.p.hints
 	c.e.opt.Runner.ServeInference(c.x)
+	c.p.mem.Release() // the stream outlives its request
 	if c.resp != nil {
 		c.relay()
 	}
@@ -182,8 +183,12 @@ func (c *call) relay() {
 	}
 	switch why := c.s.Err(); {
 	case res.Err == nil:
-	case why == wire.ErrStalled || why == wire.ErrLate:
+	case why == wire.ErrKilled || why == wire.ErrGone:
+		res.Cause = relay.ClientGone
+	case why == wire.ErrStalled:
 		res.Cause = relay.ClientStalled
+	case why == wire.ErrLate || c.left.late.Load():
+		res.Cause = relay.Deadline
 	case c.left.left.Load():
 		res.Cause = relay.ClientGone
 	}
@@ -241,7 +246,9 @@ func endedBy(cause relay.Cause) *failure {
 	case relay.EngineClosed:
 		message = "the engine closed the connection before the end of the stream"
 	case relay.EngineStalled:
-		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream, or the request's time was over"
+		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream"
+	case relay.Deadline:
+		return overdue()
 	case relay.Cut:
 		message = "the router ended the stream: another part of this request failed"
 	default:

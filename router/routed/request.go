@@ -122,9 +122,13 @@ func strange(of field, known section) func(name, raw []byte, kind jsonscan.Kind)
 	}
 }
 
-// carry takes in a top-level member for the engine.
+// carry takes in a top-level member for the engine. One of the router's own that is null
+// is absent, as any other is.
 func (r *request) carry(name, raw []byte, kind jsonscan.Kind) error {
-	if reserved[string(name)] {
+	switch {
+	case reserved[string(name)] && kind == jsonscan.Null:
+		return nil
+	case reserved[string(name)]:
 		return &FieldError{Field: string(name), Got: "it is set by the router; leave it out", Forbidden: true}
 	}
 	if kind == jsonscan.Object {
@@ -155,11 +159,14 @@ func add(to *[]member, in string, m member) error {
 func (r *request) carrySampling(in string) func(name, raw []byte, kind jsonscan.Kind) error {
 	return func(name, raw []byte, kind jsonscan.Kind) error {
 		full := in + "." + string(name)
+		if kind == jsonscan.Null {
+			return nil
+		}
 		if reservedSampling[string(name)] || reserved[string(name)] {
 			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
 		}
-		if kind == jsonscan.Null {
-			return nil
+		if reservedSampling[string(name)] || smuggled[string(name)] {
+			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
 		}
 		if kind == jsonscan.Object {
 			if err := free(full, raw); err != nil {

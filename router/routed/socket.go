@@ -140,33 +140,51 @@ func (c *call) refuse(reason front.Reason, field, message string) {
 	c.s.End(nil)
 }
 
+// spent refuses a request that there is no memory for, as one that does not even fit in
+// as it comes.
+func (c *call) spent() {
+	c.s.End(&wire.Error{Code: wire.CodeMemory, Message: errSpent.Error()})
+}
+
 func (e *Engine) run(c *call) {
 	pass, denied := e.enter(c.s)
 	if denied != nil {
 		c.refuse(denied.Reason, "", keyProblem(denied))
 		return
 	}
-	body, rest, err := appendJSON(make([]byte, 0, 2*len(c.s.Payload)), c.s.Payload, 0)
+	var made jsonMaker
+	defer made.mem.Release()
+	rest, err := made.read(c.s.Payload, c.s.Lend)
 	switch {
+	case errors.Is(err, errSpent):
+		c.spent()
+		return
 	case err != nil:
 		c.refuse(front.BadField, "", "the request is not what was expected: "+err.Error())
 		return
 	case len(rest) > 0:
 		c.refuse(front.BadField, "", fmt.Sprintf("the request is followed by %d bytes; want one msgpack value", len(rest)))
 		return
-	case body[0] != '{':
+	case made.dst[0] != '{':
 		c.refuse(front.BadField, "", "the request is no map")
 		return
 	}
+	c.s.Taken()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c.s.Watch(cancel, cancel)
-	p, err := e.prepare(ctx, body, pass)
-	if err != nil {
+	p, err := e.prepare(ctx, made.dst, pass, c.s.Lend)
+	made.mem.Release()
+	switch {
+	case errors.Is(err, errSpent):
+		c.spent()
+		return
+	case err != nil:
 		reason, field := refusal(err)
 		c.refuse(reason, field, err.Error())
 		return
 	}
+	defer p.mem.Release()
 	c.e, c.p, c.pass = e, p, pass
 	if !p.deadline.IsZero() {
 		c.s.SetDeadline(p.deadline)
@@ -177,7 +195,7 @@ func (e *Engine) run(c *call) {
 	// Only legs hear of these: the request goes on to its end by itself. A caller who
 	// stops is told at once where nothing was told before: what must still be done for
 	// the legs, to have blocks freed, is nothing to wait for.
-	left, s, prompt := c.left, c.s, len(p.r.tokens)
+	left, s, prompt := c.left, c.s, p.prompt
 	defer left.wait()
 	c.s.Watch(func() {
 		left.leave()
@@ -186,7 +204,7 @@ func (e *Engine) run(c *call) {
 	if !p.deadline.IsZero() {
 		// The caller leaves when his time is over. Legs with a deadline of their own would
 		// be cut wherever they are, and a decode that is not admitted keeps blocks waiting.
-		p.r.hints.Deadline = time.Time{}
+		p.hints.Leaves, p.hints.Deadline = p.deadline, time.Time{}
 		s.SetDeadline(p.deadline)
 		defer time.AfterFunc(time.Until(p.deadline), func() {
 			left.late.Store(true)
@@ -232,7 +250,7 @@ func endLate(s *wire.Stream) {
 
 // overdue is what a caller is told whose time is over.
 func overdue() *failure {
-	return &failure{message: "the request's time (context.timeout_ms) is over", kind: front.UpstreamTimeout.Type(), param: "context.timeout_ms", code: front.UpstreamTimeout.Status()}
+	return &failure{message: "the request's time (context.timeout_ms) is over", kind: front.Deadline.Type(), param: "context.timeout_ms", code: front.Deadline.Status()}
 }
 
 // whole takes the answer of a request that only warmed a cache.
