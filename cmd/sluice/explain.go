@@ -15,6 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"sluice/router/admin"
 	"sluice/router/schedule"
 )
@@ -307,6 +309,27 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeAccount) {
 			fmt.Fprintf(w, " (%d cached, says the engine)", o.CachedTokens)
 		}
 		fmt.Fprintf(w, ", %d output tokens", o.OutputTokens)
+	}
+	fmt.Fprintln(w, ".")
+	writeTransfer(w, o.Transfer)
+}
+
+// writeTransfer says what was told of the KV's way from prefill to decode; nothing
+// where no tier was up that could have.
+func writeTransfer(w io.Writer, t *schedule.TransferAccount) {
+	switch {
+	case t == nil:
+		return
+	case t.State == "untold":
+		fmt.Fprintln(w, "KV transfer: untold; decode's engine runs no connector, or its report has not come.")
+		return
+	}
+	fmt.Fprintf(w, "KV transfer: %s", t.State)
+	if t.AfterMS > 0 {
+		fmt.Fprintf(w, " %.1f ms after prefill's answer", t.AfterMS)
+	}
+	if t.TookMS > 0 {
+		fmt.Fprintf(w, "; %s in %.1f ms, says the engine, %s/s", humanize.IBytes(uint64(max(t.Bytes, 0))), t.TookMS, humanize.IBytes(uint64(float64(max(t.Bytes, 0))/t.TookMS*1e3)))
 	}
 	fmt.Fprintln(w, ".")
 }

@@ -28,6 +28,25 @@ func explain(args ...string) (code int, stdout, stderr string) {
 	return code, o.String(), e.String()
 }
 
+func TestExplainTransfer(t *testing.T) {
+	for want, told := range map[string]schedule.TransferAccount{
+		"KV transfer: done 45.2 ms after prefill's answer; 50 MiB in 40.0 ms, says the engine, 1.2 GiB/s.\n": {State: "done", Bytes: 50 << 20, TookMS: 40, AfterMS: 45.2},
+		"KV transfer: failed 3.0 ms after prefill's answer.\n":                                               {State: "failed", AfterMS: 3},
+		"KV transfer: expired.\n": {State: "expired"},
+		"KV transfer: untold; ":   {State: "untold"},
+	} {
+		var out bytes.Buffer
+		writeOutcome(&out, &schedule.OutcomeAccount{Status: 200, Transfer: &told})
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("want %q in\n%s", want, &out)
+		}
+	}
+	var out bytes.Buffer
+	if writeOutcome(&out, &schedule.OutcomeAccount{Status: 200}); strings.Contains(out.String(), "KV") {
+		t.Errorf("of a request that was not watched:\n%s", &out)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv("SLUICE_ADMIN_TOKEN", "")
