@@ -350,3 +350,29 @@ func (m *migrants) heardSame(t *testing.T, what string, f *face, a *answer, want
 		t.Errorf("%s: status %d, migration %q\ngot  %+v\nwant %+v\n%s", what, a.Status, h, got, want, a.Body[:min(len(a.Body), 4000)])
 	}
 }
+
+// TestFacesThatBeginBadly: of a stream whose first event nobody else can tell, the client
+// gets that event whenever the engine fails: behind it another goes on, at it another
+// begins anew.
+func TestFacesThatBeginBadly(t *testing.T) {
+	for i := range faces {
+		f := &faces[i]
+		if f.path != "/v1/responses" && f.path != "/v1/messages" {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			m := startFace(t, f, 2, nil)
+			body := f.request(30, true)
+			want := f.read(post(t, m.plain.URL()+f.path, body))
+			for after := range 4 {
+				for _, kind := range []sim.FaultKind{sim.StreamFail, sim.Cut} {
+					m.fail("begins", sim.Fault{Kind: kind, After: after})
+					m.heardSame(t, fmt.Sprint(kind, " after ", after), f, post(t, m.URL+f.path, body, "X-Request-Id", "begins"), want)
+					m.clear()
+				}
+			}
+			quiet(t, m.testRouter, 20*time.Second, m.engines...)
+		})
+	}
+}

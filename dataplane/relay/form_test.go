@@ -140,3 +140,22 @@ func FuzzForms(f *testing.F) {
 		}
 	})
 }
+
+// TestNoBeginning: a stream whose end repeats its first event cannot go on without it.
+func TestNoBeginning(t *testing.T) {
+	for form, body := range formStreams {
+		tr := &Transcript{Form: form, Prompt: []uint32{7, 8}, ByText: true, holds: true}
+		want := ""
+		if form == MessagesForm || form == ResponsesForm {
+			want = "no_beginning"
+		}
+		if why := tr.Why(); why != want || tr.leaves() != (want == "") {
+			t.Errorf("form %d: why %q, leaves %v", form, why, tr.leaves())
+		}
+		first, _, _ := strings.Cut(body, "\n\n")
+		told(tr, first+"\n\n")
+		if why := tr.Why(); why == "no_beginning" {
+			t.Errorf("form %d behind its first event: %q", form, why)
+		}
+	}
+}

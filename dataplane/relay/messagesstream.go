@@ -71,7 +71,7 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	case "message_stop":
 		t.ended = true
 	case "error":
-		return t.broke(dst, event, anthropicCode(memberOf(failure, "type")))
+		return t.broke(dst, event, AnthropicStatus(memberOf(failure, "type")))
 	}
 	return append(dst, event...)
 }
@@ -88,9 +88,9 @@ func (t *Transcript) onlyText(kind []byte, want string) {
 	}
 }
 
-// anthropicCode is the status that an error type stands for, 500 for those that
-// speak of the engine.
-func anthropicCode(kind []byte) int {
+// AnthropicStatus is the status that the type of an error (raw) stands for, 500 for
+// those that speak of the engine.
+func AnthropicStatus(kind []byte) int {
 	switch string(kind) {
 	case `"invalid_request_error"`, `"authentication_error"`, `"billing_error"`, `"permission_error"`, `"not_found_error"`, `"request_too_large"`:
 		return 400

@@ -132,7 +132,7 @@ func (n *responsesNext) Event(dst, event []byte) []byte {
 // open begins item and part where the first engine had not.
 func (n *responsesNext) open(dst []byte) []byte {
 	r := n.r
-	if !isObject(r.response) { // the first engine told of none before it failed
+	if !isObject(r.response) {
 		r.response = []byte(`{"object":"response"}`)
 	}
 	if r.item == nil {

@@ -95,7 +95,7 @@ func (t *Transcript) AskMove() { t.asked.Store(true) }
 
 // leaves says whether nothing is half told, and something is left to tell.
 func (t *Transcript) leaves() bool {
-	return t.Failed == nil && t.Stuck == "" && !t.Half && !t.Finished && !t.ended && (t.ByText && t.next == nil || t.Told == len(t.Out))
+	return t.Failed == nil && t.Stuck == "" && t.begun() && !t.Half && !t.Finished && !t.ended && (t.ByText && t.next == nil || t.Told == len(t.Out))
 }
 
 // Tell adds ids that the client has been told, for a stream that is not relayed by
@@ -189,6 +189,8 @@ func (t *Transcript) Why() string {
 	switch native, _ := t.own.(*nativeStream); {
 	case t.Stuck != "":
 		return t.Stuck
+	case !t.begun():
+		return "no_beginning"
 	case t.Half || t.ShowIDs && t.Told < len(t.Out):
 		return "half_character"
 	case len(t.Prompt) == 0:
@@ -197,6 +199,18 @@ func (t *Transcript) Why() string {
 		return "unreadable"
 	}
 	return ""
+}
+
+// begun says that the client has the beginning that only the first engine can tell, where
+// the stream has one: what comes behind it repeats it.
+func (t *Transcript) begun() bool {
+	switch own := t.speak().(type) {
+	case *messagesStream:
+		return own.begun
+	case *responsesStream:
+		return own.response != nil
+	}
+	return true
 }
 
 func (t *Transcript) stuck(why string) {

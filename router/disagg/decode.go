@@ -404,6 +404,12 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 			err = upstream.ErrCut
 		}
 	}
+	refused := 0 // the status by which a stream begins that no other engine could go on with
+	if err == nil && !declined && q.beside == nil && q.firstByText() {
+		if status := failsAtOnce(seen); worthRetry(status) {
+			refused, err = status, fmt.Errorf("its stream begins with an error of status %d", status)
+		}
+	}
 	if err == nil && !declined && q.settle() {
 		return legAnswered, true
 	}
@@ -427,7 +433,14 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false
 	}
-	f := q.failed(choice.Rank, legName(leg), err)
+	var f failure
+	if refused > 0 {
+		f.reason = front.UpstreamFailed
+		opt.Fleet.Answered(choice.Rank, refused)
+		q.note(choice.Rank, legName(leg), f, err)
+	} else {
+		f = q.failed(choice.Rank, legName(leg), err)
+	}
 	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
 	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
 		return legAgain, false

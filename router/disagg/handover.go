@@ -16,8 +16,10 @@ import (
 
 var (
 	dataLine = []byte("data: ")
-	// errorEvent opens a stream whose request failed before its first token.
+	// errorEvent opens a stream whose request failed before its first token; Messages
+	// and Responses name theirs.
 	errorEvent = []byte(`data: {"error"`)
+	errorNamed = []byte("event: error")
 )
 
 // failsAtOnce is the status in a stream's first event when that is an error, 500
@@ -25,7 +27,7 @@ var (
 // framing.
 func failsAtOnce(seen []byte) int {
 	i := bytes.Index(seen, dataLine)
-	if i < 0 || !bytes.HasPrefix(seen[i:], errorEvent) {
+	if i < 0 || !bytes.HasPrefix(seen[i:], errorEvent) && !bytes.Contains(seen[:i], errorNamed) {
 		return 0
 	}
 	event := seen[i+len(dataLine):]
@@ -34,11 +36,14 @@ func failsAtOnce(seen []byte) int {
 	}
 	if inner, ok, _ := jsonscan.Find(event, "error"); ok && inner.Kind == jsonscan.Object {
 		event = event[inner.Start:inner.End]
-		if code, ok, _ := jsonscan.Find(event, "code"); ok {
-			if n := atoi(string(event[code.Start:code.End])); n >= 400 && n < 600 {
-				return n
-			}
+	}
+	if code, ok, _ := jsonscan.Find(event, "code"); ok {
+		if n := atoi(string(bytes.Trim(event[code.Start:code.End], `"`))); n >= 400 && n < 600 {
+			return n
 		}
+	}
+	if kind, ok, _ := jsonscan.Find(event, "type"); ok {
+		return relay.AnthropicStatus(event[kind.Start:kind.End])
 	}
 	return 500
 }
