@@ -203,3 +203,38 @@ func TestRoutedMinWorkers(t *testing.T) {
 		t.Error("a router that ended opened its socket")
 	}
 }
+
+// TestRoutedWaitsAmongOthers: a request whose model no worker has told of yet waits as any
+// other does: counted, bounded, and with how long it was in its decision.
+func TestRoutedWaitsAmongOthers(t *testing.T) {
+	e := startSim(t, func(o *sim.Options) {
+		o.Listen, o.KVEvents, o.Replay = fmt.Sprintf("127.0.0.1:%d", freePort(t)), "off", "off"
+	})
+	e.Crash()
+	r := launchRouter(t, func(c *config.Config) {
+		asEngine(socketIn(t))(c)
+		c.Workers[0].KVEvents = []string{"off"}
+		c.Routed.MinWorkers, c.Limits.PoolWaiters, c.Timeouts.PoolWait = 0, 1, time.Hour
+	}, at(e, worker.Aggregated, "e"))
+	c := dialEngine(t, r, "unix")
+	req := routedRequest(tokenIDs(20, 1), 3)
+	req.Annotations = []string{"decision"}
+	s, err := c.Generate(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the first waits", func() bool { return r.metric("sluice_pool_waiters") == 1 })
+	if a := askRouted(t, c, routedRequest(tokenIDs(20, 2), 3)); a.failure == nil || a.failure.Code != 503 || !strings.Contains(a.failure.Message, "limits.pool_waiters") {
+		t.Errorf("the second: %v", a.failure)
+	}
+	if err := e.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	a := readRouted(ctx, s)
+	if a.failure != nil || a.err != nil || len(a.tokens[0]) != 3 || slices.Contains(a.comments, "queued: 0s") {
+		t.Errorf("the first: %v, %v, %d tokens, %q", a.failure, a.err, len(a.tokens[0]), a.comments)
+	}
+	eventually(t, patience, "none waits", func() bool { return r.metric("sluice_pool_waiters") == 0 })
+}

@@ -34,6 +34,9 @@ type Hints struct {
 	// Leaves is when the caller leaves by itself because its time is over: what ends for
 	// that is called by its name. Zero where there is a Deadline, or none.
 	Leaves time.Time
+	// WaitsSince says since when the request has waited for a worker, where it has before it
+	// came here: it waits no longer for that. Zero: it has not.
+	WaitsSince time.Time
 	// OverlapWeight and Temperature take the place of the configured ones for this
 	// request; nil leaves them.
 	OverlapWeight, Temperature *float64
@@ -63,6 +66,7 @@ func (q *request) hint() {
 	}
 	q.media, q.output, q.shown, q.deadline, q.leavesAt, q.tells = h.Media, h.Output, h.Handed, h.Deadline, h.Leaves, h.TellsIDs
 	q.x.Overdue(q.deadline, front.Deadline, "the request's time is over")
+	q.waitsSince = h.WaitsSince
 	if h.OverlapWeight != nil || h.Temperature != nil {
 		q.tuned = h
 	}
@@ -162,6 +166,17 @@ func (m *Medium) appendTag(dst []byte, offset int) []byte {
 		return msgp.AppendInt(dst, offset)
 	}
 	return msgp.AppendUint64(dst, uint64(offset)) // the short forms that engines write
+}
+
+// Queue counts in a caller who waits for a worker before there is a request, among those
+// that wait here; leave ends that. ok is false where PoolWaiters wait already.
+func (r *Runner) Queue() (leave func(), ok bool) {
+	leave = func() { r.waiting.Add(-1) }
+	if n, most := r.waiting.Add(1), r.opt().PoolWaiters; most > 0 && n > int64(most) {
+		leave()
+		return nil, false
+	}
+	return leave, true
 }
 
 // Takes says whether requests of a kind can be handed over between the workers of

@@ -42,7 +42,10 @@ func (q *request) findPool() bool {
 	}
 	defer q.r.waiting.Add(-1)
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
+	if !q.waitsSince.IsZero() {
+		began = q.waitsSince
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), began.Add(opt.Timeouts.PoolWait))
 	defer cancel()
 	q.x.OnGone(cancel)
 	defer q.x.OnGone(nil)

@@ -193,7 +193,9 @@ type request struct {
 	suspects  int  // engines that broke after this request was sent to them
 	unsent    bool // the last leg failed before its engine saw anything of it
 
-	media    []Medium  // of the prompt, where the caller told them
+	media      []Medium  // of the prompt, where the caller told them
+	waitsSince time.Time // it waited for a worker before it came here; zero: it did not
+
 	tells    bool      // the body asks for token ids in its engine's own words
 	output   int       // tokens the caller expects; 0: it did not say
 	tuned    *Hints    // of the choice, where the caller tunes it; else nil

@@ -111,6 +111,7 @@ type plan struct {
 	context  callContext
 	says     []upstream.Field
 	began    time.Time
+	waited   time.Duration // for a first worker of the model
 	deadline time.Time
 
 	prompt     int    // its tokens
@@ -189,7 +190,9 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 		}
 	}
 	found, ok, err := e.poolOf(model)
-	if !ok && !e.opt.Fleet.View().Settled() {
+	if leave, may := e.mayWait(!ok && err == nil); may {
+		defer leave()
+		p.r.hints.WaitsSince = p.began
 		by := p.began.Add(e.opt.PoolWait)
 		if !p.deadline.IsZero() && p.deadline.Before(by) {
 			by = p.deadline
@@ -200,6 +203,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 			_, known := v.Pool(model)
 			return known || v.Settled()
 		})
+		p.waited = time.Since(p.began)
 		found, ok, err = e.poolOf(model)
 	}
 	if err != nil {
@@ -216,6 +220,15 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written
 	}
 	return found, nil
+}
+
+// mayWait says whether a request whose model has no worker is to wait for one; leave
+// ends the wait. Too many of them: the runner says so.
+func (e *Engine) mayWait(without bool) (leave func(), may bool) {
+	if !without || e.opt.Fleet.View().Settled() {
+		return nil, false
+	}
+	return e.opt.Runner.Queue()
 }
 
 // unknownModel says what models there are.
@@ -332,7 +345,7 @@ func (e *Engine) converter(p *plan, told func(string) string) converter {
 		} {
 			v := told(h.header)
 			if v == "" && h.name == "queued" {
-				v = "0s"
+				v = p.waited.Round(time.Millisecond).String()
 			}
 			if v != "" {
 				c.first = append(c.first, h.name+": "+v)
