@@ -54,6 +54,7 @@ const (
 	KeyStop
 	KeyStopTokenIDs
 	KeyPromptLogprobs
+	KeyThinking             // of /v1/messages
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -189,6 +190,7 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyStop, "stop")
 	anyOf(KeyStopTokenIDs, "stop_token_ids")
 	anyOf(KeyPromptLogprobs, "prompt_logprobs")
+	anyOf(KeyThinking, "thinking")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -303,6 +305,8 @@ func topKey(name []byte) Key {
 		return KeyStopTokenIDs
 	case "prompt_logprobs":
 		return KeyPromptLogprobs
+	case "thinking":
+		return KeyThinking
 	}
 	return noKey
 }

@@ -107,6 +107,8 @@ func TestStorageLegs(t *testing.T) {
 		{name: "chat, two choices", kind: front.Chat, client: `{"model":"m","messages":[],"max_tokens":99,"n":2,"stream":true}`, prefill: `{"choices":[]}`},
 		{name: "completions, a batch", kind: front.Completions, client: `{"model":"m","prompt":["a","b"],"best_of":3,"cache_hit_threshold":0.9}`, prefill: `{"choices":[]}`},
 		{name: "an error", kind: front.Completions, client: `{"model":"m","prompt":"a"}`, prefill: `{"error":{}}`},
+		{name: "messages with a budget of thinking", kind: front.Messages, client: `{"model":"m","messages":[],"max_tokens":2000,"thinking":{"type":"enabled","budget_tokens":1024}}`, prefill: `{"content":[]}`},
+		{name: "messages that do not think", kind: front.Messages, client: `{"model":"m","messages":[],"max_tokens":9,"thinking":{"type":"disabled"}}`, prefill: `{"content":[]}`},
 	}
 	golden(t, "testdata/storage_legs.txt", "## prefill first\n\n"+legsOf(t, storage{}, list)+
 		"## decode first\n\n"+legsOf(t, storage{threshold: []byte("0.8")}, list))

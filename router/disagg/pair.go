@@ -164,6 +164,19 @@ func (l *Leg) oneToken(p *Pair) {
 	}
 }
 
+// withoutBudget takes out a budget of thinking, which vLLM (0.32, AnthropicMessagesRequest)
+// holds against max_tokens but in the prefill leg of a hand-over by handle. What the prompt
+// ends with may differ by it, what it begins with does not.
+func (l *Leg) withoutBudget(p *Pair) {
+	if p.Kind != front.Messages || !p.Doc.Has(jsonscan.KeyThinking) {
+		return
+	}
+	raw := p.Doc.Raw(jsonscan.KeyThinking)
+	if kind, ok, _ := jsonscan.Find(raw, "type"); ok && string(raw[kind.Start:kind.End]) == `"enabled"` {
+		l.Remove(jsonscan.KeyThinking)
+	}
+}
+
 // notStreamed asks for one whole answer.
 func (l *Leg) notStreamed() {
 	l.Set(jsonscan.KeyStream, jsonFalse)

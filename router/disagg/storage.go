@@ -57,6 +57,7 @@ func (s storage) Order(p *Pair) Order {
 func (s storage) Prefill(leg *Leg, p *Pair) {
 	leg.notStreamed()
 	leg.oneToken(p)
+	leg.withoutBudget(p)
 	leg.Replace(jsonscan.KeyN, jsonOne)
 	leg.Replace(jsonscan.KeyBestOf, jsonOne)
 	leg.Replace(jsonscan.KeySamplingN, jsonOne)

@@ -217,6 +217,7 @@ func (q *request) replyWarmed(rank *worker.Rank, predicted int, use *relay.Usage
 // warm asks for one token of one choice in one answer, with no handle.
 func (l *Leg) warm(p *Pair) {
 	l.oneToken(p)
+	l.withoutBudget(p)
 	l.notStreamed()
 	for _, k := range [...]jsonscan.Key{jsonscan.KeyN, jsonscan.KeyBestOf, jsonscan.KeyUseBeamSearch, jsonscan.KeyEcho} {
 		l.Remove(k)
