@@ -412,7 +412,7 @@ func TestRoutedStopAndKill(t *testing.T) {
 // TestRoutedErrors: what is wrong is named before anything is sent, the same over
 // both ways.
 func TestRoutedErrors(t *testing.T) {
-	r, engines := startEngineRouter(t, 1, nil, func(c *config.Config) { c.Routed.Hosts = []string{"10.1.0.0/16", "prefill.local"} })
+	r, engines := startEngineRouter(t, 1, func(o *sim.Options) { o.MaxModelLen = 256 }, func(c *config.Config) { c.Routed.Hosts = []string{"10.1.0.0/16", "prefill.local"} })
 	c := dialEngine(t, r, "unix")
 	with := func(key string, v any) map[string]any { return map[string]any{key: v} }
 	tokens := with("token_ids", []any{1, 2, 3})
@@ -434,6 +434,7 @@ func TestRoutedErrors(t *testing.T) {
 		{with("token_ids", []any{}), "token_ids", "at least one"},
 		{with("token_ids", []any{1, -2}), "token_ids", ""},
 		{with("token_ids", []any{1.5}), "token_ids", ""},
+		{map[string]any{"token_ids": slices.Repeat([]any{1}, 257), "stop_conditions": with("max_tokens", 1)}, "token_ids", "got 257 ids; want fewer than 256"},
 		{merge(tokens, with("model", 7)), "model", "string"},
 		{merge(tokens, with("model", "other")), "model", `got "other"; want one that is served here: sim`},
 		{merge(tokens, with("stop_conditions", []any{})), "stop_conditions", "object"},

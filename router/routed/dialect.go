@@ -34,6 +34,7 @@ var endpoints = [...]front.Endpoint{
 type pool struct {
 	dialect   dialect
 	maxLen    int // the shortest of the model's lengths, in tokens; 0 unknown
+	longest   int // the longest of them; 0: some worker has not told
 	blockSize int
 }
 
@@ -46,7 +47,7 @@ func (e *Engine) poolOf(model string) (p pool, ok bool, err error) {
 		return p, false, nil
 	}
 	seen := map[string]string{} // engine → a worker of it
-	takesGenerate := true
+	takesGenerate, told := true, true
 	for _, w := range view.Workers {
 		if !slices.Contains(w.Info().Models, fp.Model) {
 			continue
@@ -61,11 +62,15 @@ func (e *Engine) poolOf(model string) (p pool, ok bool, err error) {
 		if info.MaxModelLen > 0 && (p.maxLen == 0 || info.MaxModelLen < p.maxLen) {
 			p.maxLen = info.MaxModelLen
 		}
+		p.longest, told = max(p.longest, info.MaxModelLen), told && info.MaxModelLen > 0
 		for _, r := range w.Ranks {
 			if n := r.BlockSize(); n > 0 && p.blockSize == 0 {
 				p.blockSize = n
 			}
 		}
+	}
+	if !told {
+		p.longest = 0
 	}
 	if len(seen) > 1 {
 		var list []string

@@ -168,6 +168,9 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 	if p.pool, err = e.awaitPool(ctx, p); err != nil {
 		return err
 	}
+	if most := p.pool.longest; most > 0 && len(r.tokens) > most {
+		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(most) + ", which the model takes in all"}
+	}
 	if err := r.media(p.pool.blockSize); err != nil {
 		return err
 	}
