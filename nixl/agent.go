@@ -128,7 +128,7 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if d, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(d))
 	}
-	library, err := Load(cfg.Search, limit)
+	library, err := load(ctx, cfg.Search, limit)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,8 @@ package nixl
 import (
 	"bufio"
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -159,7 +161,11 @@ func exists(p string) bool { _, err := os.Stat(p); return err == nil }
 // than limit, for all places together: a library that hangs in its constructors is
 // left behind, and the error says so.
 func Load(s Search, limit time.Duration) (*Library, error) {
-	path, attempts, err := loadFirst("NIXL", s.Candidates(), limit, native.Load)
+	return load(context.Background(), s, limit)
+}
+
+func load(ctx context.Context, s Search, limit time.Duration) (*Library, error) {
+	path, attempts, err := loadFirst(ctx, "NIXL", s.Candidates(), limit, native.Load)
 	if err != nil {
 		return nil, err
 	}
@@ -168,10 +174,15 @@ func Load(s Search, limit time.Duration) (*Library, error) {
 
 var loading sync.Mutex
 
-// loadFirst loads the first of the candidates that can be, and answers its file.
-func loadFirst(what string, candidates []string, limit time.Duration, load func(string) (native.LoadCode, string)) (string, []Attempt, error) {
+// loadFirst loads the first of the candidates that can be, and answers its file. Who
+// ends ctx waits no longer, and finds ctx's error: a load cannot be stopped, only left
+// behind.
+func loadFirst(ctx context.Context, what string, candidates []string, limit time.Duration, load func(string) (native.LoadCode, string)) (string, []Attempt, error) {
 	deadline := time.Now().Add(limit)
 	for !loading.TryLock() { // a load that hangs holds it
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return "", nil, notAwaited(ctx, what)
+		}
 		if time.Now().After(deadline) {
 			return "", nil, &LoadError{What: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Why: "has not come back"}}}
 		}
@@ -197,14 +208,24 @@ func loadFirst(what string, candidates []string, limit time.Duration, load func(
 				loading.Unlock()
 				return o.why, attempts, nil
 			}
+			continue
 		case <-timer.C:
-			go func() { <-done; loading.Unlock() }()
-			attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
-			return "", nil, &LoadError{What: what, Attempts: attempts, Hung: true}
+		case <-ctx.Done():
+			timer.Stop()
 		}
+		go func() { <-done; loading.Unlock() }()
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return "", nil, notAwaited(ctx, what)
+		}
+		attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
+		return "", nil, &LoadError{What: what, Attempts: attempts, Hung: true}
 	}
 	loading.Unlock()
 	return "", nil, &LoadError{What: what, Attempts: attempts}
+}
+
+func notAwaited(ctx context.Context, what string) error {
+	return fmt.Errorf("nixl: the load of %s is not waited for any more: %w", what, ctx.Err())
 }
 
 // wheelVersion reads the version off the wheel's own folder: the C API cannot be

@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -70,6 +71,39 @@ func TestLoadSaysWhatWasTried(t *testing.T) {
 	_, err = Load(Search{Path: "/does/not/exist.so"}, 10*time.Second)
 	if err == nil || !strings.Contains(err.Error(), "not at /does/not/exist.so") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A router that ends while a library is stuck in its constructors does not wait for it,
+// nor does the tier that waits for its turn.
+func TestLoadEndsWithItsContext(t *testing.T) {
+	stuck, begun := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() {
+		_, _, err := loadFirst(ctx, "NIXL", []string{"a", "b"}, time.Hour, func(string) (native.LoadCode, string) {
+			close(begun)
+			<-stuck
+			return native.LoadBroken, ""
+		})
+		ended <- err
+	}()
+	<-begun
+	second := func(string) (native.LoadCode, string) { return native.LoadOK, "c" }
+	go func() {
+		_, _, err := loadFirst(ctx, "UCX", []string{"c"}, time.Hour, second)
+		ended <- err
+	}()
+	cancel()
+	for range 2 {
+		var missing *LoadError
+		if err := <-ended; !errors.Is(err, context.Canceled) || errors.As(err, &missing) {
+			t.Errorf("%v; want that nobody waits any more", err)
+		}
+	}
+	close(stuck)
+	if file, _, err := loadFirst(t.Context(), "UCX", []string{"c"}, time.Hour, second); err != nil || file != "c" {
+		t.Errorf("after the stuck load has come back: %q, %v", file, err)
 	}
 }
 

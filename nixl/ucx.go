@@ -38,7 +38,7 @@ func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 	if d, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(d))
 	}
-	library, err := LoadUCX(cfg.Path, cfg.Agent.Search, limit)
+	library, err := loadUCX(ctx, cfg.Path, cfg.Agent.Search, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,11 @@ func UCXAddress(metadata []byte) (address []byte, version string, err error) {
 // LoadUCX takes the UCX that is in the process, or finds one and loads it, once per
 // process. It waits as Load does.
 func LoadUCX(path string, s Search, limit time.Duration) (*Library, error) {
-	file, attempts, err := loadFirst("UCX", UCXCandidates(path, s), limit, native.LoadUCX)
+	return loadUCX(context.Background(), path, s, limit)
+}
+
+func loadUCX(ctx context.Context, path string, s Search, limit time.Duration) (*Library, error) {
+	file, attempts, err := loadFirst(ctx, "UCX", UCXCandidates(path, s), limit, native.LoadUCX)
 	if err != nil {
 		return nil, err
 	}
