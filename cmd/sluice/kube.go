@@ -8,5 +8,8 @@ import (
 	"sluice/router/discovery/kube"
 )
 
-// newKube makes the source of pods; -tags nokube leaves client-go out.
+// newKube makes the source of pods.
 func newKube(conf config.Kube) (discovery.Source, error) { return kube.New(conf) }
+
+// becomeKube does nothing: this is the build that has the Kubernetes client.
+func becomeKube(*config.Config) {}

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// builtBinary is the command itself, built once.
+// builtBinary is the command itself as make build makes bin/sluice, built once.
 func builtBinary(t *testing.T) string {
 	t.Helper()
 	binary.once.Do(func() {
@@ -45,7 +45,7 @@ func builtBinary(t *testing.T) string {
 			return
 		}
 		binary.path = filepath.Join(binary.dir, "sluice")
-		out, err := exec.Command("go", "build", "-o", binary.path, ".").CombinedOutput()
+		out, err := exec.Command("go", "build", "-tags", "nokube", "-o", binary.path, ".").CombinedOutput()
 		if err != nil {
 			binary.err = fmt.Errorf("%w: %s", err, out)
 		}

@@ -45,15 +45,18 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if code, done := parse(fs, args, stdout); done {
 		return code
 	}
+	cfg, wrong := flags.Resolve(os.Environ())
+	if wrong == nil {
+		becomeKube(cfg) // before anything is taken that was handed over
+	}
 	given, err := inherit()
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	cfg, err := flags.Resolve(os.Environ())
-	if err != nil {
-		given.Failed(err)
-		fmt.Fprintln(stderr, err)
+	if wrong != nil {
+		given.Failed(wrong)
+		fmt.Fprintln(stderr, wrong)
 		return 1
 	}
 	log, level, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)

@@ -24,6 +24,7 @@ type Set struct {
 	mu      sync.Mutex
 	in      map[string]worker.Spec // by id: in the fleet
 	refused map[string]worker.Spec // wanted, but the fleet did not take them
+	partial error                  // why the source told of no more, where it told of some
 	state   State
 }
 
@@ -60,9 +61,15 @@ func NewSet(name string, sink Sink, log *slog.Logger) *Set {
 // that is there unchanged is not touched: its connections, its KV events and
 // what the index knows of it stay. Of two specs with one id the second is
 // refused.
-func (s *Set) Replace(specs []worker.Spec) Diff {
+func (s *Set) Replace(specs []worker.Spec) Diff { return s.ReplaceExcept(specs, nil) }
+
+// ReplaceExcept is Replace by a source that cannot make a worker of everything it
+// has found: partial says of what and why, and stands in State until a Replace without
+// one. It is not part of the Diff's Err, which is of what the fleet refused.
+func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.partial = partial
 	var d Diff
 	want := map[string]worker.Spec{}
 	var errs []error
@@ -200,6 +207,9 @@ func (s *Set) take(id string) {
 // told books a success of the source; err is of workers that were refused.
 // Called with mu.
 func (s *Set) told(changed bool, err error) {
+	if s.partial != nil {
+		err = errors.Join(err, s.partial)
+	}
 	s.state.Seen = time.Now()
 	if changed {
 		s.state.Changed = s.state.Seen
@@ -213,7 +223,7 @@ func (s *Set) told(changed bool, err error) {
 		return
 	}
 	if s.state.Error != err.Error() {
-		s.log.Error("workers refused", "err", err)
+		s.log.Error("not all workers are in", "err", err)
 	}
 	s.fault(err)
 }

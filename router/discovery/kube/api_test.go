@@ -9,50 +9,75 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+	restwatch "k8s.io/client-go/rest/watch"
 )
 
 // apiServer speaks the part of the Kubernetes API that a watch of pods needs,
-// over real HTTP with TLS: list, watch with bookmarks, streamed lists, resource
-// versions with 410 Gone for those forgotten, bearer tokens, label selectors. It
-// stands in for a cluster, which cannot be had in a test.
+// over real HTTP/2 with TLS: list, watch with bookmarks, streamed lists, resource
+// versions with 410 Gone for those forgotten, bearer tokens, label selectors, in
+// protobuf or JSON. It stands in for a cluster, which cannot be had in a test.
 type apiServer struct {
 	*httptest.Server
 	mu       sync.Mutex
 	version  int
 	pods     map[string]*corev1.Pod
-	log      []event // since oldest
-	oldest   int     // versions up to this are forgotten
+	log      []change // since oldest
+	oldest   int      // versions up to this are forgotten
 	changed  chan struct{}
-	denied   int  // status for every call
-	noStream bool // as servers before streamed lists: 422
-	slow     time.Duration
-	lists    int
-	watches  int
+	token    string        // of those who are let by
+	denied   int           // status for every call
+	unknown  int           // calls that showed no good token
+	json     bool          // never protobuf, as behind a proxy that translates
+	noStream bool          // as servers before streamed lists: 422
+	goneHead bool          // 410 as a status, not as an event of the watch
+	hold     chan struct{} // calls wait for its end; nil: none does
 	cut      chan struct{} // closed: watches end
+	calls    []call
+	open     int // watches
 }
 
-type event struct {
+// call is one that was let by.
+type call struct {
+	kind     string // list, stream (a list as a watch), watch, gone (a watch answered 410)
+	version  string // resourceVersion asked for
+	selector string
+	proto    string
+	media    string // of the answer
+}
+
+type change struct {
 	version int
-	kind    string
+	kind    watch.EventType
 	pod     *corev1.Pod
 }
 
+const (
+	goodToken = "good-token-5d41402abc4b"
+	badToken  = "bad-token-7d793037a076"
+)
+
 func newAPI(t *testing.T) *apiServer {
-	a := &apiServer{version: 100, pods: map[string]*corev1.Pod{}, changed: make(chan struct{}), cut: make(chan struct{})}
-	a.Server = httptest.NewTLSServer(http.HandlerFunc(a.serve))
+	a := &apiServer{version: 100, token: goodToken, pods: map[string]*corev1.Pod{}, changed: make(chan struct{}), cut: make(chan struct{})}
+	a.Server = httptest.NewUnstartedServer(http.HandlerFunc(a.serve))
+	a.EnableHTTP2 = true
+	a.StartTLS()
 	t.Cleanup(func() { a.CloseClientConnections(); a.Close() })
 	return a
 }
 
-// kubeconfig writes one for the server.
-func (a *apiServer) kubeconfig(t *testing.T, token string) string {
+// kubeconfig writes one for the server. user is what it shows, as "token: …".
+func (a *apiServer) kubeconfig(t *testing.T, user string) string {
 	t.Helper()
 	dir := t.TempDir()
 	ca := filepath.Join(dir, "ca.pem")
@@ -62,37 +87,54 @@ func (a *apiServer) kubeconfig(t *testing.T, token string) string {
 	path := filepath.Join(dir, "config")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
 clusters: [{name: k, cluster: {server: %q, certificate-authority: %q}}],
-users: [{name: u, user: {token: %s}}],
-contexts: [{name: c, context: {cluster: k, user: u, namespace: engines}}]}`, a.URL, ca, token)
+users: [{name: u, user: {%s}}],
+contexts: [{name: c, context: {cluster: k, user: u, namespace: engines}}]}`, a.URL, ca, user)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-func (a *apiServer) change(kind string, pod *corev1.Pod) {
+func (a *apiServer) change(kind watch.EventType, pod *corev1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
 	pod = pod.DeepCopy()
 	pod.ResourceVersion = strconv.Itoa(a.version)
 	key := pod.Namespace + "/" + pod.Name
-	if kind == "DELETED" {
+	if kind == watch.Deleted {
 		delete(a.pods, key)
 	} else {
 		a.pods[key] = pod
 	}
-	a.log = append(a.log, event{a.version, kind, pod})
+	a.log = append(a.log, change{a.version, kind, pod})
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
 
-// forget drops the history, as a server that compacts, and ends all watches.
+// forget drops the history, as a server that compacts.
 func (a *apiServer) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
 	a.oldest, a.log = a.version, nil
+}
+
+// away lets nobody in until the function it gives is called, and ends what there is: the
+// watches in good order, or all connections by force.
+func (a *apiServer) away(byForce bool) (back func()) {
+	held := make(chan struct{})
+	a.set(func() { a.hold = held })
+	if byForce {
+		a.CloseClientConnections()
+	} else {
+		a.set(a.cutWatches)
+	}
+	return func() { a.set(func() { a.hold = nil }); close(held) }
+}
+
+// cutWatches ends the watches there are. Called with mu.
+func (a *apiServer) cutWatches() {
 	close(a.cut)
 	a.cut = make(chan struct{})
 }
@@ -103,10 +145,16 @@ func (a *apiServer) set(f func()) {
 	f()
 }
 
-func (a *apiServer) counts() (lists, watches int) {
+// count is how many calls of a kind were let by.
+func (a *apiServer) count(kind string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.lists, a.watches
+	for _, c := range a.calls {
+		if c.kind == kind {
+			n++
+		}
+	}
+	return n
 }
 
 func fail(w http.ResponseWriter, code int, reason metav1.StatusReason, msg string) {
@@ -117,12 +165,14 @@ func fail(w http.ResponseWriter, code int, reason metav1.StatusReason, msg strin
 
 func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
-	denied, slow := a.denied, a.slow
+	denied, hold, token := a.denied, a.hold, a.token
 	a.mu.Unlock()
-	select {
-	case <-time.After(slow):
-	case <-r.Context().Done():
-		return
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+			return
+		}
 	}
 	namespace := ""
 	switch {
@@ -134,7 +184,8 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
-	case r.Header.Get("Authorization") != "Bearer good":
+	case r.Header.Get("Authorization") != "Bearer "+token:
+		a.set(func() { a.unknown++ })
 		fail(w, 401, metav1.StatusReasonUnauthorized, "Unauthorized")
 		return
 	case denied != 0:
@@ -151,55 +202,91 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		return (namespace == "" || p.Namespace == namespace) && selector.Matches(labels.Set(p.Labels))
 	}
 	if q.Get("watch") == "" {
-		a.list(w, match)
+		a.list(w, r, match)
 		return
 	}
 	a.watch(w, r, match)
 }
 
-func (a *apiServer) list(w http.ResponseWriter, match func(*corev1.Pod) bool) {
+// media is the form of the answer: protobuf where it is taken, as the API's servers choose.
+func (a *apiServer) media(r *http.Request) runtime.SerializerInfo {
+	kind := runtime.ContentTypeJSON
+	if !a.json && strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
+		kind = runtime.ContentTypeProtobuf
+	}
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), kind)
+	return info
+}
+
+// let notes a call. Called with mu.
+func (a *apiServer) let(kind string, r *http.Request, media string) {
+	q := r.URL.Query()
+	a.calls = append(a.calls, call{kind, q.Get("resourceVersion"), q.Get("labelSelector"), r.Proto, media})
+}
+
+func encoder(s runtime.Serializer) runtime.Encoder {
+	return scheme.Codecs.WithoutConversion().EncoderForVersion(s, corev1.SchemeGroupVersion)
+}
+
+func (a *apiServer) list(w http.ResponseWriter, r *http.Request, match func(*corev1.Pod) bool) {
 	a.mu.Lock()
-	a.lists++
-	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
+	info := a.media(r)
+	a.let("list", r, info.MediaType)
+	list := corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
 	for _, p := range a.pods {
 		if match(p) {
-			list.Items = append(list.Items, *p)
+			list.Items = append(list.Items, *p.DeepCopy())
 		}
 	}
 	a.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(&list)
+	w.Header().Set("Content-Type", info.MediaType)
+	_ = encoder(info.Serializer).Encode(&list, w)
 }
 
 func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*corev1.Pod) bool) {
 	q := r.URL.Query()
-	a.mu.Lock()
 	at, _ := strconv.Atoi(q.Get("resourceVersion"))
 	streamed := q.Get("sendInitialEvents") == "true"
-	oldest, noStream, cut := a.oldest, a.noStream, a.cut
-	if !streamed || !noStream {
-		a.watches++
+	a.mu.Lock()
+	gone, goneHead, refused, cut, info := !streamed && at < a.oldest, a.goneHead, streamed && a.noStream, a.cut, a.media(r)
+	switch {
+	case refused:
+	case gone:
+		a.let("gone", r, info.MediaType)
+	case streamed:
+		a.let("stream", r, info.MediaType)
+	default:
+		a.let("watch", r, info.MediaType)
 	}
 	a.mu.Unlock()
-	if streamed && noStream {
+	switch {
+	case refused:
 		fail(w, 422, metav1.StatusReasonInvalid, "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
 		return
+	case gone && goneHead:
+		fail(w, 410, metav1.StatusReasonExpired, "too old resource version")
+		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	out := json.NewEncoder(w)
-	send := func(kind string, obj any) {
-		out.Encode(map[string]any{"type": kind, "object": obj})
+	stream := info.StreamSerializer
+	kind := info.MediaType
+	if kind != runtime.ContentTypeJSON {
+		kind += ";stream=watch"
+	}
+	w.Header().Set("Content-Type", kind)
+	out := restwatch.NewEncoder(streaming.NewEncoder(stream.Framer.NewFrameWriter(w), encoder(stream.Serializer)), encoder(info.Serializer))
+	send := func(kind watch.EventType, obj runtime.Object) {
+		_ = out.Encode(&watch.Event{Type: kind, Object: obj})
 		w.(http.Flusher).Flush()
 	}
 	bookmark := func(version int, end bool) {
-		p := &corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version)}}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version)}}
 		if end {
 			p.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 		}
-		send("BOOKMARK", p)
+		send(watch.Bookmark, p)
 	}
-	if !streamed && at < oldest {
-		send("ERROR", &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired, Message: "too old resource version"})
+	if gone {
+		send(watch.Error, &metav1.Status{Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired, Message: "too old resource version"})
 		return
 	}
 	if streamed {
@@ -207,24 +294,31 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*co
 		var now []*corev1.Pod
 		for _, p := range a.pods {
 			if match(p) {
-				now = append(now, p)
+				now = append(now, p.DeepCopy())
 			}
 		}
 		at = a.version
 		a.mu.Unlock()
 		for _, p := range now {
-			send("ADDED", p)
+			send(watch.Added, p)
 		}
 		bookmark(at, true)
 	}
 	w.(http.Flusher).Flush()
+	a.set(func() { a.open++ })
+	defer a.set(func() { a.open-- })
 	for {
+		select {
+		case <-cut: // before what has changed since
+			return
+		default:
+		}
 		a.mu.Lock()
 		changed := a.changed
-		var news []event
+		var news []change
 		for _, e := range a.log {
 			if e.version > at && match(e.pod) {
-				news = append(news, e)
+				news = append(news, change{e.version, e.kind, e.pod.DeepCopy()})
 			}
 		}
 		at = a.version

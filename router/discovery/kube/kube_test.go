@@ -2,7 +2,10 @@ package kube
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
 
 	"sluice/router/config"
 	"sluice/router/discovery"
@@ -64,18 +69,45 @@ func (m *members) String() string {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatalf("did not happen within 30s: %s", what)
+	t.Fatalf("did not happen within 60s: %s", what)
 }
 
-func start(t *testing.T, a *apiServer, token string, mod func(*config.Kube)) (*members, func() discovery.State) {
+// logs is what a source has logged.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// started is a source that runs, with what it has put in.
+type started struct {
+	*members
+	logs  *logs
+	state func() discovery.State
+}
+
+// start runs a source against a, with goodToken, unless mod says otherwise. No token may
+// come into its log.
+func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source)) *started {
 	t.Helper()
 	conf := config.Default().Kube
-	conf.Selector, conf.Kubeconfig = "app in (prefill,decode)", a.kubeconfig(t, token)
+	conf.Selector, conf.Kubeconfig = "app in (prefill,decode)", a.kubeconfig(t, "token: "+goodToken)
 	if mod != nil {
 		mod(&conf)
 	}
@@ -83,132 +115,289 @@ func start(t *testing.T, a *apiServer, token string, mod func(*config.Kube)) (*m
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &members{in: map[string]worker.Spec{}}
-	run := discovery.NewRunner(m, nil)
+	if tune != nil {
+		tune(src)
+	}
+	s := &started{members: &members{in: map[string]worker.Spec{}}, logs: new(logs)}
+	run := discovery.NewRunner(s.members, slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	s.state = func() discovery.State { return run.States()[0] }
 	t.Cleanup(func() {
 		done := make(chan struct{})
 		go func() { defer close(done); run.Close() }()
 		select {
 		case <-done:
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Error("it does not end")
+		}
+		for _, secret := range []string{goodToken, badToken} {
+			if strings.Contains(s.logs.String()+s.state().Error, secret) {
+				t.Errorf("a token is in the log:\n%s", s.logs)
+			}
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", s.logs)
 		}
 	})
 	if err := run.Start(src); err != nil {
 		t.Fatal(err)
 	}
-	return m, func() discovery.State { return run.States()[0] }
+	return s
+}
+
+// servers are the ways in which API servers differ.
+var servers = []struct {
+	name string
+	mod  func(*apiServer)
+}{
+	{"streamed list, protobuf", func(*apiServer) {}},
+	{"streamed list, JSON", func(a *apiServer) { a.json = true }},
+	{"list, then watch, protobuf", func(a *apiServer) { a.noStream = true }},
+	{"list, then watch, JSON", func(a *apiServer) { a.noStream, a.json = true, true }},
+}
+
+func forEachServer(t *testing.T, test func(*testing.T, *apiServer)) {
+	for _, s := range servers {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			a := newAPI(t)
+			s.mod(a)
+			test(t, a)
+		})
+	}
 }
 
 func TestPodsComeAndGo(t *testing.T) {
-	for _, noStream := range []bool{false, true} {
-		t.Run(map[bool]string{false: "streamed list", true: "list, then watch"}[noStream], func(t *testing.T) {
-			a := newAPI(t)
-			a.noStream = noStream
-			a.change("ADDED", pod("p-0", "prefill", "10.0.0.1"))
-			a.change("ADDED", pod("web", "frontend", "10.0.0.9"))
-			m, state := start(t, a, "good", nil)
-			until(t, "the first is in", func() bool { return m.String() == "p-0 prefill http://10.0.0.1:8000" })
-			if lists, _ := a.counts(); (lists > 0) != noStream {
-				t.Errorf("%d lists", lists)
-			}
-			a.change("ADDED", with(pod("d-0", "decode", ""), func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }))
-			a.change("MODIFIED", with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }))
-			a.change("ADDED", pod("d-1", "decode", "fd00::5"))
-			until(t, "the ready one is in", func() bool {
-				return m.String() == "d-1 decode http://[fd00::5]:8000, p-0 prefill http://10.0.0.1:8000"
-			})
-			a.change("MODIFIED", pod("d-0", "decode", "10.0.0.2"))
-			until(t, "the other is ready", func() bool { return strings.HasPrefix(m.String(), "d-0 decode http://10.0.0.2:8000,") })
-			a.change("MODIFIED", with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }))
-			a.change("DELETED", pod("d-1", "decode", "fd00::5"))
-			until(t, "one ends, one has gone", func() bool { return m.String() == "p-0 prefill http://10.0.0.1:8000" })
-			if s := state(); s.Error != "" || s.Workers != 1 {
-				t.Errorf("%+v", s)
+	t.Parallel()
+	forEachServer(t, func(t *testing.T, a *apiServer) {
+		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+		a.change(watch.Added, pod("web", "frontend", "10.0.0.9"))
+		s := start(t, a, nil, nil)
+		until(t, "the first is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		a.change(watch.Added, with(pod("d-0", "decode", ""), func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }))
+		a.change(watch.Modified, with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }))
+		a.change(watch.Added, pod("d-1", "decode", "fd00::5"))
+		until(t, "the ready one is in", func() bool {
+			return s.String() == "d-1 decode http://[fd00::5]:8000, p-0 prefill http://10.0.0.1:8000"
+		})
+		a.change(watch.Modified, pod("d-0", "decode", "10.0.0.2"))
+		until(t, "the other is ready", func() bool { return strings.HasPrefix(s.String(), "d-0 decode http://10.0.0.2:8000,") })
+		a.change(watch.Modified, with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }))
+		a.change(watch.Deleted, pod("d-1", "decode", "fd00::5"))
+		until(t, "one ends, one has gone", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		if st := s.state(); st.Error != "" || st.Workers != 1 {
+			t.Errorf("%+v", st)
+		}
+		listed := map[bool]string{false: "stream", true: "list"}[a.noStream]
+		if a.count(listed) != 1 || a.count("stream")+a.count("list") != 1 {
+			t.Errorf("%+v; want one %s", a.calls, listed)
+		}
+		media := map[bool]string{false: "application/vnd.kubernetes.protobuf", true: "application/json"}[a.json]
+		a.set(func() {
+			for _, c := range a.calls {
+				if c.selector != "app in (prefill,decode)" || c.proto != "HTTP/2.0" || c.media != media {
+					t.Errorf("%+v; want the selector, HTTP/2 and %s", c, media)
+				}
 			}
 		})
-	}
+	})
+}
+
+// underWay waits until a watch has brought something: one that ends without is taken by the
+// reflector for a server that cannot watch, and listed again.
+func (s *started) underWay(t *testing.T, a *apiServer) {
+	t.Helper()
+	until(t, "there is a watch", func() (open bool) { a.set(func() { open = a.open > 0 }); return open })
+	before := s.String()
+	a.change(watch.Added, pod("a-moment", "decode", "10.9.9.9"))
+	until(t, "it brings one", func() bool { return s.String() != before })
+	a.change(watch.Deleted, pod("a-moment", "decode", "10.9.9.9"))
+	until(t, "and takes it", func() bool { return s.String() == before })
+}
+
+// A watch whose connection is lost goes on where it stood: what happened meanwhile is told
+// as it happened, and nothing is listed again.
+func TestDroppedWatchGoesOn(t *testing.T) {
+	t.Parallel()
+	forEachServer(t, func(t *testing.T, a *apiServer) {
+		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+		s := start(t, a, nil, nil)
+		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		lists := a.count("list") + a.count("stream")
+		for i, byForce := range []bool{true, false} {
+			s.underWay(t, a)
+			var stood int
+			a.set(func() { stood = a.version })
+			watches := a.count("watch")
+			back := a.away(byForce)
+			a.change(watch.Deleted, pod(fmt.Sprint("p-", i), "prefill", fmt.Sprint("10.0.0.", 1+i)))
+			a.change(watch.Added, pod(fmt.Sprint("p-", i+1), "prefill", fmt.Sprint("10.0.0.", 2+i)))
+			back()
+			want := fmt.Sprintf("p-%d prefill http://10.0.0.%d:8000", i+1, i+2)
+			until(t, "what happened meanwhile is there: "+want, func() bool { return s.String() == want })
+			if n := a.count("list") + a.count("stream"); n != lists {
+				t.Errorf("%d lists after the watch was dropped; want the %d of before", n, lists)
+			}
+			if a.count("watch") == watches {
+				t.Fatal("no new watch")
+			}
+			a.set(func() {
+				if last := a.calls[len(a.calls)-1]; last.kind != "watch" || last.version != fmt.Sprint(stood) {
+					t.Errorf("the last call is %+v; want a watch from %d on", last, stood)
+				}
+			})
+		}
+	})
 }
 
 // A server that has forgotten where the watch stood is listed anew: nothing of
 // what happened in between is missed.
 func TestGoneIsListedAnew(t *testing.T) {
-	a := newAPI(t)
-	a.noStream = true
-	a.change("ADDED", pod("p-0", "prefill", "10.0.0.1"))
-	m, _ := start(t, a, "good", nil)
-	until(t, "it is in", func() bool { return m.String() == "p-0 prefill http://10.0.0.1:8000" })
-	a.set(func() { a.denied = 503 }) // nothing is seen of what comes now
-	a.set(func() { close(a.cut); a.cut = make(chan struct{}) })
-	a.change("DELETED", pod("p-0", "prefill", "10.0.0.1"))
-	a.change("ADDED", pod("p-1", "prefill", "10.0.0.2"))
-	a.forget()
-	a.set(func() { a.denied = 0 })
-	until(t, "the new state is there", func() bool { return m.String() == "p-1 prefill http://10.0.0.2:8000" })
-	if lists, _ := a.counts(); lists < 2 {
-		t.Errorf("%d lists; want one more after 410", lists)
-	}
+	t.Parallel()
+	forEachServer(t, func(t *testing.T, a *apiServer) {
+		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+		s := start(t, a, nil, nil)
+		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		for i, head := range []bool{false, true} {
+			s.underWay(t, a)
+			lists, gone := a.count("list")+a.count("stream"), a.count("gone")
+			a.set(func() { a.goneHead = head })
+			back := a.away(false)
+			a.change(watch.Deleted, pod(fmt.Sprint("p-", i), "prefill", "10.0.0.1"))
+			a.change(watch.Added, pod(fmt.Sprint("p-", i+1), "prefill", fmt.Sprint("10.0.0.", i+2)))
+			a.forget()
+			back()
+			want := fmt.Sprintf("p-%d prefill http://10.0.0.%d:8000", i+1, i+2)
+			until(t, "the new state is there: "+want, func() bool { return s.String() == want })
+			if a.count("gone") == gone || a.count("list")+a.count("stream") == lists {
+				t.Errorf("410 as a status %v: %+v; want a watch that was refused, and a list after it", head, a.calls)
+			}
+			until(t, "it is well", func() bool { return s.state().Error == "" })
+		}
+		if strings.Contains(s.logs.String(), "level=ERROR") {
+			t.Error("what is in the order of things was logged as a fault")
+		}
+	})
 }
 
+// Credentials that are refused are named, with who refused them, and tried again.
 func TestRefusedCredentials(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
-	a.change("ADDED", pod("p-0", "prefill", "10.0.0.1"))
-	m, state := start(t, a, "bad", nil)
-	until(t, "the failure is shown", func() bool { return strings.Contains(state().Error, "nauthorized") })
-	if m.String() != "" {
-		t.Error(m)
+	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+	var path string
+	s := start(t, a, func(k *config.Kube) { path = a.kubeconfig(t, "token: "+badToken); k.Kubeconfig = path }, nil)
+	until(t, "the failure is shown", func() bool { return s.state().Error != "" })
+	for _, want := range []string{"401", "nauthorized", a.URL, path, "app in (prefill,decode)", "namespace engines", "want a token or certificate"} {
+		if err := s.state().Error; !strings.Contains(err, want) {
+			t.Errorf("no %q in %q", want, err)
+		}
 	}
+	until(t, "it was tried again", func() (again bool) {
+		a.set(func() { again = a.unknown > 4 })
+		return again
+	})
+	if n := strings.Count(s.logs.String(), "(401)"); n != 1 || s.String() != "" {
+		t.Errorf("the same failure is in the log %d times; in: %s", n, s)
+	}
+	a.set(func() { a.token = badToken })
+	until(t, "it is in once they are good", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" && s.state().Error == "" })
 }
 
 // A cluster that goes away takes nobody out, and what is wrong is shown until it
 // is well again.
 func TestForbiddenForAWhile(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
-	a.change("ADDED", pod("p-0", "prefill", "10.0.0.1"))
-	m, state := start(t, a, "good", nil)
-	until(t, "it is in", func() bool { return m.String() != "" })
-	a.set(func() { a.denied = 403; close(a.cut); a.cut = make(chan struct{}) })
-	until(t, "the failure is shown", func() bool { return strings.Contains(state().Error, "cannot list resource") })
-	if m.String() == "" {
+	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+	s := start(t, a, nil, nil)
+	until(t, "it is in", func() bool { return s.String() != "" })
+	a.set(func() { a.denied = 403; a.cutWatches() })
+	until(t, "the failure is shown", func() bool {
+		err := s.state().Error
+		return strings.Contains(err, "cannot list resource") && strings.Contains(err, "want a role")
+	})
+	if s.String() == "" {
 		t.Error("it is out though nobody said so")
 	}
 	a.set(func() { a.denied = 0 })
-	until(t, "it is well again", func() bool { return state().Error == "" })
+	until(t, "it is well again", func() bool { return s.state().Error == "" })
 }
 
-func TestSlowServer(t *testing.T) {
+// A server that takes calls and does not answer is told of, and waited for.
+func TestServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	for _, s := range servers[1:3] {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			a := newAPI(t)
+			s.mod(a)
+			a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+			back := a.away(false)
+			s := start(t, a, nil, func(s *Source) { s.patience = time.Second })
+			until(t, "it is told", func() bool { return strings.Contains(s.state().Error, "no answer for 1s") })
+			back()
+			until(t, "it is in after all, and well", func() bool { return s.String() != "" && s.state().Error == "" })
+		})
+	}
+}
+
+// A cluster of which nothing answers at all is no well one.
+func TestServerIsDown(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
-	a.slow = 300 * time.Millisecond
-	a.change("ADDED", pod("p-0", "prefill", "10.0.0.1"))
-	m, _ := start(t, a, "good", nil)
-	until(t, "it is in after all", func() bool { return m.String() != "" })
+	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
+	s := start(t, a, nil, nil)
+	until(t, "it is in", func() bool { return s.String() != "" })
+	a.Listener.Close()
+	a.CloseClientConnections()
+	until(t, "it is told", func() bool { return strings.Contains(s.state().Error, a.URL) })
+	if s.String() == "" {
+		t.Error("it is out though nobody said so")
+	}
 }
 
 func TestNamesPortsAndModels(t *testing.T) {
+	t.Parallel()
 	a := newAPI(t)
-	a.change("ADDED", with(pod("p-0", "p", "10.0.0.1"), func(p *corev1.Pod) {
+	a.change(watch.Added, with(pod("p-0", "p", "10.0.0.1"), func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": "prefill", "tier": "first", "model": "tiny"}
 	}))
-	a.change("ADDED", with(pod("x", "decode", "10.0.0.2"), func(p *corev1.Pod) {
+	a.change(watch.Added, with(pod("x", "decode", "10.0.0.2"), func(p *corev1.Pod) {
 		p.Namespace, p.Annotations = "other", map[string]string{"model": "org/huge"}
 	}))
-	a.change("ADDED", with(pod("bad", "decode", "10.0.0.3"), func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil }))
-	m, state := start(t, a, "good", func(k *config.Kube) {
+	portless := func(name string) *corev1.Pod {
+		return with(pod(name, "decode", "10.0.0.3"), func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil })
+	}
+	a.change(watch.Added, portless("bad"))
+	s := start(t, a, func(k *config.Kube) {
 		k.Namespace, k.Port, k.RoleLabel, k.Prefill, k.ModelLabel = "*", "http", "tier", []string{"first"}, "model"
 		k.Worker = &config.Worker{Engine: "vllm", Ranks: []uint16{0, 1}, KVEvents: []string{"tcp://*:5557"}}
-	})
+	}, nil)
 	until(t, "both are in", func() bool {
-		return m.String() == "engines.p-0 prefill http://10.0.0.1:9000, other.x aggregated http://10.0.0.2:9000"
+		return s.String() == "engines.p-0 prefill http://10.0.0.1:9000, other.x aggregated http://10.0.0.2:9000"
 	})
-	m.mu.Lock()
-	p, x := m.in["engines.p-0"], m.in["other.x"]
-	m.mu.Unlock()
+	s.mu.Lock()
+	p, x := s.in["engines.p-0"], s.in["other.x"]
+	s.mu.Unlock()
 	if p.Models[0] != "tiny" || x.Models[0] != "org/huge" || p.Engine != "vllm" || len(p.Ranks) != 2 || p.KVEvents[0] != "tcp://*:5557" || p.Source != "kube" {
 		t.Errorf("%+v\n%+v", p, x)
 	}
 	until(t, "the pod without the port is named", func() bool {
-		return strings.Contains(state().Error, "engines/bad") && strings.Contains(state().Error, `"http"`)
+		return strings.Contains(s.state().Error, "engines/bad") && strings.Contains(s.state().Error, `"http"`)
 	})
+	a.change(watch.Added, portless("worse"))
+	until(t, "the other is counted", func() bool { return strings.Contains(s.state().Error, "1 other") })
+
+	// It stays wrong while others come and go, and is logged no more.
+	told := strings.Count(s.logs.String(), "engines/bad")
+	a.change(watch.Deleted, with(pod("x", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Namespace = "other" }))
+	until(t, "one is out", func() bool { return s.String() == "engines.p-0 prefill http://10.0.0.1:9000" })
+	if n := strings.Count(s.logs.String(), "engines/bad"); n != told || !strings.Contains(s.state().Error, "engines/bad") {
+		t.Errorf("logged %d times, then %d; now %+v", told, n, s.state())
+	}
+	a.change(watch.Deleted, portless("bad"))
+	a.change(watch.Deleted, portless("worse"))
+	until(t, "all is well", func() bool { return s.state().Error == "" })
 }
 
 func TestNewTellsWhatIsWrong(t *testing.T) {
@@ -223,5 +412,42 @@ func TestNewTellsWhatIsWrong(t *testing.T) {
 		if _, err := New(c.conf); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A kubeconfig that cannot be used is named, and nothing of what stands in it.
+func TestBrokenKubeconfigKeepsItsSecrets(t *testing.T) {
+	for name, text := range map[string]string{
+		"no YAML":      "{apiVersion: v1, users: [{name: u, user: {token: " + goodToken,
+		"wrong type":   "{apiVersion: v1, kind: Config, users: [{name: u, user: " + goodToken + "}]}",
+		"no server":    "{apiVersion: v1, kind: Config, current-context: c, users: [{name: u, user: {token: " + goodToken + "}}], contexts: [{name: c, context: {user: u}}]}",
+		"wrong server": "{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: k, cluster: {server: 'https://u:" + goodToken + "@[::'}}], users: [{name: u, user: {token: " + goodToken + "}}], contexts: [{name: c, context: {cluster: k, user: u}}]}",
+	} {
+		path := filepath.Join(t.TempDir(), "config")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := New(config.Kube{Selector: "app=x", Kubeconfig: path})
+		if err == nil || strings.Contains(err.Error(), goodToken) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v; want an error with %s and without the token", name, err, path)
+		}
+	}
+	for host, want := range map[string]string{
+		"https://u:secret@api.example:6443/x": "https://api.example:6443",
+		"api.example:6443":                    "https://api.example:6443",
+		"http://[fd00::1]:8080":               "http://[fd00::1]:8080",
+		"https://u:secret@[::":                "",
+	} {
+		if got, ok := shown(host); got != want || ok != (want != "") {
+			t.Errorf("%s is shown as %q; want %q", host, got, want)
+		}
+	}
+}
+
+// client-go logs calls and their heads when it is asked to; here it says nothing.
+func TestClientIsSilent(t *testing.T) {
+	start(t, newAPI(t), nil, nil)
+	if klog.Background().Enabled() || klog.Background().V(9).Enabled() {
+		t.Error("client-go has a log of its own")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -15,9 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/gentype"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -31,11 +29,17 @@ import (
 type Source struct {
 	conf      config.Kube
 	namespace string // "" for all
-	pods      *gentype.ClientWithList[*corev1.Pod, *corev1.PodList]
+	server    string // URL of the API server, for errors
+	pods      typedcorev1.PodInterface
+	patience  time.Duration // with a server that does not answer: then a list ends, and of a watch it is told
 }
 
-// listTimeout bounds one list; a watch has the server's own.
-const listTimeout = 30 * time.Second
+const (
+	patience = 30 * time.Second
+	// watchGrace is how much longer than it was asked for a watch may take: the server ends
+	// it, and where it does not, there may be none at the other end any more.
+	watchGrace = 30 * time.Second
+)
 
 // namespaceFile is where a pod finds its own namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -43,7 +47,7 @@ const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 // New reads the credentials, of a kubeconfig or of the pod that the router runs
 // in. It calls nobody: a cluster that is away is Run's to report.
 func New(conf config.Kube) (*Source, error) {
-	s := &Source{conf: conf, namespace: conf.Namespace}
+	s := &Source{conf: conf, namespace: conf.Namespace, patience: patience}
 	if _, err := labels.Parse(conf.Selector); err != nil {
 		return nil, fmt.Errorf("kube: cannot use kube.selector %q: %w; want one as kubectl -l takes, such as app in (prefill,decode)", conf.Selector, err)
 	}
@@ -57,20 +61,17 @@ func New(conf config.Kube) (*Source, error) {
 	case "":
 		s.namespace = own
 	}
-	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	rc.APIPath, rc.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	rc.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	rc.UserAgent = "sluice"
 	silence()
-	client, err := rest.RESTClientFor(rc)
-	if err != nil {
-		return nil, fmt.Errorf("kube: cannot use the credentials: %w", err)
+	var ok bool
+	if s.server, ok = shown(rc.Host); !ok { // it may hold a password
+		return nil, fmt.Errorf("kube: cannot use the API server's address of %s: it is no URL; want https://HOST:PORT", s.account())
 	}
-	s.pods = gentype.NewClientWithList("pods", client, runtime.NewParameterCodec(scheme), s.namespace,
-		func() *corev1.Pod { return new(corev1.Pod) }, func() *corev1.PodList { return new(corev1.PodList) })
+	client, err := typedcorev1.NewForConfig(rc)
+	if err != nil {
+		return nil, fmt.Errorf("kube: cannot use the credentials of %s: %w", s.account(), err)
+	}
+	s.pods = client.Pods(s.namespace)
 	return s, nil
 }
 
@@ -114,39 +115,61 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 // listWatch asks for the pods, and tells st of what fails and of what goes well
 // again: the reflector itself only tries on.
 func (s *Source) listWatch(st *store) *cache.ListWatch {
-	report := func(what string, err error) {
-		switch {
-		case err == nil:
-			st.wellAgain()
-		case !errors.Is(err, context.Canceled):
-			st.set.Failed(fmt.Errorf("kube: cannot %s pods with %s: %w", what, s.conf.Selector, err))
+	failed := func(err error) {
+		if !errors.Is(err, context.Canceled) {
+			st.set.Failed(s.refused(err))
 		}
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			ctx, cancel := context.WithTimeout(ctx, listTimeout)
+			ctx, cancel := context.WithTimeout(ctx, s.patience)
 			defer cancel()
 			o.LabelSelector = s.conf.Selector
 			pods, err := s.pods.List(ctx, o)
-			if err != nil {
-				report("list", err)
+			if err != nil && !goesOn(err, false) {
+				failed(err)
 			}
 			return pods, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			ctx, cancel := context.WithTimeout(ctx, lasts(&o)+watchGrace)
 			o.LabelSelector = s.conf.Selector
+			// It may be answered late, by a proxy with the first event; so it goes on.
+			late := time.AfterFunc(s.patience, func() { failed(fmt.Errorf("no answer for %s", s.patience)) })
 			w, err := s.pods.Watch(ctx, o)
-			if err != nil && isUnknown(err) {
-				return nil, err // an older server that cannot stream a list: it is listed instead
+			late.Stop()
+			if err != nil {
+				cancel()
+				if !goesOn(err, o.SendInitialEvents != nil) {
+					failed(err)
+				}
+				return nil, err
 			}
-			report("watch", err)
-			return w, err
+			if _, answered := w.(*watch.StreamWatcher); answered {
+				st.wellAgain()
+			} else { // client-go's form of a connection that was lost or could not be made in time
+				failed(errors.New("the connection ended before an answer"))
+			}
+			return &watching{w, cancel}, nil
 		},
 	}
 }
 
-// isUnknown says whether a server refused the request's form, not its sender.
-func isUnknown(err error) bool {
-	var status interface{ Status() metav1.Status }
-	return errors.As(err, &status) && (status.Status().Code == http.StatusUnprocessableEntity || status.Status().Code == http.StatusBadRequest)
+// lasts is how long the server is asked to let a watch last.
+func lasts(o *metav1.ListOptions) time.Duration {
+	if o.TimeoutSeconds == nil {
+		return time.Hour
+	}
+	return time.Duration(*o.TimeoutSeconds) * time.Second
+}
+
+// watching is a watch with its deadline, which the reflector stops in any case.
+type watching struct {
+	watch.Interface
+	cancel context.CancelFunc
+}
+
+func (w *watching) Stop() {
+	w.Interface.Stop()
+	w.cancel()
 }

@@ -99,18 +99,21 @@ func (s *store) wellAgain() {
 func (s *store) push() {
 	var specs []worker.Spec
 	var fault error
+	faults := 0
 	for _, key := range slices.Sorted(maps.Keys(s.pods)) {
 		switch f := s.pods[key]; {
 		case f.ready:
 			specs = append(specs, f.spec)
 		case f.fault != nil:
-			fault = f.fault
+			if faults++; faults == 1 {
+				fault = f.fault
+			}
 		}
 	}
-	s.set.Replace(specs)
-	if fault != nil {
-		s.set.Failed(fault)
+	if faults > 1 {
+		fault = fmt.Errorf("%w; nor can %d other pods be workers", fault, faults-1)
 	}
+	s.set.ReplaceExcept(specs, fault)
 }
 
 // read makes the worker of a pod. Only a pod that is ready and not being deleted
