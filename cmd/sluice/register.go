@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -44,7 +43,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	fs := flag.NewFlagSet("sluice register", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	router := fs.String("router", "", "`URL` of the router's registration listener")
-	id := fs.String("id", "", "`NAME` of the worker, unique in the fleet [this machine's name and the role]")
+	id := fs.String("id", "", "`NAME` of the worker, unique in the fleet [the key id, else this machine's name and the role]")
 	tokenFile := fs.String("token-file", "", "`FILE` that holds the token [$SLUICE_REGISTER_TOKEN]")
 	ca := fs.String("ca", "", "PEM `FILE` with the authority of the router's certificate [the system's]")
 	cert, key := fs.String("cert", "", "PEM `FILE` with the worker's certificate"), fs.String("key", "", "PEM `FILE` with its key")
@@ -59,6 +58,9 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 			w, err := config.ParseWorker(role, s)
 			if err != nil {
 				return err
+			}
+			if *id == "" {
+				*id = w.ID
 			}
 			a, err = registration.Announce(&w)
 			return err
@@ -146,9 +148,9 @@ func readAnnouncement(path string) (*registration.Announcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := new(registration.Announcement)
-	if err := json.Unmarshal(text, a); err != nil {
-		return nil, fmt.Errorf("%s holds no announcement: %w", path, err)
+	a, err := registration.Decode(text) // strictly, as the router would
+	if err != nil {
+		return nil, fmt.Errorf("cannot use %q: %w", path, err)
 	}
 	return a, nil
 }

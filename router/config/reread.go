@@ -60,6 +60,14 @@ func CheckWorker(w Worker) error {
 	if w.BlockSize < 0 || w.BlockSize > 1<<20 {
 		return fmt.Errorf("block_size: %d; want from 0 to %d", w.BlockSize, 1<<20)
 	}
+	for _, bound := range []struct {
+		field string
+		value int64
+	}{{"max_requests", w.MaxRequests}, {"rank_requests", w.RankRequests}, {"rank_tokens", w.RankTokens}} {
+		if bound.value < 0 {
+			return fmt.Errorf("%s: %d; want 0, which is no bound, or more", bound.field, bound.value)
+		}
+	}
 	c.Workers = []Worker{w}
 	err := c.Validate()
 	var all Errors

@@ -12,7 +12,8 @@ import (
 func Announce(w *config.Worker) (*Announcement, error) {
 	a := &Announcement{
 		Version: Version, URL: w.URL, Role: w.Role.String(), Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: w.KVEvents, KVReplay: w.KVReplay,
+		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: w.KVEvents, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
+		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens,
 	}
 	one := func(key string) string {
 		if v := w.Options[key]; len(v) > 0 {
@@ -39,14 +40,14 @@ func Announce(w *config.Worker) (*Announcement, error) {
 	case len(bootstrap) == 1:
 		a.Bootstrap = &Bootstrap{Host: one("bootstrap_host"), Port: bootstrap[0]}
 	}
-	n := &NIXL{Host: one("peer_host")}
+	n := &NIXL{Host: one("peer_host"), Connector: one("connector") == "true"}
 	if n.InitPorts, err = ports("init_port"); err != nil {
 		return nil, err
 	}
 	if n.AllocPorts, err = ports("alloc_port"); err != nil {
 		return nil, err
 	}
-	if n.Host != "" || n.InitPorts != nil || n.AllocPorts != nil {
+	if n.Host != "" || n.Connector || n.InitPorts != nil || n.AllocPorts != nil {
 		a.NIXL = n
 	}
 	return a, nil

@@ -41,6 +41,15 @@ type Announcement struct {
 	// none given: the engine is asked. KVReplay likewise.
 	KVEvents []string `json:"kv_events,omitempty"`
 	KVReplay []string `json:"kv_replay,omitempty"`
+	// LoadEvents are ZMQ endpoints of load messages, by the same rule; none given: an
+	// SGLang engine is asked.
+	LoadEvents []string `json:"load_events,omitempty"`
+	// MaxRequests bounds what the router has under way on all ranks together,
+	// RankRequests and RankTokens (of prompts, still to be computed) on each; 0: no bound
+	// of its own, the router's limits stand.
+	MaxRequests  int64 `json:"max_requests,omitempty"`
+	RankRequests int64 `json:"rank_requests,omitempty"`
+	RankTokens   int64 `json:"rank_tokens,omitempty"`
 	// Bootstrap is the bootstrap server of an SGLang or Mooncake prefill worker.
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
 	// NIXL says where the worker's NIXL agent is reached.
@@ -91,8 +100,8 @@ const (
 	maxList  = 256 // models, labels
 )
 
-// decode reads one strictly: a field that is misspelt must not be passed over.
-func decode(body []byte) (*Announcement, error) {
+// Decode reads one strictly: a field that is misspelt must not be passed over.
+func Decode(body []byte) (*Announcement, error) {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	a := new(Announcement)
@@ -120,12 +129,13 @@ func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
 		field     string
 		got, most int
 	}{{"ranks", len(a.Ranks), maxRanks}, {"rank_urls", len(a.RankURLs), maxRanks}, {"models", len(a.Models), maxList}, {"labels", len(a.Labels), maxList},
-		{"kv_events", len(a.KVEvents), maxRanks}, {"kv_replay", len(a.KVReplay), maxRanks}} {
+		{"kv_events", len(a.KVEvents), maxRanks}, {"kv_replay", len(a.KVReplay), maxRanks}, {"load_events", len(a.LoadEvents), maxRanks}} {
 		if l.got > l.most {
 			return none, fmt.Errorf("%s: %d entries; want at most %d", l.field, l.got, l.most)
 		}
 	}
-	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, BlockSize: a.BlockSize, Options: map[string][]string{}}
+	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, BlockSize: a.BlockSize,
+		MaxRequests: a.MaxRequests, RankRequests: a.RankRequests, RankTokens: a.RankTokens, Options: map[string][]string{}}
 	if a.Role != "" {
 		if err := w.Role.UnmarshalText([]byte(a.Role)); err != nil {
 			return none, fmt.Errorf("role: %q; want prefill, decode or aggregated", a.Role)
@@ -145,6 +155,9 @@ func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
 		return none, err
 	}
 	if w.KVReplay, err = at.endpoints("kv_replay", a.KVReplay); err != nil {
+		return none, err
+	}
+	if w.LoadEvents, err = at.endpoints("load_events", a.LoadEvents); err != nil {
 		return none, err
 	}
 	if b := a.Bootstrap; b != nil {

@@ -1,6 +1,8 @@
 package registration
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -40,13 +42,25 @@ func (s *Server) Known() []Known {
 // Listener is where it listens, without TLS; for the router that takes its place.
 func (s *Server) Listener() net.Listener { return s.bound }
 
-// restored are the known workers that this router's configuration lets in.
+// restored are the known workers that this router's configuration lets in: it may name
+// other networks than the one before.
 func (s *Server) restored() (known []Known) {
 	for _, k := range s.opt.Known {
-		if k.Lease <= 0 || k.Lease > s.terms.Load().MaxLease || !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }) {
-			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "from", k.Owner)
+		at := placeOf(k.Owner, s.networks)
+		var why error
+		switch {
+		case k.Lease <= 0 || k.Lease > s.terms.Load().MaxLease:
+			why = fmt.Errorf("its lease of %s is longer than register.max_lease", k.Lease)
+		case !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }):
+			why = errors.New("it was registered from outside of register.networks")
+		default:
+			why = at.within(&k.Spec)
+		}
+		if why != nil {
+			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "from", k.Owner, "reason", why)
 			continue
 		}
+		k.Spec.Networks = at.networks // as it would be by registering again
 		known = append(known, k)
 	}
 	return known

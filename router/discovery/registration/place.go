@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"sluice/router/networks"
+	"sluice/router/worker"
 )
 
 // place is where a call came from, and where the addresses it names must lie.
@@ -93,6 +94,35 @@ func (p place) endpoints(field string, list []string) ([]string, error) {
 		out = append(out, "tcp://"+net.JoinHostPort(host, port))
 	}
 	return out, nil
+}
+
+// within says why an address of a worker that was taken in once would not be now, nil where
+// all would.
+func (p place) within(spec *worker.Spec) error {
+	if _, err := p.url("url", spec.URL); err != nil {
+		return err
+	}
+	for i, u := range spec.RankURLs {
+		if _, err := p.url(fmt.Sprintf("rank_urls[%d]", i), u); err != nil {
+			return err
+		}
+	}
+	for _, l := range []struct {
+		field string
+		list  []string
+	}{{"kv_events", spec.KVEvents}, {"kv_replay", spec.KVReplay}, {"load_events", spec.LoadEvents}} {
+		if _, err := p.endpoints(l.field, l.list); err != nil {
+			return err
+		}
+	}
+	for _, key := range []string{"bootstrap_host", "peer_host"} {
+		for _, host := range spec.Options[key] {
+			if _, err := p.host(key, host); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // option puts a host and a port among a Spec's options.

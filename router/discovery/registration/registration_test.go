@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -136,8 +137,9 @@ const plain = `{"version":1,"url":"http://127.0.0.1:8000","role":"decode"}`
 func TestRegisterRenewDeregister(t *testing.T) {
 	s := serve(t, nil)
 	full := `{"version":1,"url":"http://*:8000","role":"prefill","models":["m"],"ranks":[0,1],"labels":["blue"],"engine":"sglang","block_size":64,
-		"kv_events":["tcp://*:5557"],"kv_replay":["tcp://10.1.2.3:5657"],"bootstrap":{"port":8998},
-		"nixl":{"host":"10.1.2.4","port":5600,"init_ports":[7300,7301],"alloc_ports":[7400,7401]},"lease_seconds":9}`
+		"kv_events":["tcp://*:5557"],"kv_replay":["tcp://10.1.2.3:5657"],"load_events":["tcp://*:5757"],"bootstrap":{"port":8998},
+		"max_requests":48,"rank_requests":32,"rank_tokens":65536,
+		"nixl":{"host":"10.1.2.4","port":5600,"connector":true,"init_ports":[7300,7301],"alloc_ports":[7400,7401]},"lease_seconds":9}`
 	status, _, body := s.call(t, "PUT", "/v1/workers/p-0", token, full)
 	var l Lease
 	if err := json.Unmarshal([]byte(body), &l); err != nil || status != 201 || l.LeaseSeconds != 9 || l.RenewSeconds != 3 || !l.Changed {
@@ -146,8 +148,9 @@ func TestRegisterRenewDeregister(t *testing.T) {
 	spec, _ := s.get("p-0")
 	want := worker.Spec{
 		ID: "p-0", URL: "http://127.0.0.1:8000", Role: worker.Prefill, Models: []string{"m"}, Ranks: []uint16{0, 1}, Labels: []string{"blue"}, Engine: "sglang", BlockSize: 64,
-		KVEvents: []string{"tcp://127.0.0.1:5557"}, KVReplay: []string{"tcp://10.1.2.3:5657"}, Source: "register", Networks: spec.Networks,
-		Options: map[string][]string{"bootstrap_port": {"8998"}, "peer_host": {"10.1.2.4"}, "nixl_port": {"5600"}, "init_port": {"7300", "7301"}, "alloc_port": {"7400", "7401"}},
+		KVEvents: []string{"tcp://127.0.0.1:5557"}, KVReplay: []string{"tcp://10.1.2.3:5657"}, LoadEvents: []string{"tcp://127.0.0.1:5757"}, Source: "register", Networks: spec.Networks,
+		MaxRequests: 48, RankRequests: 32, RankTokens: 65536,
+		Options: map[string][]string{"connector": {"true"}, "bootstrap_port": {"8998"}, "peer_host": {"10.1.2.4"}, "nixl_port": {"5600"}, "init_port": {"7300", "7301"}, "alloc_port": {"7400", "7401"}},
 	}
 	if fmt.Sprint(spec) != fmt.Sprint(want) || len(spec.Networks) != 3 {
 		t.Errorf("got  %+v\nwant %+v", spec, want)
@@ -309,6 +312,9 @@ func TestBadAnnouncements(t *testing.T) {
 		"scheme":           {`{"version":1,"url":"file:///etc/passwd"}`, "no URL"},
 		"query":            {`{"version":1,"url":"http://127.0.0.1:1/?x=1"}`, "query"},
 		"ipc":              {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["ipc:///tmp/x"]}`, "tcp://ADDRESS:PORT"},
+		"load over ipc":    {`{"version":1,"url":"http://127.0.0.1:1","load_events":["ipc:///tmp/x"]}`, "load_events[0]"},
+		"load elsewhere":   {`{"version":1,"url":"http://127.0.0.1:1","load_events":["tcp://8.8.8.8:5757"]}`, "register.networks"},
+		"negative bound":   {`{"version":1,"url":"http://127.0.0.1:1","rank_requests":-1}`, "rank_requests: -1"},
 		"bind":             {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["bind:tcp://*:5557"]}`, "tcp://ADDRESS:PORT"},
 		"rank twice":       {`{"version":1,"url":"http://127.0.0.1:1","ranks":[1,1]}`, "rank 1 is there twice"},
 		"negative rank":    {`{"version":1,"url":"http://127.0.0.1:1","ranks":[-1]}`, "ranks"},
@@ -505,5 +511,73 @@ func TestChange(t *testing.T) {
 	s.Change(Terms{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 1})
 	if put("a", other, 5) != 200 || put("b", other, 5) != 200 {
 		t.Error("who is registered may not renew, for there are too many")
+	}
+}
+
+// What is said on a command line is announced, all of it.
+func TestAnnounceSaysEverything(t *testing.T) {
+	w, err := config.ParseWorker(worker.Prefill, "http://*:8000,model=m,ranks=2,label=blue,engine=sglang,block_size=64,kv_events=tcp://*:5557,kv_replay=tcp://*:5657,"+
+		"load_events=tcp://*:5757,max_requests=48,rank_requests=32,rank_tokens=65536,bootstrap_port=8998,bootstrap_host=10.1.2.3,init_port=7300,alloc_port=7400,peer_host=10.1.2.4,connector=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Announce(&w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = Decode(text); err != nil {
+		t.Fatal(err)
+	}
+	within := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	got, err := a.spec("p", placeOf(netip.MustParseAddr("10.1.0.9"), within))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.ID, w.URL, w.KVEvents, w.KVReplay, w.LoadEvents = "p", "http://10.1.0.9:8000", []string{"tcp://10.1.0.9:5557"}, []string{"tcp://10.1.0.9:5657"}, []string{"tcp://10.1.0.9:5757"}
+	want := w.Spec("register")
+	want.Networks = within
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// A router that takes another's place takes over only who may be named by its own
+// configuration, which may be another.
+func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
+	from := netip.MustParseAddr("127.0.0.1")
+	old := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/16")}
+	known := func(id string, change func(*worker.Spec)) Known {
+		k := Known{ID: id, Owner: from, Lease: 5 * time.Second, Spec: worker.Spec{ID: id, URL: "http://10.1.2.3:8000", KVEvents: []string{"auto"}, Networks: old, Source: "register"}}
+		change(&k.Spec)
+		return k
+	}
+	s := serve(t, func(o *Options) {
+		o.Known = []Known{
+			known("stays", func(*worker.Spec) {}),
+			known("url", func(s *worker.Spec) { s.URL = "http://192.168.0.1:8000" }),
+			known("rank url", func(s *worker.Spec) { s.RankURLs = []string{"http://10.1.2.3:8000", "http://192.168.0.1:8000"} }),
+			known("events", func(s *worker.Spec) { s.KVEvents = []string{"tcp://192.168.0.1:5557"} }),
+			known("load", func(s *worker.Spec) { s.LoadEvents = []string{"tcp://192.168.0.1:5557"} }),
+			known("bootstrap", func(s *worker.Spec) { s.Options = map[string][]string{"bootstrap_host": {"192.168.0.1"}} }),
+			{ID: "owner", Owner: netip.MustParseAddr("192.168.0.1"), Lease: time.Second, Spec: worker.Spec{URL: "http://10.1.2.3:8000"}},
+			{ID: "lease", Owner: from, Lease: 24 * time.Hour, Spec: worker.Spec{URL: "http://10.1.2.3:8000"}},
+		}
+	})
+	until(t, "one is in", func() bool { _, in := s.get("stays"); return in })
+	// The listener answers once all have been looked at.
+	if status, _, _ := s.call(t, "GET", "/v1/workers", token, ""); status != 200 {
+		t.Fatal(status)
+	}
+	for _, k := range s.opt.Known[1:] {
+		if _, in := s.get(k.ID); in {
+			t.Errorf("%s is in", k.ID)
+		}
+	}
+	if spec, _ := s.get("stays"); !reflect.DeepEqual(spec.Networks, s.networks) {
+		t.Errorf("networks %v; want those of now, %v", spec.Networks, s.networks)
 	}
 }

@@ -231,7 +231,7 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		fail(w, bad(err))
 		return
 	}
-	a, err := decode(body)
+	a, err := Decode(body)
 	if err != nil {
 		fail(w, bad(err))
 		return
