@@ -52,6 +52,9 @@ func (f *facts) learn(r *worker.Rank, text string) {
 	known := new(fact)
 	known.text.Store(&text)
 	f.known.Store(r, known)
+	if r.Left() { // and was forgotten before
+		f.forget(r)
+	}
 }
 
 // identified tells the fleet what a hand-over calls prefill's engine: an id that was
@@ -88,6 +91,9 @@ func (q *request) findFact() prefillEnd {
 	}
 	if !ok {
 		v, _ = q.r.facts.known.LoadOrStore(rank, new(fact))
+		if rank.Left() { // and was forgotten before
+			q.r.facts.forget(rank)
+		}
 	}
 	err := q.ask(asker, v.(*fact), base, path)
 	if err == nil {

@@ -190,6 +190,7 @@ func (q *request) tell(c schedule.Choice, ok bool) {
 	if keys := q.guessKeys(c.Rank); ok && len(keys) > 0 {
 		q.r.opt().Approx.Observe(c.Rank.Slot, keys)
 	}
+	q.r.noted(c.Rank)
 	q.record(c)
 }
 
@@ -264,4 +265,18 @@ func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicte
 	if cached >= 0 && len(keys) > 0 {
 		r.opt().Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
 	}
+	r.noted(rank)
+}
+
+// noted is called when something has been noted of a rank by its number. Where its worker
+// has left, whoever forgot the rank for that may have done so before, and the number is
+// another's next: so it is forgotten again.
+func (r *Runner) noted(rank *worker.Rank) {
+	if rank == nil || !rank.Left() {
+		return
+	}
+	go func() { // a stream's loop must not wait for it
+		r.opt().Scheduler.Forget(rank.Slot)
+		r.opt().Approx.Clear(rank.Slot)
+	}()
 }

@@ -42,6 +42,11 @@ func (w *Watch) Moved(from, to *worker.Rank, tokens int, r *completion.Result) {
 		return
 	}
 	w.pairs.Note(int(from.Slot), int(to.Slot), r.Bytes, tokens, r.Took)
+	for _, rank := range [...]*worker.Rank{from, to} {
+		if rank.Left() { // and was forgotten before; its number is another's next
+			w.pairs.Forget(int(rank.Slot))
+		}
+	}
 }
 
 // Outcomes are how many hand-overs ended how, by name.

@@ -239,6 +239,11 @@ func (w *Worker) State() (State, string) {
 	return s, ""
 }
 
+// Left says whether the rank's worker was taken out of the fleet, for good: who comes back
+// under its id is another Worker. What is noted of the rank by its Slot is then to be
+// dropped, for whoever clears up after workers may have been there before.
+func (r *Rank) Left() bool { return r.Worker != nil && State(r.Worker.state.Load()) == Gone }
+
 // SetState is called by the fleet alone, which serialises transitions.
 func (w *Worker) SetState(s State, reason string) {
 	w.reason.Store(&reason)
