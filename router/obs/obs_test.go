@@ -196,6 +196,23 @@ func TestSeriesLeaveWithTheirRank(t *testing.T) {
 	}
 }
 
+// Two ranks may have one id for a while: workers that requests name, with other keys. The
+// series are of the one that came last, and stay with it.
+func TestSeriesOfTheOneThatCameLast(t *testing.T) {
+	m := NewMetrics()
+	first, second := rank("a", 0), rank("a", 0)
+	m.RankJoined(first)
+	m.RankJoined(second)
+	m.RankLeft(first)
+	if !strings.Contains(scrape(m), `worker="a"`) {
+		t.Error("the series of the second went with the first")
+	}
+	m.RankLeft(second)
+	if strings.Contains(scrape(m), `worker="a"`) {
+		t.Error("series are left")
+	}
+}
+
 func TestLabelsAreEscaped(t *testing.T) {
 	m := NewMetrics()
 	m.RankJoined(rank("a\"b\\c\nd", 0))

@@ -32,23 +32,28 @@ func (m *Metrics) rank(id worker.ID) *rankSeries {
 }
 
 // RankJoined begins the series of a rank, anew when it was there before.
-func (m *Metrics) RankJoined(r *worker.Rank) { m.changeRanks(r.ID, &rankSeries{rank: r}) }
+func (m *Metrics) RankJoined(r *worker.Rank) {
+	m.changeRanks(func(all map[worker.ID]*rankSeries) { all[r.ID] = &rankSeries{rank: r} })
+}
 
-// RankLeft ends the series of a rank: the next scrape does not show them.
-func (m *Metrics) RankLeft(r *worker.Rank) { m.changeRanks(r.ID, nil) }
+// RankLeft ends the series of a rank: the next scrape does not show them. Another rank
+// that has come under the same id keeps its own.
+func (m *Metrics) RankLeft(r *worker.Rank) {
+	m.changeRanks(func(all map[worker.ID]*rankSeries) {
+		if s := all[r.ID]; s != nil && s.rank == r {
+			delete(all, r.ID)
+		}
+	})
+}
 
-func (m *Metrics) changeRanks(id worker.ID, s *rankSeries) {
+func (m *Metrics) changeRanks(change func(map[worker.ID]*rankSeries)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := map[worker.ID]*rankSeries{}
 	if p := m.ranks.Load(); p != nil {
 		next = maps.Clone(*p)
 	}
-	if s == nil {
-		delete(next, id)
-	} else {
-		next[id] = s
-	}
+	change(next)
 	m.ranks.Store(&next)
 }
 
