@@ -68,7 +68,7 @@ func (e *LoadError) Error() string {
 	var rest []string
 	for _, a := range e.Attempts {
 		if a.Code == native.LoadAbsent {
-			absent = append(absent, a.Path)
+			absent = append(absent, cmp.Or(a.Path, "(in this process)"))
 		} else {
 			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
 		}

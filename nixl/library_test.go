@@ -74,6 +74,13 @@ func TestLoadSaysWhatWasTried(t *testing.T) {
 	}
 }
 
+func TestLoadErrorNamesEveryPlace(t *testing.T) {
+	e := &LoadError{What: "UCX", Attempts: []Attempt{{"", native.LoadAbsent, ""}, {"/a.so", native.LoadBroken, "too short"}, {"libucp.so.0", native.LoadAbsent, ""}}}
+	if got, want := e.Error(), "nixl: no UCX: /a.so: broken: too short: not at (in this process), libucp.so.0"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A router that ends while a library is stuck in its constructors does not wait for it,
 // nor does the tier that waits for its turn.
 func TestLoadEndsWithItsContext(t *testing.T) {

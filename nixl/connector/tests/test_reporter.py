@@ -80,7 +80,7 @@ class Pull:
                 pass
         raise AssertionError("no free port in 200 tries")
 
-    def get(self, seconds=10):
+    def get(self, seconds=30):
         if not self.socket.poll(seconds * 1000):
             raise AssertionError("nothing came")
         return self.socket.recv()
