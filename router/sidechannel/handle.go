@@ -25,7 +25,7 @@ type lease struct {
 
 const (
 	maxRanks   = 64
-	maxRequest = 512 // bytes of an id
+	maxRequest = 512 // bytes of an id, the engine's too
 )
 
 // known says whether the engine's release is one whose messages are known, and
@@ -79,7 +79,9 @@ func readHandle(rank *worker.Rank, handle []byte) (lease, bool) {
 	host, port := text("remote_host"), number("remote_port")
 	l.engine, l.request = text("remote_engine_id"), text("remote_request_id")
 	l.tp, l.pp = number("tp_size"), number("pp_size")
-	if l.engine == "" || l.request == "" || len(l.request) > maxRequest || strings.ContainsAny(l.engine+l.request, "\\, \n") || port > 65535 || l.tp*l.pp > maxRanks || text("transfer_mode") == "push" {
+	switch {
+	case l.engine == "", l.request == "", len(l.engine) > maxRequest, len(l.request) > maxRequest, strings.ContainsAny(l.engine+l.request, "\\, \n"),
+		port > 65535, l.tp > maxRanks, l.pp > maxRanks, l.tp*l.pp > maxRanks, text("transfer_mode") == "push":
 		return l, false
 	}
 	if allowed := rank.Worker.Spec.Networks; len(allowed) > 0 {

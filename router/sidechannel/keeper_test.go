@@ -262,6 +262,8 @@ func TestWhoIsSpokenTo(t *testing.T) {
 		{"an escape", prefillRank("0.32.0"), handleOf("e", `a\u002cb`, "5600"), false},
 		{"a port too many", prefillRank("0.32.0"), handleOf("e", "r", "70000"), false},
 		{"ranks too many", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`"tp_size":1`), []byte(`"tp_size":1000`), 1), false},
+		{"ranks whose product is nought", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`"tp_size":1`), []byte(`"tp_size":4294967296,"pp_size":4294967296`), 1), false},
+		{"a name without end", prefillRank("0.32.0"), handleOf(strings.Repeat("e", 513), "r", "5600"), false},
 		{"another host's way", prefillRank("0.32.0"), bytes.Replace(handleOf("e", "r", "5600"), []byte(`127.0.0.1`), []byte(`a;b`), 1), false},
 		{"nothing", prefillRank("0.32.0"), []byte(`{}`), false},
 	} {
