@@ -310,6 +310,13 @@ func startEngineRouter(t *testing.T, n int, mod func(*sim.Options), conf func(*c
 	return r, engines
 }
 
+// ofTensorRT says of all workers what TensorRT-LLM's do not tell.
+func ofTensorRT(c *config.Config) {
+	for i := range c.Workers {
+		withoutEvents(&c.Workers[i], nil)
+	}
+}
+
 // TestRoutedDialects: each API of an engine gives the same tokens.
 func TestRoutedDialects(t *testing.T) {
 	for _, c := range []struct {
@@ -321,11 +328,7 @@ func TestRoutedDialects(t *testing.T) {
 		{"generate", "/inference/v1/generate", nil, nil},
 		{"SGLang, whole", "/generate", func(o *sim.Options) { o.Engine = "sglang" }, nil},
 		{"SGLang, deltas", "/generate", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, nil},
-		{"TensorRT-LLM", "/v1/completions", func(o *sim.Options) { o.Engine = "trtllm" }, func(c *config.Config) {
-			for i := range c.Workers {
-				c.Workers[i].Engine, c.Workers[i].KVEvents = "trtllm", []string{"off"}
-			}
-		}},
+		{"TensorRT-LLM", "/v1/completions", func(o *sim.Options) { o.Engine = "trtllm" }, ofTensorRT},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, engines := startEngineRouter(t, 1, c.mod, c.conf)

@@ -102,6 +102,7 @@ func TestRoutedStreamsLeaveTheirWorker(t *testing.T) {
 		{"vLLM generate", nil, func(*config.Config) {}},
 		{"SGLang, whole", func(o *sim.Options) { o.Engine = "sglang" }, func(*config.Config) {}},
 		{"SGLang, deltas", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, func(*config.Config) {}},
+		{"TensorRT-LLM", func(o *sim.Options) { o.Engine = "trtllm" }, ofTensorRT},
 	} {
 		for i, move := range routedMoves {
 			t.Run(k.name+"/"+move.name, func(t *testing.T) {
