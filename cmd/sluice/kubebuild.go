@@ -7,7 +7,7 @@ import (
 
 // There are two builds. Go links one binary for whatever it runs, and runs all of its
 // packages' initialization; with the Kubernetes client, whose scheme has every type of every
-// API group, a sidecar would be resident with up to 47 MiB instead of 27. So sluice is
+// API group, a sidecar is resident with 48 MiB instead of 27 (docs/sidecar.md). So sluice is
 // built without it (-tags nokube), and serve becomes sluice-kube, the whole, where
 // kube.selector is set.
 
