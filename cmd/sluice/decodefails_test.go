@@ -60,6 +60,32 @@ func TestDecodeFailsOver(t *testing.T) {
 	}
 }
 
+// TestStreamBeginsBadly: vLLM tells in a stream's first event that KV could not be loaded.
+// Nothing of it has gone to the client, so the pair is run again, also for a request whose
+// stream could not move; where no other engine is left the engine's word is the client's.
+func TestStreamBeginsBadly(t *testing.T) {
+	const body = `{"model":"sim","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"call it"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"required"}`
+	p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
+	r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+	for _, d := range []*sim.Engine{d0, d1} {
+		d.Fault(sim.Fault{Kind: sim.Slow, ID: "bad-"}) // of no effect, but taken in the place of the next
+		d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", ID: "bad"})
+		d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", ID: "worse"})
+	}
+	a := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "bad")
+	if s := string(a.Body); a.Status != 200 || strings.Contains(s, `"error"`) || !strings.Contains(s, `"finish_reason":"tool_calls"`) || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+		t.Errorf("%d %s", a.Status, s)
+	}
+	if n := len(generating(d0)) + len(generating(d1)); n != 2 {
+		t.Errorf("%d decodes, want 2", n)
+	}
+	a = post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "worse")
+	if s := string(a.Body); a.Status != 200 || strings.Count(s, `"error":{`) != 1 || strings.Count(s, "data: [DONE]") != 1 {
+		t.Errorf("all fail: %d %s", a.Status, s)
+	}
+	quiet(t, r, 20*time.Second, p, d0, d1)
+}
+
 // When all fail, the error says what and where.
 func TestEveryDecodeFails(t *testing.T) {
 	for _, k := range []struct {

@@ -404,11 +404,13 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 			err = upstream.ErrCut
 		}
 	}
-	refused := 0 // the status by which a stream begins that no other engine could go on with
-	if err == nil && !declined && q.beside == nil && q.firstByText() {
-		if status := failsAtOnce(seen); worthRetry(status) {
-			refused, err = status, fmt.Errorf("its stream begins with an error of status %d", status)
-		}
+	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, candidates, choice.Rank, seen) {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		reclaimBehind(q.given, q.grace())
+		q.given = nil
+		q.r.opt().Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
+		return legAgain, false
 	}
 	if err == nil && !declined && q.settle() {
 		return legAnswered, true
@@ -433,20 +435,25 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered, false
 	}
-	var f failure
-	if refused > 0 {
-		f.reason = front.UpstreamFailed
-		opt.Fleet.Answered(choice.Rank, refused)
-		q.note(choice.Rank, legName(leg), f, err)
-	} else {
-		f = q.failed(choice.Rank, legName(leg), err)
-	}
+	f := q.failed(choice.Rank, legName(leg), err)
 	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
 	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
 		return legAgain, false
 	}
 	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), choice.Rank.ID, err), 0)
 	return legAnswered, false
+}
+
+// beginsBadly says whether a stream whose first event is an error may be run again; where
+// it may not, what the engine says is the client's to see.
+func (q *request) beginsBadly(leg schedule.Leg, candidates []*worker.Rank, rank *worker.Rank, seen []byte) bool {
+	status := failsAtOnce(seen)
+	if !worthRetry(status) || !q.settle() {
+		return false
+	}
+	q.r.opt().Fleet.Answered(rank, status)
+	q.note(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: diedOf(status, seen)}, fmt.Errorf("its stream begins with an error of status %d", status))
+	return q.mayRunAgain(candidates)
 }
 
 // declined ends a trial.
