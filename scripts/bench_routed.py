@@ -13,7 +13,8 @@ mean something on another machine, or another day.
 that reads from the same engine and writes to the same load, and looks into nothing.
 Over the framed socket it writes an item of constant bytes for each event. What a way
 costs beyond it is what is done beyond the sockets, in the kernel (waking, waiting) or
-outside of it.
+outside of it. How often a process goes to sleep is a part of that, and not the same for a
+floor and a way, nor for two engines: whoever is woken later finds more at once.
 
   item     µs of CPU for one item of 200 streams that get one each 10 ms, in user space
            and in the kernel; the sum is exact, the parts are the kernel's samples
@@ -70,15 +71,18 @@ def put_load(argv, target, streams, tokens, seconds):
 
 
 def times(p):
-    """User, kernel and all CPU seconds of a process. The sum is what the scheduler counted,
-    to the nanosecond, of the threads that live: Go's do; the parts are its clock's samples."""
+    """User, kernel and all CPU seconds of a process, and how often its threads went to sleep.
+    The sum is what the scheduler counted, to the nanosecond, of the threads that live: Go's
+    do; the parts are its clock's samples."""
     with open("/proc/%d/stat" % p.p.pid) as f:
         fields = f.read().rsplit(")", 1)[1].split()
-    total = 0
-    for path in glob.glob("/proc/%d/task/*/schedstat" % p.p.pid):
-        with contextlib.suppress(OSError), open(path) as f:
+    total = sleeps = 0
+    for task in glob.glob("/proc/%d/task/*" % p.p.pid):
+        with contextlib.suppress(OSError), open(task + "/schedstat") as f:
             total += int(f.read().split()[0])
-    return int(fields[11]), int(fields[12]), total / 1e9
+        with contextlib.suppress(OSError), open(task + "/status") as f:
+            sleeps += next((int(line.split()[1]) for line in f if line.startswith("voluntary_ctxt")), 0)
+    return int(fields[11]), int(fields[12]), total / 1e9, sleeps
 
 
 def main():
@@ -166,13 +170,14 @@ def main():
                     put_load(argv, target, streams, tokens, 0.3)
                     before = times(p)
                     rep = put_load(argv, target, streams, tokens, seconds)
-                    user, kernel, all_ = (x - y for x, y in zip(times(p), before))
+                    user, kernel, all_, sleeps = (x - y for x, y in zip(times(p), before))
                     user = all_ * user / max(user + kernel, 1)
                     n = rep["Items"] if side == "item" else rep["Requests"]
                     row = got[name]
                     row.setdefault(side, []).append(all_ / n * 1e6)
                     row.setdefault(side + " user", []).append(user / n * 1e6)
                     row.setdefault(side + " rate", []).append(n / rep["Seconds"])
+                    row.setdefault(side + " sleeps", []).append(sleeps / n)
                     if side == "item" and "AllocsPerItem" in rep:
                         row.setdefault("allocs", []).append(rep["AllocsPerItem"])
 
@@ -185,14 +190,14 @@ def main():
             return b.med([x - y for x, y in zip(got[name][key], got[floor][key])]) if floor else "–"
 
         lines = [
-            "| way | item µs | of it user | kernel | beyond the sockets | ratio to HTTP | items/s | request µs | beyond the sockets | ratio to HTTP | requests/s |",
-            "| --- " * 11 + "|",
+            "| way | item µs | of it user | kernel | sleeps an item | beyond the sockets | ratio to HTTP | items/s | request µs | beyond the sockets | ratio to HTTP | requests/s |",
+            "| --- " * 12 + "|",
         ]
         for n in names:
             r = got[n]
             r["item kernel"] = [x - y for x, y in zip(r["item"], r["item user"])]
             lines.append("| " + " | ".join([
-                n, b.med(r["item"]), b.med(r["item user"]), b.med(r["item kernel"]), beyond(n, "item"), ratio(n, "item"), b.med(r["item rate"], 0),
+                n, b.med(r["item"]), b.med(r["item user"]), b.med(r["item kernel"]), b.med(r["item sleeps"], 3), beyond(n, "item"), ratio(n, "item"), b.med(r["item rate"], 0),
                 b.med(r["request"], 0), beyond(n, "request"), ratio(n, "request"), b.med(r["request rate"], 0)]) + " |")
         lines += ["", "%d rounds of %.1f s and %.1f s%s. The Go client and the load on it allocated %s times an item (unix)." % (
             a.rounds, a.seconds, a.seconds / 2, a.note and "; " + a.note, "%.2f" % statistics.median(got.get("socket, unix", got[BASE])["allocs"]))]
