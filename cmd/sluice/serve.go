@@ -73,6 +73,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if !given.Replaces() { // it was printed once, for whoever started the first
 		fmt.Fprintln(stdout, r.Addr())
 	}
+	go keepLean(ctx)
 	if err := runSignalled(ctx, r); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
