@@ -127,6 +127,33 @@ func TestRefusedWorkersAreOfferedAgain(t *testing.T) {
 	}
 }
 
+// What a source could make no worker of is shown beside what it could, until it says
+// otherwise, whatever becomes of the others.
+func TestPartialFaultStays(t *testing.T) {
+	r := newRecorder()
+	r.refuse["b"] = true
+	s := NewSet("test", r, nil)
+	d := s.ReplaceExcept([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:2")}, errors.New("c has no port"))
+	if err := s.State().Error; !strings.Contains(err, "c has no port") || !strings.Contains(err, `"b"`) || d.Err == nil || strings.Contains(d.Err.Error(), "port") {
+		t.Errorf("%q, %v", err, d.Err)
+	}
+	r.mu.Lock()
+	r.refuse = map[string]bool{}
+	r.mu.Unlock()
+	s.Retry()
+	if st := s.State(); r.ids() != "a b" || st.Workers != 2 || st.Error != "c has no port" {
+		t.Errorf("in: %s, %+v", r.ids(), st)
+	}
+	s.Failed(errors.New("the source is down"))
+	s.ReplaceExcept([]worker.Spec{spec("a", "http://h:1")}, errors.New("c has no port"))
+	if st := s.State(); r.ids() != "a" || st.Error != "c has no port" {
+		t.Errorf("in: %s, %+v", r.ids(), st)
+	}
+	if s.Replace([]worker.Spec{spec("a", "http://h:1")}); s.State().Error != "" {
+		t.Errorf("%+v", s.State())
+	}
+}
+
 func TestStatic(t *testing.T) {
 	f := fleet.New(fleet.Options{})
 	defer f.Close()

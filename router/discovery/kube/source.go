@@ -135,9 +135,20 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 			ctx, cancel := context.WithTimeout(ctx, lasts(&o)+watchGrace)
 			o.LabelSelector = s.conf.Selector
 			// It may be answered late, by a proxy with the first event; so it goes on.
-			late := time.AfterFunc(s.patience, func() { failed(fmt.Errorf("no answer for %s", s.patience)) })
+			var mu sync.Mutex
+			over := false
+			late := time.AfterFunc(s.patience, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if !over { // or what comes of it has been told
+					failed(fmt.Errorf("no answer for %s", s.patience))
+				}
+			})
 			w, err := s.pods.Watch(ctx, o)
 			late.Stop()
+			mu.Lock()
+			over = true
+			mu.Unlock()
 			if err != nil {
 				cancel()
 				if !goesOn(err, o.SendInitialEvents != nil) {
