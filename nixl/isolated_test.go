@@ -142,6 +142,33 @@ func TestIsolatedNonsense(t *testing.T) {
 	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
 }
 
+// The same in the ring of commands, which senders write to: none of them stays in it, nor
+// does the tier, which gives the ring back only when they have left.
+func TestIsolatedNonsenseForSenders(t *testing.T) {
+	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Hour})
+	defer tier.Close()
+	tierIs(t, tier, TierUp)
+	a := tier.Agent()
+	d := a.driver.(*isolated)
+	if !d.enter() {
+		t.Fatal("closed")
+	}
+	tail := d.head.cmdTail.Load()
+	d.commands[tail&uint64(len(d.commands)-1)].seq.Store(tail + 7)
+	sent := make(chan error, 1)
+	go func() { sent <- d.push(&command{op: opCheck, handle: noPeer}) }()
+	select {
+	case err := <-sent:
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a sender does not come back")
+	}
+	d.leave()
+	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
+}
+
 func wakeReader(r *ring) error {
 	_, err := syscall.Write(r.eventFD, one[:])
 	return err

@@ -167,17 +167,22 @@ func (r *ring) push(c *command) error {
 			return ErrFull
 		}
 	}
-	for {
+	for tries := 0; ; tries++ {
 		at := r.head.cmdTail.Load()
 		s := &r.commands[at&uint64(len(r.commands)-1)]
-		switch d := int64(s.seq.Load() - at); {
-		case d < 0:
+		d := int64(s.seq.Load() - at)
+		if d > 0 && tries < maxTries && r.head.cmdTail.Load() != at {
+			continue // another producer was faster
+		}
+		if d != 0 {
 			if big != 0 && r.spill == 0 {
 				native.Take(big, 0)
 			}
-			return ErrFull
-		case d > 0:
-			continue // another producer was faster
+			if d < 0 {
+				return ErrFull
+			}
+			r.spoilt() // nobody moves the tail on: the other process wrote there
+			return ErrClosed
 		}
 		if !r.head.cmdTail.CompareAndSwap(at, at+1) {
 			continue
@@ -195,6 +200,10 @@ func (r *ring) push(c *command) error {
 	}
 }
 
+// maxTries bounds how often a producer may find that others were faster: in a ring that
+// is shared with another process the numbers may be anything.
+const maxTries = 1 << 16
+
 // errLong is a payload that has no place in a ring that is shared with another process.
 var errLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
 
@@ -205,6 +214,13 @@ func (r *ring) wake() {
 	if r.head.asleep.Load() != 0 && r.head.asleep.CompareAndSwap(1, 0) {
 		// Raw: a write to a non-blocking eventfd never waits.
 		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.wakeFD), uintptr(unsafe.Pointer(&one)), 8)
+	}
+}
+
+// spoilt has the reader end the other process.
+func (r *ring) spoilt() {
+	if r.broken.CompareAndSwap(false, true) {
+		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.eventFD), uintptr(unsafe.Pointer(&one)), 8)
 	}
 }
 
