@@ -88,7 +88,7 @@ bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy
 
 .PHONY: bench-families
 bench-families: build ## what a prefill/decode request costs, family by family: docs/pd-cost.md
-	@scripts/bench_families.py --report docs/pd-cost.md
+	@scripts/bench_families.py --calls --report docs/pd-cost.md
 
 .PHONY: bench-relay
 bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw relay in C and net/http: docs/relay.md

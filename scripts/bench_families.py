@@ -14,7 +14,10 @@ Prints a table as Markdown:
               both start together). What the simulated engines say to each other for
               their hand-over is in it.
 
-  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--binary NAME=PATH]
+  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--calls] [--binary NAME=PATH]
+
+--calls counts system calls with strace as well, in a run of its own, for strace makes
+them dear: the columns are calls a request.
 
 --binary puts another build of the router beside this one, over engines of its own: in
 each round each family is measured on both, one behind the other.
@@ -25,10 +28,12 @@ About 4 minutes with the defaults. Only ratios of one run mean anything.
 import argparse
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import bench_proxies
 from bench_proxies import SLUICE, Process, free_port, load, med, wait_ready
@@ -57,15 +62,38 @@ FAMILIES = {
 
 PAGE = """# What a prefill/decode request costs
 
-Written by `scripts/bench_families.py --report docs/pd-cost.md` (`make bench-families`), which says what is measured; run it on a quiet machine.
+Written by `scripts/bench_families.py --calls --report docs/pd-cost.md` (`make bench-families`), which says what is measured; run it on a quiet machine.
 
 %s
 
 Other routers, each in a run of its own, CPU of both legs as a multiple of haproxy's one leg (16 µs there): sglang-router 8, vllm-router 9, production-stack and
 llm-d's sidecar, on a busier machine, above that. The engines' own hand-over is in the added time and not in the CPU.
+At a load average of 3.7 a version before this took 91 µs for `nixl`, 83 for `sglang`, 77 for `orchestrated`, 72 for `storage`, and haproxy 23.
 
-Where it goes, by a profile of `nixl` under this load: half of the samples are the kernel's (the three sends of a request alone a fifth of all), a quarter the Go scheduler's, at waiting for
-engines that share one core with the load, 6 %% the approximate index, which engines with KV events do without, 5 %% the two choices and their record, 2 %% each the usage in the answers and the handle.
+## What the least is
+
+The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle taken over, and does nothing else: no choice, no check, no time-out, no metric. What
+it takes is the kernel's (io_uring saved a seventh of such a relay's where it was tried). It costs nearly twice what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token: the
+request passes from one processor to another four times, each of which has gone to sleep or to somebody else meanwhile, and engines and load share one of them. So where this ran the target of 200 µs is out
+of reach of any router, and that of 45 µs of CPU, set where haproxy took 16, is to be read as 2.8 of haproxy's one leg.
+
+## Where the rest goes
+
+- System calls are those of the relay in C (3 sends, 3 reads, as many waits), a read that looks, as the answer leaves, for a request that came too early, and another, on connections to engines that
+  have been idle for more than a millisecond, that looks whether they were closed; further waits and the futexes are the Go scheduler's, when it runs out of work.
+- What families of two legs one behind the other differ by is how busy they are: `nixl`, `trtllm` and `lmcache` have engines that take longer here for their hand-over, so fewer requests
+  come at a time, each of them wakes a processor for itself, and code and data are cold by then. `storage` and `orchestrated` do as much, at twice the rate and more. The relay in C pays likewise: 43 µs
+  at 64 requests at once and 58 at 16, `nixl` 98 and 114 (one run of 3 s each; `--concurrency`).
+- By `perf record` of a sidecar's P/D requests of 1 KB (`scripts/bench_sidecar.py`) 56 %% of the samples are the kernel's, 14 %% the Go runtime's, most of it the scheduler's, 5 %% each fasthttp's, the
+  front's and the runner's with its families, 3 %% each the engine connections' and the JSON scan's, 2 %% the choice's; no function of ours has 1 %%. `go test -bench Serve ./cmd/sluice` shows 22 allocations, 1.7 KB, for a
+  `nixl` request.
+- The approximate index took 6 %% of a `nixl` request in an earlier profile; engines with KV events do without.
+- Prefill's answer is walked twice before decode is sent, and the choice of decode is made then, by the load of that moment. It was not moved into the wait for prefill: beside what the hand-overs between
+  processors take it would not be seen.
+
+Tried without gain: a processor less, the one that the event loops have of their own (`SLUICE_RELAY_DRIVER=goroutine`): 0.9 switches a request for 1.4, and no less CPU. Of prompts of 256 KB
+(docs/sidecar.md): being woken when 128 KB have come and not for each packet (SO_RCVLOWAT) saves no wait on the loopback, where all of it is there when the reader looks; sends of 256 KB in place of 64 without
+MSG_MORE cost 1.08 of the version before, with it 0.93 and less; reads of 256 KB in place of 64 no less.
 """
 
 
@@ -134,6 +162,30 @@ def cpu_of(process, addr, concurrency, seconds):
     return (process.cpu() - before) / rep["ok"] * 1e6, rep["requests_per_second"]
 
 
+CALLS = {"sends": ("sendto", "sendmsg", "write", "writev"), "reads": ("recvfrom", "read"), "waits": ("epoll_wait", "epoll_pwait"),
+         "futex": ("futex",), "others": ()}
+
+
+def calls_of(process, addr, concurrency):
+    """System calls a request by kind; those of reads that found nothing are "of which in vain"."""
+    flags = [*CPU_LOAD, "--concurrency", str(concurrency), "--duration"]
+    load(ENGINES, addr, *flags, "0.3s")
+    tracer = subprocess.Popen(["strace", "-f", "-c", "-U", "name,calls,errors", "-p", str(process.p.pid)], stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)  # until it has attached
+    rep = load(ENGINES, addr, *flags, "2s")
+    tracer.send_signal(signal.SIGINT)
+    found = dict.fromkeys([*CALLS, "of which in vain"], 0)
+    for line in tracer.communicate(timeout=30)[1].splitlines():
+        words = line.split()
+        if len(words) < 2 or not words[1].isdigit() or words[0] == "total":
+            continue
+        kind = next((k for k, names in CALLS.items() if words[0] in names), "others")
+        found[kind] += int(words[1])
+        if kind == "reads" and len(words) > 2:
+            found["of which in vain"] += int(words[2])
+    return {k: n / rep["ok"] for k, n in found.items()}
+
+
 def first_token(addr, seconds):
     rep = load(ENGINES, addr, *ONE, "--output-tokens", "4", "--duration", seconds)
     return [rep["ttft"][q] * 1000 for q in ("p50_ms", "p99_ms")]
@@ -145,6 +197,7 @@ def main():
     ap.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
     ap.add_argument("--concurrency", type=int, default=16, help="requests at once where CPU is measured")
     ap.add_argument("--families", default=",".join(FAMILIES))
+    ap.add_argument("--calls", action="store_true", help="count system calls too; needs strace")
     ap.add_argument("--report", help="write the page there as well")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router; may be repeated")
     a = ap.parse_args()
@@ -197,6 +250,10 @@ def main():
                 got = first_token(addr, seconds)
                 row["p50"].append(got[0] - alone[0] - before)
                 row["p99"].append(got[1] - alone[1] - before)
+        calls = {}
+        if a.calls and shutil.which("strace"):
+            print("system calls", file=sys.stderr)
+            calls = {n: calls_of(p, addr, a.concurrency) for n, (p, addr) in proxies.items()}
     finally:
         bench.stop()
         shutil.rmtree(tmp, ignore_errors=True)
@@ -210,6 +267,11 @@ def main():
     lines += ["", "| | CPU µs a request | ratio to haproxy's one leg | ratio to the least of two legs | requests/s | added TTFT p50 µs | added TTFT p99 µs |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for n, r in rows.items():
         lines.append("| %s | %s | %s | %s | %s | %s | %s |" % (n, med(r["cpu"]), ratio(r, HAPROXY), ratio(r, LEAST), med(r["rps"], 0), med(r["p50"], 0), med(r["p99"], 0)))
+    if calls:
+        kinds = list(next(iter(calls.values())))
+        kinds.insert(kinds.index("reads") + 1, kinds.pop())
+        lines += ["", "| system calls a request | %s |" % " | ".join(kinds), "| --- |%s" % (" --- |" * len(kinds))]
+        lines += ["| %s | %s |" % (n, " | ".join("%.2f" % c[k] for k in kinds)) for n, c in calls.items()]
     print("\n".join(lines))
     if a.report:
         with open(a.report, "w", encoding="utf-8") as f:
