@@ -162,11 +162,16 @@ func moveTo(p counter, ms float64, w worker.Work) {
 	}
 }
 
-// fade lets go of what a rank's own legs told too long ago.
+// fade lets go of what a worker's own legs told too long ago. All of it: of the few
+// legs that it gets then none would weigh anything against many old ones.
 func (r *rates) fade(rank *worker.Rank, now int64) {
 	for w := range rank.Price {
-		if rank.Price[w].Load() != 0 && now-rank.Worker.Speed.Last[w].Load() > int64(ownFor) {
-			rank.Price[w].Store(0)
+		own := &rank.Worker.Speed
+		if rank.Price[w].Load() == 0 || now-own.Last[w].Load() <= int64(ownFor) || !own.Forget(worker.Work(w)) {
+			continue
+		}
+		for _, sibling := range rank.Worker.Ranks {
+			sibling.Price[w].Store(0)
 		}
 	}
 }

@@ -175,6 +175,13 @@ func fade(t *testing.T, rs []*worker.Rank) {
 	if got := s.RatesOf(rs[0]).Prefill; got > slow/2 {
 		t.Errorf("after %v without a leg still judged by %v of %v ms a token", ownFor, got, slow)
 	}
+	// It is fast now, and few legs show it: none of the old ones stands against them.
+	for i := range 3 * ownLegs {
+		serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.05)
+	}
+	if got := s.RatesOf(rs[0]).Prefill; got > 0.1 {
+		t.Errorf("after %d fast legs judged by %v ms a token, was %v", 3*ownLegs, got, slow)
+	}
 }
 
 // 1,000 requests within 10 ms, each of another prompt, over 8 equal ranks.

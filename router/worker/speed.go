@@ -76,6 +76,19 @@ func (s *Speed) Observe(w Work, units, ms, before, typical float64) {
 	s.seen[w].Add(1)
 }
 
+// Forget lets go of what was learned of w; false when a leg is just being added.
+func (s *Speed) Forget(w Work) bool {
+	if !s.busy.CompareAndSwap(false, true) {
+		return false
+	}
+	defer s.busy.Store(false)
+	s.lines[w] = line{}
+	s.seen[w].Store(0)
+	s.rates[w].Store(0)
+	s.bases[w].Store(0)
+	return true
+}
+
 // Rate is the learned cost in ms per unit and of how many legs; 0, 0 before the
 // first. base is the part, in ms, that does not depend on the work.
 func (s *Speed) Rate(w Work) (rate, base float64, legs int64) {
