@@ -71,6 +71,9 @@ data: {"data":{"token_ids":[6],"finish_reason":"length","index":1,"completion_us
 			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[],"finish_reason":"abort"}]}`), done,
 		}, `data: {"data":{"token_ids":[5],"log_probs":[-1.5],"top_logprobs":[[{"rank":1,"token_id":6,"logprob":-0.5},{"rank":2,"token":"ä","logprob":-3}]],"finish_reason":null,"index":0}}
 data: {"data":{"token_ids":[],"finish_reason":"cancelled","index":0,"completion_usage":{"prompt_tokens":0,"completion_tokens":1,"total_tokens":1}}}`},
+		{"generate, log-probabilities by number (vLLM 0.32)", converter{dialect: generate}, []string{
+			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[5],"logprobs":{"content":[{"token_id":5,"logprob":-1.5,"rank":2,"top_logprobs":[{"token_id":5,"logprob":-1.5,"rank":2},{"token_id":0,"logprob":-0.5,"rank":1}]}]},"finish_reason":null}]}`),
+		}, `data: {"data":{"token_ids":[5],"log_probs":[-1.5],"top_logprobs":[[{"rank":1,"token_id":0,"logprob":-0.5},{"rank":2,"token_id":5,"logprob":-1.5}]],"finish_reason":null,"index":0}}`},
 		{"SGLang, all so far, told by nobody", converter{dialect: native}, []string{
 			data(`{"text":"a","output_ids":[5],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":1,"cached_tokens":2}}`),
 			data(`{"text":"ab","output_ids":[5,6],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":2,"cached_tokens":2,"output_token_logprobs":[[-1,5,null],[-2,6,"b"]]}}`),

@@ -12,7 +12,8 @@ import (
 
 // logprobs reads a choice's log-probabilities: of completions {"tokens",
 // "token_logprobs", "top_logprobs"}, of generate {"content":[{"token", "logprob",
-// "top_logprobs"}]}. Asked for so, engines write a token as "token_id:5".
+// "top_logprobs"}]}. Asked for so, engines write a token as "token_id:5"; vLLM 0.32's
+// generate has the number as token_id instead (GenerateLogProb).
 func (c *converter) logprobs(raw []byte) {
 	for it := jsonscan.Walk(raw); it.Next(); {
 		switch {
@@ -29,11 +30,13 @@ func (c *converter) logprobs(raw []byte) {
 						l.prob = m.Raw()
 					case m.IsKey("top_logprobs"):
 						for t := jsonscan.Walk(m.Raw()); t.Next(); {
-							var top topLog
+							top := topLog{id: -1}
 							for k := jsonscan.Walk(t.Raw()); k.Next(); {
 								switch {
 								case k.IsKey("token"):
 									top.id, top.token = tokenOf(k.Raw())
+								case k.IsKey("token_id"):
+									top.id = int64(atoi(k.Raw()))
 								case k.IsKey("logprob"):
 									top.prob = k.Raw()
 								}

@@ -47,7 +47,7 @@ class Section:
             report.note("preprocessor: `router/routed/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
             self.router = Router(context.router, context.run_dir, "router-routed", flags)
             self.router.wait_ready()
-            for check in (self.example, self.over_http, self.ends, self.vanishes, self.ending):
+            for check in (self.example, self.over_http, self.log_probabilities, self.ends, self.vanishes, self.ending):
                 with report.guarded(check.__name__.replace("_", " ")):
                     check()
         finally:
@@ -113,6 +113,22 @@ class Section:
         self.report.row("`POST /v1/routed/generate`: the tokens of the decode instance alone", short(expected), short(ids), ids == expected)
         usage = items[-1].get("completion_usage", {})
         self.report.equal("its usage", (len(alone["prompt_token_ids"]), len(expected)), (usage.get("prompt_tokens"), usage.get("completion_tokens")))
+
+    def log_probabilities(self):
+        """They are the engine's, and the likeliest token at temperature 0 is the one that came."""
+        ids = list(self.request().token_ids)
+        alone = http_calls.post(self.d.url, "/v1/completions", {
+            "model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 2, "cache_salt": f"alone-{time.time_ns()}",
+        }).json()["choices"][0]["logprobs"]["token_logprobs"]  # fmt: skip
+        answer = self.router.ask("/v1/routed/generate", {
+            "model": MODEL, "token_ids": ids, "stop_conditions": {"max_tokens": 8}, "sampling_options": {"temperature": 0}, "output_options": {"logprobs": 2},
+        })  # fmt: skip
+        items = [json.loads(e)["data"] for e in answer.events()[:-1]]
+        seen = [p for i in items for p in i.get("log_probs") or []]
+        tokens, likeliest = ([t for i in items for t in i["token_ids"]], [t[0]["token_id"] for i in items for t in i.get("top_logprobs") or []])
+        self.report.row("log-probabilities of 8 tokens: those of the decode instance alone", short([round(p, 3) for p in alone]), short([round(p, 3) for p in seen]),
+                        len(seen) == len(alone) == 8 and all(abs(a - b) < 1e-2 for a, b in zip(seen, alone, strict=True)))  # fmt: skip
+        self.report.row("the likeliest of each two: the token that came", short(tokens), short(likeliest), len(tokens) == 8 and likeliest == tokens)
 
     def request(self):
         """A long answer to a prompt that no other begins like."""
