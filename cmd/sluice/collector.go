@@ -35,11 +35,10 @@ type collector struct {
 }
 
 // look takes in how many collections there were, what the last one found in use, and
-// what is held of the system's memory. quiet
-// says that one is to be asked for: thousands of streams that came at once have left
-// what served their heads, and while they run hardly anything is allocated that would
-// make Go look before its two minutes are over. It is asked for once behind each
-// collection of Go's own at the most.
+// what is held of the system's memory. quiet says that one is to be asked for: thousands
+// of streams that came at once have left what served their heads, and while they run
+// hardly anything is allocated that would make Go look before its two minutes are over.
+// It is asked for once behind each collection of Go's own at the most.
 func (c *collector) look(cycles, live, held uint64) (quiet bool) {
 	switch {
 	case live >= leanFrom:
