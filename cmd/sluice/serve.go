@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice/dataplane/lean"
 	"sluice/router/config"
 	"sluice/router/obs"
 )
@@ -73,7 +74,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if !given.Replaces() { // it was printed once, for whoever started the first
 		fmt.Fprintln(stdout, r.Addr())
 	}
-	go keepLean(ctx)
+	go lean.Keep(ctx)
 	if err := runSignalled(ctx, r); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1

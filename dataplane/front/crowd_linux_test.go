@@ -3,6 +3,7 @@ package front
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/lean"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -71,6 +73,7 @@ func runRouter(engine string) error {
 	}
 	fmt.Println(ln.Addr())
 	endWithTest()
+	go lean.Keep(context.Background()) // as `sluice serve` does
 	return s.Serve(ln)
 }
 

@@ -73,8 +73,10 @@ func New(opt Options) (*Server, error) {
 		ConnState:      connState,
 		Logger:         quietLogger{opt.Log},
 
-		Concurrency:    opt.Concurrency,
-		ReadBufferSize: opt.MaxHeadBytes,
+		Concurrency: opt.Concurrency,
+		// A burst's goroutines are let go of soon, and their stacks with them.
+		MaxIdleWorkerDuration: 2 * time.Second,
+		ReadBufferSize:        opt.MaxHeadBytes,
 		// An answer of this size, head and all, is one write.
 		WriteBufferSize: 16 << 10,
 		ReadTimeout:     opt.HeadTimeout,

@@ -1,0 +1,8 @@
+// Package lean keeps the process's memory near what is in use.
+//
+// Keep is its one entry: it looks at Go's collector once a second, has a large heap
+// grow by less before it is collected again, and uses quiet moments to collect and to
+// give what is free back to the system. A program calls it once, at its start; it
+// changes nothing else, and never in the way of traffic: while there is enough of that
+// for Go to collect by itself, it only looks. It imports nothing of ours.
+package lean

@@ -1,0 +1,131 @@
+package lean
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+const (
+	// A heap in use of tightFrom and more is kept tight: it may grow by half before it is
+	// collected again, not to twice its size, which is what Go does by itself. That room
+	// is memory for nothing where thousands of streams or a large index are held, which
+	// make little garbage. A small heap is collected often enough as it is, and twice as
+	// often would be seen in the price of a request.
+	tightFrom = 24 << 20
+	// tightUntil is where that ends again.
+	tightUntil = 16 << 20
+	// roomy and tight are how much it may grow, in percent (GOGC).
+	roomy, tight = 100, 50
+
+	// held of memory taken from the system, stacks included, is what makes a
+	// collection in a quiet moment worth its price, and made of new objects since
+	// the one before, or ended goroutines: without either there is nothing to find.
+	held, made, ended = 24 << 20, 8 << 20, 256
+	// calm looks in a row without a collection of Go's own are a quiet moment.
+	calm = 3
+	// every is how often it is looked at.
+	every = time.Second
+)
+
+// sample is what one look finds.
+type sample struct {
+	cycles     uint64 // collections so far
+	live       uint64 // bytes that the last of them found in use
+	held       uint64 // bytes of the system's memory
+	made       uint64 // bytes of objects made so far
+	goroutines uint64
+}
+
+// collector decides what Keep does.
+type collector struct {
+	percent int
+	before  sample // the last look's
+	calm    int    // looks since Go has collected
+	asked   sample // when a collection was asked for last
+}
+
+// look takes a sample in. quiet says that a collection is to be asked for: thousands
+// of streams that came at once have left what served their heads, and while they run
+// hardly anything is allocated that would make Go look before its two minutes are over.
+func (c *collector) look(s sample) (quiet bool) {
+	switch {
+	case s.live >= tightFrom:
+		c.percent = tight
+	case s.live < tightUntil:
+		c.percent = roomy
+	}
+	if c.calm++; s.cycles != c.before.cycles {
+		c.calm = 0
+	}
+	// What has ended since is counted from the most there were.
+	c.asked.goroutines = max(c.asked.goroutines, s.goroutines)
+	c.before = s
+	return c.calm >= calm && s.held >= held && (s.made-c.asked.made >= made || c.asked.goroutines-s.goroutines >= ended)
+}
+
+// collected notes that a collection was asked for and is over.
+func (c *collector) collected(s sample) { c.before, c.asked, c.calm = s, s, 0 }
+
+// source reads samples.
+type source []metrics.Sample
+
+func newSource() source {
+	return source{
+		{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"}, {Name: "/gc/heap/allocs:bytes"}, {Name: "/sched/goroutines:goroutines"},
+	}
+}
+
+// read is not ok with a Go that does not tell.
+func (m source) read() (s sample, ok bool) {
+	metrics.Read(m)
+	for i := range m {
+		if m[i].Value.Kind() != metrics.KindUint64 {
+			return s, false
+		}
+	}
+	return sample{
+		cycles: m[0].Value.Uint64(), live: m[1].Value.Uint64(), held: m[2].Value.Uint64() - m[3].Value.Uint64(),
+		made: m[4].Value.Uint64(), goroutines: m[5].Value.Uint64(),
+	}, true
+}
+
+// Keep sets the collector by what is in use until ctx ends. What GOGC or GOMEMLIMIT
+// say in the environment is left as it is: then it does nothing.
+func Keep(ctx context.Context) {
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	c, from := collector{percent: roomy}, newSource()
+	for now := roomy; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s, ok := from.read()
+		if !ok {
+			return
+		}
+		quiet := c.look(s)
+		if c.percent != now { // to set it stops the world for a moment
+			debug.SetGCPercent(c.percent)
+			now = c.percent
+		}
+		if quiet {
+			// Pools let go of what lies in them at the second collection, which is the
+			// one that gives what is free back.
+			runtime.GC()
+			debug.FreeOSMemory()
+			if s, ok = from.read(); ok {
+				c.collected(s)
+			}
+		}
+	}
+}
