@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/valyala/fasthttp/fasthttputil"
 
@@ -123,5 +124,13 @@ func testEventAllocatesNothing(t *testing.T, by Relay) {
 		}
 		_ = c.Close()
 		wantEnd(t, ends, relay.ClientGone)
+	}
+}
+
+// TestStreamSize: there are thousands of streams, and a few bytes more would take each
+// into the next size class.
+func TestStreamSize(t *testing.T) {
+	if size := unsafe.Sizeof(stream{}); size > 160 {
+		t.Errorf("a stream has %d bytes; a size class ends at 160", size)
 	}
 }

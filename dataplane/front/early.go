@@ -158,12 +158,12 @@ func (x *Exchange) endEvents(events []byte) {
 		x.handOver(st)
 		return
 	}
-	st.head = st.beginHead()
+	st.head = st.begin().room
 	if len(events) > 0 {
 		st.head = relay.AppendChunk(st.head, events)
 	}
 	st.head = append(st.head, lastChunk...)
-	st.room.b = st.head
+	st.first.room = st.head
 	x.handOver(st)
 }
 
@@ -171,7 +171,8 @@ func (x *Exchange) endEvents(events []byte) {
 func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.early.last == 0 && resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
-		st.resp, st.call, st.hooks, st.early = resp, call, hooks, x.early
+		st.answers(resp, call, &hooks)
+		st.early = x.early
 		st.chunked = resp.ContentLength != upstream.LengthChunked
 		x.handOver(st)
 		return

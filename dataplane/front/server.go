@@ -38,13 +38,14 @@ type Server struct {
 	strangers  sparse // lines about PROXY headers
 	refusals   brisk  // lines about requests that were refused
 
-	leaving  atomic.Bool // every answer ends its connection
-	draining atomic.Bool
-	cutting  atomic.Bool   // the drain's time is over
-	telling  sync.Mutex    // while it answers for a handler
-	stop     chan struct{} // closed when the drain begins
-	mu       sync.Mutex    // of ln, watch and the beginning of the drain
-	ln       net.Listener
+	leaving   atomic.Bool // every answer ends its connection
+	draining  atomic.Bool
+	cutting   atomic.Bool   // the drain's time is over
+	isCutting func() bool   // cutting.Load, made once
+	telling   sync.Mutex    // while it answers for a handler
+	stop      chan struct{} // closed when the drain begins
+	mu        sync.Mutex    // of ln, watch and the beginning of the drain
+	ln        net.Listener
 }
 
 // New makes a Server; it fails on impossible Options.
@@ -61,6 +62,7 @@ func New(opt Options) (*Server, error) {
 		stop:   make(chan struct{}),
 	}
 	s.now.Store(&opt)
+	s.isCutting = s.cutting.Load
 	s.ids.init()
 	s.fullAnswer = refusalOf(TooManyConnections, "too many connections are open; try again later", s.ids.make(), "Retry-After: 1\r\n")
 	s.exchanges.New = func() any { return newExchange(s) }

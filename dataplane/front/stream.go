@@ -20,15 +20,17 @@ import (
 // leave in one packet with it.
 const joinBytes = 16 << 10
 
-// stream is an answer that was handed to Relay.
+// stream is an answer that was handed to Relay. There are thousands: it just fills a
+// size class of 160 bytes.
 type stream struct {
 	id       string
 	resp     *upstream.Response
 	call     *upstream.Call
-	hooks    RelayHooks
+	onEnd    func(relay.Result)
+	next     func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
 	endpoint *Endpoint
-	since    time.Time
-	convert  relay.Converter
+	since    time.Duration // since epoch
+	first    *beginning    // nil once a loop drives the stream
 	status   int16
 	keep     bool // the connection may serve another request
 	behind   bool // a request that came too early lies in fasthttp's reader, and was lost with it
@@ -36,36 +38,55 @@ type stream struct {
 	chunked  bool // put chunk framing around what the engine sends without
 	// commented: comments may go out before the engine's first byte.
 	commented bool
-	early     *pulse     // the head went out before the engine's
-	counted   netip.Addr // for connSet.leave
+	early     *pulse      // the head went out before the engine's
+	counted   *netip.Addr // for connSet.leave; nil: nothing was
 
 	c      *conn
-	head   []byte    // not yet written
-	room   *headRoom // head's memory; none once a loop drives the stream
+	head   []byte // not yet written
 	chunks upstream.Chunks
 	coder  *coder // nil until a coding is put on
 
-	// clientGone and later, made once.
-	gone func()
-	goOn func(func() (relay.Result, bool))
+	gone func() // clientGone, made once
 }
 
-// headRoom is where a stream's head is written; a stream that runs needs none.
-type headRoom struct{ b []byte }
+// beginning is what a stream has until it runs.
+type beginning struct {
+	room    []byte // where its head is written
+	hooks   RelayHooks
+	convert relay.Converter
+}
 
-var headRooms = sync.Pool{New: func() any { return &headRoom{make([]byte, 0, 512)} }}
+var beginnings = sync.Pool{New: func() any { return &beginning{room: make([]byte, 0, 512)} }}
 
-// beginHead gives room for a head.
-func (st *stream) beginHead() []byte {
-	if st.room == nil {
-		st.room, _ = headRooms.Get().(*headRoom)
+// epoch is what streams count time from.
+var epoch = time.Now()
+
+// begin gives the stream's beginning.
+func (st *stream) begin() *beginning {
+	if st.first == nil {
+		st.first, _ = beginnings.Get().(*beginning)
 	}
-	return st.room.b[:0]
+	return st.first
+}
+
+// begun lets go of it: the head is out, and who relays has what it needs.
+func (st *stream) begun() {
+	if b := st.first; b != nil {
+		*b = beginning{room: b.room[:0]}
+		beginnings.Put(b)
+		st.first, st.head = nil, nil
+	}
+}
+
+// answers is what the stream passes on, and whom it tells.
+func (st *stream) answers(resp *upstream.Response, call *upstream.Call, hooks *RelayHooks) {
+	st.resp, st.call, st.onEnd, st.next = resp, call, hooks.OnEnd, hooks.Next
+	st.begin().hooks = *hooks
 }
 
 func newStream() *stream {
 	st := new(stream)
-	st.gone, st.goOn = st.clientGone, st.later
+	st.gone = st.clientGone
 	return st
 }
 
@@ -75,8 +96,8 @@ func (st *stream) clientGone() {
 	}
 }
 
-// later goes on with a stream that a loop has let go of.
-func (st *stream) later(f func() (relay.Result, bool)) { go st.c.srv.relayOn(st.c, st, f) }
+// Resume implements relay.Resumer: it goes on with a stream that a loop has let go of.
+func (st *stream) Resume(f func() (relay.Result, bool)) { go st.c.srv.relayOn(st.c, st, f) }
 
 // Relay answers by streaming resp: head now, body by package relay after the
 // Handler has returned. It owns resp and call from here on: call is cut when
@@ -101,9 +122,10 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		return
 	}
 	st := x.newStream()
-	st.resp, st.call, st.hooks, st.status = resp, call, hooks, int16(resp.Status)
+	st.answers(resp, call, &hooks)
+	st.status = int16(resp.Status)
 	if x.Converter != nil {
-		st.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
+		st.first.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
 	}
 	x.composeHead(st)
 	x.handOver(st)
@@ -112,8 +134,11 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 // newStream makes the stream of the exchange's answer.
 func (x *Exchange) newStream() *stream {
 	st, _ := x.srv.streams.Get().(*stream)
-	st.id, st.c, st.endpoint, st.since, st.status = x.RequestID, x.c, x.Endpoint, x.Received, fasthttp.StatusOK
-	st.counted, x.counted = x.counted, netip.Addr{}
+	st.id, st.c, st.endpoint, st.since, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
+	if x.counted.IsValid() { // of a proxy's connection
+		counted := x.counted
+		st.counted, x.counted = &counted, netip.Addr{}
+	}
 	st.keep = x.reusable()
 	return st
 }
@@ -134,7 +159,7 @@ func (x *Exchange) handOver(st *stream) {
 // ours, and the framing in which the body will come.
 func (x *Exchange) composeHead(st *stream) {
 	resp := st.resp
-	st.head = append(st.beginHead(), "HTTP/1.1 "...)
+	st.head = append(st.begin().room, "HTTP/1.1 "...)
 	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
 	st.head = append(st.head, ' ')
 	st.head = append(st.head, fasthttp.StatusMessage(resp.Status)...)
@@ -169,7 +194,7 @@ func (x *Exchange) composeHead(st *stream) {
 		st.head = append(st.head, "Connection: keep-alive\r\n"...)
 	}
 	st.head = append(st.head, "\r\n"...)
-	st.room.b = st.head
+	st.first.room = st.head
 	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.works() &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
@@ -213,22 +238,22 @@ func (s *Server) runStream(c *conn, st *stream) {
 			st.awaitFirst()
 		}
 		st.early.stop()
+		hooks := &st.first.hooks
 		var carry *relay.Carry
-		if t := st.hooks.Transcript; t != nil {
-			carry = &relay.Carry{Transcript: t, Usage: st.hooks.Usage, Next: st.next}
+		if t := hooks.Transcript; t != nil {
+			carry = &relay.Carry{Transcript: t, Usage: hooks.Usage, Next: st.another}
 		}
 		return relay.Begin(st, st.resp, relay.Options{
 			Protocol:     st.endpoint.Protocol,
 			WriteTimeout: s.live().WriteTimeout,
 			IdleTimeout:  s.live().StreamIdleTimeout,
-			OnFirstToken: st.hooks.OnFirstToken,
-			Rewrite:      st.hooks.Rewrite,
+			OnFirstToken: hooks.OnFirstToken,
+			Rewrite:      hooks.Rewrite,
 			Carry:        carry,
-			Convert:      st.convert,
-			By:           st.hooks.By,
+			Convert:      st.first.convert,
+			By:           hooks.By,
 			Loops:        s.loops,
-			Go:           st.goOn,
-			Ends:         s.cutting.Load,
+			Ends:         s.isCutting,
 		})
 	})
 }
@@ -299,16 +324,16 @@ func (s *Server) abortStream(c *conn, st *stream) {
 	c.shut()
 }
 
-// next takes the answer of another engine in the place of the one that failed.
+// another takes the answer of another engine in the place of the one that failed.
 // While it is waited for, a client that leaves cuts the new call.
-func (st *stream) next(b relay.Break) *upstream.Response {
+func (st *stream) another(b relay.Break) *upstream.Response {
 	gone := &st.c.gone
 	gone.set(nil) // a cut of the old call under way has ended behind this
 	defer gone.setStream(st.gone)
 	if gone.left.Load() || st.c.srv.cutting.Load() {
 		return nil
 	}
-	resp, call := st.hooks.Next(b, (*leaver)(gone))
+	resp, call := st.next(b, (*leaver)(gone))
 	gone.set(nil)
 	if resp == nil {
 		return nil
@@ -337,19 +362,22 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	}()
 	c.gone.set(nil)
 	c.stream = nil
-	s.conns.leave(st.counted)
+	if st.counted != nil {
+		s.conns.leave(*st.counted)
+	}
 	st.early.stop()
 	if st.resp != nil {
 		st.resp.Release()
 	}
 	if o := s.opt.Observer; o != nil {
-		o.Ended(st.endpoint.Path, int(st.status), time.Since(st.since))
+		o.Ended(st.endpoint.Path, int(st.status), time.Since(epoch)-st.since)
 	}
-	if st.hooks.OnEnd != nil {
-		st.hooks.OnEnd(res)
+	if st.onEnd != nil {
+		st.onEnd(res)
 	}
 	st.coder.end()
-	*st = stream{coder: st.coder, room: st.room, gone: st.gone, goOn: st.goOn}
+	st.begun()
+	*st = stream{coder: st.coder, gone: st.gone}
 	s.streams.Put(st)
 }
 
@@ -427,10 +455,7 @@ func (st *stream) Descriptor() (fd int, ok bool) {
 	if st.plain || st.chunked || st.coder.works() || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
 		return 0, false
 	}
-	if st.room != nil {
-		headRooms.Put(st.room)
-		st.room, st.head = nil, nil
-	}
+	st.begun()
 	err := st.c.raw.Control(st.c.lend)
 	return st.c.fd, err == nil
 }

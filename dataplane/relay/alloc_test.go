@@ -3,6 +3,7 @@ package relay
 import (
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // void is a client that takes everything at no cost.
@@ -14,7 +15,7 @@ func (void) SetWriteDeadline(time.Time) error { return nil }
 const chunkEvent = `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[{"index":0,"delta":{"content":" issues"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
 
 func voidStream() *stream {
-	s := &stream{dst: void{}, opt: Options{WriteTimeout: time.Minute}, chunked: true, scanning: true, slack: time.Second}
+	s := &stream{dst: void{}, rare: &noneRare, writeTimeout: time.Minute, chunked: true, scanning: true}
 	s.scan.usage = noUsage
 	return s
 }
@@ -32,8 +33,8 @@ func TestChunkAllocatesNothing(t *testing.T) {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 	}
-	if s.scan.events < 4000 || s.scan.tooBig != 0 || !s.scan.token || s.res.Err != nil {
-		t.Errorf("%+v %+v", s.scan, s.res)
+	if s.scan.events < 4000 || s.scan.tooBig != 0 || !s.scan.token || s.err != nil {
+		t.Errorf("%+v %v", s.scan, s.err)
 	}
 }
 
@@ -82,4 +83,12 @@ func BenchmarkScanEvent(b *testing.B) {
 			s.feed(ev[100:])
 		}
 	})
+}
+
+// TestStreamSize: there are thousands of streams, and a few bytes more would take each
+// into the next size class.
+func TestStreamSize(t *testing.T) {
+	if size := unsafe.Sizeof(stream{}); size > 320 {
+		t.Errorf("a stream has %d bytes; a size class ends at 320", size)
+	}
 }

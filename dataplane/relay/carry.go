@@ -33,7 +33,7 @@ const maxCarried = 8 << 20
 // carryOn looks for another engine when the present one has failed; true when the
 // stream goes on from it.
 func (s *stream) carryOn() bool {
-	c := s.opt.Carry
+	c := s.rare.carry
 	if c == nil || c.Transcript.ended {
 		return false
 	}
@@ -41,9 +41,9 @@ func (s *stream) carryOn() bool {
 	if s.leaving {
 		return s.leave()
 	}
-	b := Break{Cause: s.res.Cause, Err: s.res.Err, Event: t.Failed}
+	b := Break{Cause: s.cause, Err: s.err, Event: t.Failed}
 	switch {
-	case t.Failed == nil && (s.res.Err == nil || s.res.Cause != EngineClosed && s.res.Cause != EngineStalled):
+	case t.Failed == nil && (s.err == nil || s.cause != EngineClosed && s.cause != EngineStalled):
 		return false
 	case t.Finished:
 		// The answer is whole; what is missing is known.
@@ -53,7 +53,7 @@ func (s *stream) carryOn() bool {
 	resp := c.Next(b)
 	if resp == nil {
 		if t.Failed != nil {
-			s.closeWell(t.appendFailure(nil, s.opt.Protocol))
+			s.closeWell(t.appendFailure(nil, s.scan.protocol))
 		}
 		return false
 	}
@@ -65,7 +65,7 @@ func (s *stream) carryOn() bool {
 // there is none it goes on as it did.
 func (s *stream) leave() bool {
 	s.leaving = false
-	if resp := s.opt.Carry.Next(Break{Cause: Cut}); resp != nil {
+	if resp := s.rare.carry.Next(Break{Cause: Cut}); resp != nil {
 		s.turn(resp)
 	}
 	return true
@@ -77,20 +77,20 @@ func (s *stream) turn(resp *upstream.Response) {
 	s.edit.events.drop()
 	s.edit.events = framer{most: most}
 	s.resp, s.chunks, s.lent = resp, upstream.Chunks{}, false
-	s.res.Cause, s.res.Err = Completed, nil
-	s.opt.Carry.Transcript.Turn()
+	s.cause, s.err = Completed, nil
+	s.rare.carry.Transcript.Turn()
 }
 
 // mayLeave says whether the stream is asked to leave its engine, and stands where it
 // can: behind a whole event, with nothing half told, and not at its end.
 func (s *stream) mayLeave() bool {
-	c := s.opt.Carry
+	c := s.rare.carry
 	return c != nil && c.Transcript.asked.Load() && !s.chunks.Done() && s.edit.events.between() && c.Transcript.leaves() && c.Transcript.asked.CompareAndSwap(true, false)
 }
 
 // closeWell ends the stream with events, and the body.
 func (s *stream) closeWell(events []byte) {
-	s.res.Cause, s.res.Err = Completed, nil
+	s.cause, s.err = Completed, nil
 	s.scan.feed(events)
-	s.res.Reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
+	s.reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
 }

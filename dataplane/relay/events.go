@@ -15,9 +15,9 @@ const maxCarry = 64 << 10
 // longer goes by uncollected. LF and CRLF end lines; an empty line an event.
 type framer struct {
 	carry *membudget.Buffer // the event's bytes so far; nil: none
+	most  int32             // the bound; 0: maxCarry
 	line  lineState
 	over  bool // the present event is beyond the bound
-	most  int  // the bound; 0: maxCarry
 }
 
 // lineState is what the present line holds so far.
@@ -85,7 +85,7 @@ func (f *framer) keep(p []byte) {
 	if f.carry != nil {
 		have = len(f.carry.B)
 	}
-	if have+len(p) > max(f.most, maxCarry) {
+	if have+len(p) > max(int(f.most), maxCarry) {
 		f.over = true
 		f.drop()
 		return

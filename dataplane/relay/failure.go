@@ -41,12 +41,12 @@ const lastChunk = "0\r\n\r\n"
 // gone still ends as the protocol says; nil when no such thing is possible
 // because the client holds half an event or half a chunk.
 func (s *stream) goodEnd() []byte {
-	f, known := failures[s.res.Cause]
+	f, known := failures[s.cause]
 	if !known || !s.chunked {
 		return nil
 	}
-	if s.opt.Convert != nil {
-		return s.opt.Convert.End(s.res.Cause)
+	if convert := s.rare.convert; convert != nil {
+		return convert.End(s.cause)
 	}
 	ending, last := s.chunks.Ending()
 	missing, ok := s.chunks.Boundary()
@@ -66,10 +66,10 @@ func (s *stream) goodEnd() []byte {
 	switch {
 	case s.scan.ended:
 		// The client has had the whole answer.
-	case s.scan.failed && s.opt.Protocol == OpenAI:
+	case s.scan.failed && s.scan.protocol == OpenAI:
 		event = append(event, "data: [DONE]\n\n"...)
 	default:
-		event = f.appendEvent(event, s.opt.Protocol)
+		event = f.appendEvent(event, s.scan.protocol)
 	}
 	if len(event) > 0 {
 		out = strconv.AppendInt(out, int64(len(event)), 16)

@@ -18,7 +18,7 @@ import (
 // is the stream's until left. over says that it was in a loop before and can not go
 // on, having been cut.
 func (s *stream) lend() (lent, over bool) {
-	if s.opt.Loops == nil || !s.chunked || s.resp.Buffered() > 0 {
+	if s.loops == nil || !s.chunked || s.resp.Buffered() > 0 {
 		return false, false
 	}
 	if s.attach() {
@@ -33,7 +33,7 @@ func (s *stream) lend() (lent, over bool) {
 // wasCut ends the reading from an engine that was cut, with what had come of it where
 // that is wanted.
 func (s *stream) wasCut() {
-	if s.opt.Drains != nil && s.opt.Drains() && s.drain() {
+	if drains := s.rare.drains; drains != nil && drains() && s.drain() {
 		return
 	}
 	s.readEnded(s.resp.Return(upstream.ErrCut))
@@ -58,7 +58,7 @@ func (s *stream) drain() bool {
 
 // attach hands both descriptors to a loop, which may call back before it returns.
 func (s *stream) attach() bool {
-	t := &loop.Task{Handler: (*looped)(s), WriteTimeout: s.opt.WriteTimeout, Idle: s.opt.IdleTimeout}
+	t := &loop.Task{Handler: (*looped)(s), WriteTimeout: s.writeTimeout, Idle: s.idleTimeout}
 	ok := false
 	switch client := s.dst.(type) {
 	case loop.Sink:
@@ -73,12 +73,15 @@ func (s *stream) attach() bool {
 	if t.In, t.Until, ok = s.resp.Lend(t.Cut); !ok {
 		return false
 	}
-	if !s.armed.IsZero() {
-		s.armed = time.Time{}
+	if !s.armed.never() {
+		s.armed = 0
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
-	s.lent, s.in, s.lentAt = true, int32(t.In), time.Now()
-	s.opt.Loops.Attach(t)
+	s.lent, s.in = true, int32(t.In)
+	if s.firstByte.never() {
+		s.lastByte = at(time.Now())
+	}
+	s.loops.Attach(t)
 	return true
 }
 
@@ -88,13 +91,10 @@ type looped stream
 // Take implements loop.Handler.
 func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 	s := (*stream)(l)
-	before, events := s.res.LastByte, s.scan.events
-	if before.IsZero() {
-		before = s.lentAt // the head came just before
-	}
+	before, events := s.lastByte, s.scan.events // where nothing has come, the head came just before it was lent
 	out = s.look(p, t)
 	if s.scan.events > events+1 {
-		s.resp.HeldBack(t.Sub(before))
+		s.resp.HeldBack(time.Duration(s.lastByte - before))
 	}
 	if s.isOver() {
 		s.ending()
@@ -107,7 +107,7 @@ func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 // Left implements loop.Handler.
 func (l *looped) Left(e loop.End) {
 	s := (*stream)(l)
-	s.opt.Go(func() (Result, bool) { return s.left(e) })
+	s.dst.(Resumer).Resume(func() (Result, bool) { return s.left(e) })
 }
 
 // shut ends the reading from an engine whose connection no loop has; the engine learns
@@ -122,7 +122,7 @@ var errNoRoom = errors.New("the client reads slowly, and the memory for request 
 
 // left goes on, on a goroutine, where the loop has left off.
 func (s *stream) left(e loop.End) (res Result, ended bool) {
-	s.res.Bytes += e.Sent
+	s.bytes += e.Sent
 	var failed error
 	if e.Why == loop.Full {
 		// The client takes no more for now: that is waited for here, where no loop reads
@@ -135,7 +135,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 		}
 		e.Why = loop.Done
 	}
-	if (e.Why == loop.ReadIdle || e.Why == loop.ReadLate || e.Why == loop.WasCut) && !s.res.FirstByte.IsZero() {
+	if (e.Why == loop.ReadIdle || e.Why == loop.ReadLate || e.Why == loop.WasCut) && !s.firstByte.never() {
 		s.shut() // the engine is not kept at work while a slow client takes what is left
 	}
 	if e.Held != nil {

@@ -64,7 +64,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		e.feed(p)
 		return e.out[ChunkHead:], nil
 	}
-	carry := s.opt.Carry
+	carry := s.rare.carry
 	for at := 0; at < len(p) && !done; {
 		n, payload, err := s.chunks.Next(p[at:])
 		at += n

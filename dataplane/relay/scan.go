@@ -9,22 +9,23 @@ import (
 // scanner looks into a stream's events for what the router wants to know.
 type scanner struct {
 	framer
-	protocol Protocol
-	records  bool // there may be records between events
-	events   int64
-	tooBig   int64
-	token    bool // content was seen
-	failed   bool // an error event was seen
-	ended    bool // the protocol's own last event was seen
-	finish   string
-	usage    Usage
+	events int64
+	tooBig int64
+	finish string
+	usage  Usage
 
 	plain  template // of openAI
 	native nativeScan
-	// Of the event being walked: whether it said more than content, and where
-	// its content lies (to 0: none).
+	// Of the event being walked: where its content lies (to 0: none), and whether it
+	// said more than that.
+	from, to int32
 	news     bool
-	from, to int
+
+	protocol Protocol
+	records  bool // there may be records between events
+	token    bool // content was seen
+	failed   bool // an error event was seen
+	ended    bool // the protocol's own last event was seen
 }
 
 // feed takes the next payload bytes, chunk framing already off.
@@ -157,7 +158,7 @@ func (s *scanner) openAI(data []byte) {
 		}
 	}
 	if s.to > 0 && !s.news && !w.bad {
-		s.plain.learn(data, s.from, s.to)
+		s.plain.learn(data, int(s.from), int(s.to))
 	}
 	if w.idsAt.Kind == jsonscan.Array && s.to == 0 && !s.news && !w.bad {
 		s.native.learn(&w)
@@ -266,8 +267,8 @@ func (s *scanner) delta(w *walker) {
 func (s *scanner) content(w *walker) {
 	if text := w.text(); len(text) > 0 {
 		s.token = true
-		s.to = w.i - 1
-		s.from = s.to - len(text)
+		s.to = int32(w.i - 1) // an event has 8 MiB at the most
+		s.from = s.to - int32(len(text))
 	}
 }
 

@@ -1,5 +1,7 @@
 package relay
 
+import "math"
+
 // Events cuts a server-sent event stream into events, fed in pieces cut anywhere.
 // The zero value is ready; Drop gives back what it holds at the end.
 type Events struct {
@@ -17,7 +19,7 @@ func (e *Events) Next(p []byte) (n int, event []byte, tooBig bool) {
 	if e.whole {
 		e.Drop()
 	}
-	e.f.most = e.Most
+	e.f.most = int32(min(e.Most, math.MaxInt32))
 	n, event, tooBig = e.f.next(p)
 	e.whole = event != nil
 	return n, event, tooBig

@@ -53,11 +53,9 @@ type Options struct {
 	// Drained.
 	Ends func() bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
-	// connections have descriptors of their own and the body is chunked.
+	// connections have descriptors of their own and the body is chunked. The ClientConn
+	// is a Resumer then.
 	Loops *loop.Loops
-	// Go starts a goroutine for the rest of a stream that a loop had taken: f relays
-	// to the end, as Begin does. Required with Loops.
-	Go func(f func() (res Result, ended bool))
 }
 
 // Converter makes other bytes of a stream's. It belongs to one stream, and is called by
@@ -87,6 +85,13 @@ type Descriptor interface {
 	// they are; it stays open until the stream has ended. Not ok: Write has more to
 	// do.
 	Descriptor() (fd int, ok bool)
+}
+
+// Resumer is what a ClientConn must have besides for Options.Loops.
+type Resumer interface {
+	// Resume starts a goroutine for the rest of a stream that a loop had taken: f
+	// relays to the end, as Begin does.
+	Resume(f func() (res Result, ended bool))
 }
 
 // Backlog is what a ClientConn has besides when it can tell a client that reads slowly
@@ -122,29 +127,73 @@ const (
 	overtime = 50 * time.Millisecond
 )
 
-// stream is one relay under way. There are thousands: with what the allocator puts before
-// it, it just fills a size class of 640 bytes.
+// stream is one relay under way. There are thousands: it just fills a size class of 320
+// bytes, and what few of them have (rare, edit) stands elsewhere.
 type stream struct {
-	dst      ClientConn
-	resp     *upstream.Response
-	opt      Options
-	chunks   upstream.Chunks
-	broken   error // of the engine's framing, behind the good bytes of the last read
-	scan     scanner
-	edit     *editor
-	armed    time.Time // when the write deadline was last set
-	armedBy  time.Time // to what
-	slack    time.Duration
-	flush    time.Duration // the deadline of one write
-	lentAt   time.Time
+	dst    ClientConn
+	resp   *upstream.Response
+	chunks upstream.Chunks
+	broken error // of the engine's framing, behind the good bytes of the last read
+	scan   scanner
+	edit   *editor
+
+	// Of its Options.
+	loops        *loop.Loops
+	onFirstToken func() // nil once it was called
+	ends         func() bool
+	rare         *rare
+	writeTimeout time.Duration
+	idleTimeout  time.Duration
+
+	armed   instant // when the write deadline was last set
+	armedBy instant // to what
+
+	// What Result says, and scan does not.
+	err        error
+	bytes      int64
+	firstByte  instant
+	firstToken instant
+	lastByte   instant // before the first: when the stream was lent
+	cause      Cause
+	reusable   bool
+
+	calm     uint8
 	in       int32 // the descriptor that is lent
-	calm     int32
+	looked   bool  // what the client has not taken can be told: a write is looked at more often
 	chunked  bool
 	scanning bool
 	leaving  bool // for another engine, though this one is well
 	deaf     bool // the client took something not: no last word either
 	lent     bool // resp is, to a loop, or was
-	res      Result
+}
+
+// rare is what most streams have none of. It is made once and not changed.
+type rare struct {
+	carry   *Carry
+	convert Converter
+	by      time.Time
+	drains  func() bool
+}
+
+// noneRare is that of most streams.
+var noneRare rare
+
+// instant is a time counted from the package's start, in ns; 0 for never.
+type instant int64
+
+var epoch = time.Now()
+
+// at is 0 at no time a stream can see: epoch is past by then.
+func at(t time.Time) instant { return instant(t.Sub(epoch)) }
+
+func (i instant) never() bool { return i == 0 }
+
+// time is the zero Time for never.
+func (i instant) time() time.Time {
+	if i == 0 {
+		return time.Time{}
+	}
+	return epoch.Add(time.Duration(i))
 }
 
 // Stream passes resp's body to dst until it ends, one way or the other. The
@@ -166,22 +215,22 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		opt.WriteTimeout = 30 * time.Second
 	}
 	s := &stream{
-		dst: dst, resp: resp, opt: opt,
+		dst: dst, resp: resp, rare: &noneRare,
+		loops: opt.Loops, onFirstToken: opt.OnFirstToken, ends: opt.Ends, writeTimeout: opt.WriteTimeout, idleTimeout: opt.IdleTimeout,
 		chunked:  resp.ContentLength == upstream.LengthChunked,
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
-		flush:    opt.WriteTimeout,
 	}
-	if _, ok := s.unsent(); ok {
-		s.flush /= looks
-	}
-	s.slack = min(maxSlack, s.flush/4)
+	_, s.looked = s.unsent()
 	s.scan.protocol = opt.Protocol
 	s.scan.usage = noUsage
-	if c := s.opt.Carry; c != nil && !(s.scanning && s.chunked) {
-		opt.Rewrite, s.opt.Carry = c.Transcript, nil // ids are taken out all the same
+	if c := opt.Carry; c != nil && !(s.scanning && s.chunked) {
+		opt.Rewrite, opt.Carry = c.Transcript, nil // ids are taken out all the same
+	}
+	if opt.Carry != nil || opt.Convert != nil || opt.Drains != nil || !opt.By.IsZero() {
+		s.rare = &rare{carry: opt.Carry, convert: opt.Convert, by: opt.By, drains: opt.Drains}
 	}
 	switch {
-	case s.opt.Carry != nil:
+	case opt.Carry != nil:
 		s.edit = &editor{rewriter: opt.Carry.Transcript}
 		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
 		s.scan.records = opt.Carry.Transcript.Records
@@ -203,23 +252,29 @@ func (s *stream) drive() (res Result, ended bool) {
 
 // finish tells the end.
 func (s *stream) finish() Result {
-	if s.res.Err != nil && !s.deaf {
+	if s.err != nil && !s.deaf {
 		if end := s.goodEnd(); end != nil {
 			s.ending()
-			s.res.Reusable = s.writeAt(end, time.Now()) == nil
+			s.reusable = s.writeAt(end, time.Now()) == nil
 		}
 	}
-	if !s.armed.IsZero() {
+	if !s.armed.never() {
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
-	s.res.Events, s.res.Unscanned = s.scan.events, s.scan.tooBig
-	s.res.Finish, s.res.Usage, s.res.EngineErr = s.scan.finish, s.scan.usage, s.scan.failed
-	if s.scan.records && s.res.Usage.Completion >= 0 { // records tell ids, and no counts
-		s.res.Usage.Completion = max(s.res.Usage.Completion, len(s.opt.Carry.Transcript.Out))
+	res := Result{
+		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: s.scan.tooBig,
+		FirstByte: s.firstByte.time(), FirstToken: s.firstToken.time(),
+		Finish: s.scan.finish, Usage: s.scan.usage, EngineErr: s.scan.failed, Reusable: s.reusable,
+	}
+	if !s.firstByte.never() {
+		res.LastByte = s.lastByte.time()
+	}
+	if s.scan.records && res.Usage.Completion >= 0 { // records tell ids, and no counts
+		res.Usage.Completion = max(res.Usage.Completion, len(s.rare.carry.Transcript.Out))
 	}
 	s.scan.drop()
 	s.edit.end()
-	return s.res
+	return res
 }
 
 var eventStreamType = []byte("text/event-stream")
@@ -243,10 +298,10 @@ func (s *stream) run() (ended bool) {
 	buf := membudget.Default.Get(size)
 	defer func() { membudget.Default.Put(buf) }()
 	for {
-		if s.opt.IdleTimeout > 0 {
+		if s.idleTimeout > 0 {
 			// Counted from here, not from the last read: a slow client's flush
 			// lies between, and is not the engine's silence.
-			_ = s.resp.SetReadDeadline(time.Now().Add(s.opt.IdleTimeout))
+			_ = s.resp.SetReadDeadline(time.Now().Add(s.idleTimeout))
 		}
 		n, err := s.resp.ReadRaw(buf.B)
 		if n > 0 && s.pass(buf.B[:n], time.Now()) {
@@ -306,13 +361,13 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 
 // look looks at what one read brought and gives what goes to the client of it.
 func (s *stream) look(p []byte, t time.Time) (out []byte) {
-	if s.res.FirstByte.IsZero() {
-		s.res.FirstByte = t
+	s.lastByte = at(t)
+	if s.firstByte.never() {
+		s.firstByte = s.lastByte
 		if s.lent {
 			s.resp.Began()
 		}
 	}
-	s.res.LastByte = t
 	switch {
 	case s.edit.on():
 		p, s.broken = s.rewrite(p)
@@ -321,10 +376,11 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 	case s.scanning:
 		s.scan.feed(p)
 	}
-	if s.scan.token && s.res.FirstToken.IsZero() {
-		s.res.FirstToken = t
-		if s.opt.OnFirstToken != nil {
-			s.opt.OnFirstToken()
+	if s.scan.token && s.firstToken.never() {
+		s.firstToken = s.lastByte
+		if s.onFirstToken != nil {
+			s.onFirstToken()
+			s.onFirstToken = nil
 		}
 	}
 	return s.converted(p)
@@ -332,10 +388,11 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 
 // converted is what goes to the client of p.
 func (s *stream) converted(p []byte) []byte {
-	if s.opt.Convert == nil || len(p) == 0 {
+	convert := s.rare.convert
+	if convert == nil || len(p) == 0 {
 		return p
 	}
-	out, err := s.opt.Convert.Convert(p)
+	out, err := convert.Convert(p)
 	if err != nil && s.broken == nil {
 		s.broken = err
 	}
@@ -355,7 +412,7 @@ func (s *stream) isOver() bool {
 }
 
 func (s *stream) failedByEvent() bool {
-	return s.opt.Carry != nil && s.opt.Carry.Transcript.Failed != nil
+	return s.rare.carry != nil && s.rare.carry.Transcript.Failed != nil
 }
 
 // settle notes how a stream that is over has ended.
@@ -365,7 +422,7 @@ func (s *stream) settle() {
 	case s.broken != nil:
 		s.end(EngineClosed, s.broken)
 	default:
-		s.res.Reusable = true
+		s.reusable = true
 	}
 }
 
@@ -393,18 +450,18 @@ func (s *stream) unchunk(p []byte) (good []byte, err error) {
 }
 
 func (s *stream) end(cause Cause, err error) {
-	s.res.Cause, s.res.Err = cause, err
+	s.cause, s.err = cause, err
 }
 
 // readEnded takes in why nothing more comes from the engine.
 func (s *stream) readEnded(err error) {
 	switch {
 	case err == io.EOF:
-		s.res.Reusable = s.resp.ContentLength >= 0
+		s.reusable = s.resp.ContentLength >= 0
 		if s.resp.ContentLength < 0 && s.scanning && s.scan.events > 0 && !s.scan.ended {
 			s.closedEarly()
 		}
-	case errors.Is(err, upstream.ErrCut) && s.opt.Ends != nil && s.opt.Ends():
+	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends():
 		s.end(Drained, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
@@ -422,7 +479,7 @@ func (s *stream) readEnded(err error) {
 func (s *stream) closedEarly() {
 	s.end(EngineClosed, io.ErrUnexpectedEOF)
 	if s.scan.between() && !s.scan.failed {
-		_ = s.write(failures[EngineClosed].appendEvent(nil, s.opt.Protocol))
+		_ = s.write(failures[EngineClosed].appendEvent(nil, s.scan.protocol))
 	}
 }
 
@@ -434,13 +491,13 @@ func (s *stream) write(p []byte) error { return s.writeAt(s.converted(p), time.N
 // bytes again only when a third of what may be megabytes is free, so what it still
 // holds is looked at too.
 func (s *stream) writeAt(p []byte, t time.Time) error {
-	if s.armed.IsZero() || t.Sub(s.armed) > s.slack || !t.Before(s.armedBy) {
+	if now := at(t); s.armed.never() || time.Duration(now-s.armed) > s.slack() || now >= s.armedBy {
 		s.arm(t)
 	}
 	blocked, progress, before := t, 0, -1 // since when it took nothing, what it took, and held then
 	for {
 		n, err := s.dst.Write(p)
-		s.res.Bytes += int64(n)
+		s.bytes += int64(n)
 		p = p[n:]
 		if err == nil && len(p) > 0 {
 			err = io.ErrShortWrite
@@ -460,7 +517,7 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 		switch taken := before + progress - unsent; {
 		case progress >= minProgress || known && before >= 0 && taken >= minProgress:
 			blocked, progress, before = now, 0, unsent
-		case !known || now.Sub(blocked) >= s.opt.WriteTimeout-s.slack:
+		case !known || now.Sub(blocked) >= s.writeTimeout-s.slack():
 			return s.clientFailed(ClientStalled, err)
 		case before < 0:
 			progress, before = 0, unsent
@@ -470,7 +527,17 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 }
 
 // late says whether the client's time is over.
-func (s *stream) late(now time.Time) bool { return !s.opt.By.IsZero() && !now.Before(s.opt.By) }
+func (s *stream) late(now time.Time) bool { return !s.rare.by.IsZero() && !now.Before(s.rare.by) }
+
+// flush is the deadline of one write.
+func (s *stream) flush() time.Duration {
+	if s.looked {
+		return s.writeTimeout / looks
+	}
+	return s.writeTimeout
+}
+
+func (s *stream) slack() time.Duration { return min(maxSlack, s.flush()/4) }
 
 func (s *stream) unsent() (n int, ok bool) {
 	b, ok := s.dst.(Backlog)
@@ -481,19 +548,20 @@ func (s *stream) unsent() (n int, ok bool) {
 }
 
 func (s *stream) arm(t time.Time) {
-	s.armed, s.armedBy = t, t.Add(s.flush)
-	if last := s.opt.By; !last.IsZero() && s.armedBy.After(last) {
-		if s.armedBy = last; !t.Before(last) {
-			s.armedBy = t.Add(overtime)
+	by := t.Add(s.flush())
+	if last := s.rare.by; !last.IsZero() && by.After(last) {
+		if by = last; !t.Before(last) {
+			by = t.Add(overtime)
 		}
 	}
-	_ = s.dst.SetWriteDeadline(s.armedBy) // fails on a closed connection only: the write will say so
+	s.armed, s.armedBy = at(t), at(by)
+	_ = s.dst.SetWriteDeadline(by) // fails on a closed connection only: the write will say so
 }
 
 // clientFailed notes the client's failure unless the engine failed before.
 func (s *stream) clientFailed(cause Cause, err error) error {
 	s.deaf = true
-	if s.res.Err == nil {
+	if s.err == nil {
 		s.end(cause, err)
 	}
 	return err

@@ -201,7 +201,7 @@ func TestCarriedChunkAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() { s.pass(chunk, time.Now()) }); n != 0 && !raceEnabled {
 		t.Errorf("%v allocations", n)
 	}
-	if tr := s.opt.Carry.Transcript; len(tr.Out) < 1000 || tr.Stuck != "" {
+	if tr := s.rare.carry.Transcript; len(tr.Out) < 1000 || tr.Stuck != "" {
 		t.Errorf("%d ids, stuck %q", len(tr.Out), tr.Stuck)
 	}
 }
@@ -209,7 +209,7 @@ func TestCarriedChunkAllocatesNothing(t *testing.T) {
 func carriedStream() *stream {
 	tr := &Transcript{Form: ChatForm, holds: true, Out: make([]uint32, 0, 1<<20)}
 	s := voidStream()
-	s.opt.Carry = &Carry{Transcript: tr}
+	s.rare = &rare{carry: &Carry{Transcript: tr}}
 	s.edit = &editor{rewriter: tr}
 	s.pass([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
 	return s
@@ -222,7 +222,7 @@ func BenchmarkCarriedChunk(b *testing.B) {
 	chunk := []byte(chunksOf(long))
 	s := carriedStream()
 	s.pass(chunk, time.Now())
-	tr := s.opt.Carry.Transcript
+	tr := s.rare.carry.Transcript
 	b.ReportAllocs()
 	b.SetBytes(int64(len(chunk)))
 	for b.Loop() {

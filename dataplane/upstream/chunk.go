@@ -14,7 +14,7 @@ const (
 // the beginning of a body.
 type Chunks struct {
 	left  int64 // payload bytes to come in this chunk
-	line  int   // bytes in the present line, or of the trailers
+	line  int32 // bytes in the present line, or of the trailers
 	state chunkState
 }
 

@@ -176,7 +176,7 @@ func (c *call) relay() {
 	}
 	res, over := relay.Begin(c, c.resp, relay.Options{
 		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, OnFirstToken: c.hooks.OnFirstToken, Rewrite: c.hooks.Rewrite, Carry: carry,
-		Drains: c.s.Stopped, Loops: c.e.opt.Loops, Go: c.goOn,
+		Drains: c.s.Stopped, Loops: c.e.opt.Loops,
 	})
 	for !over {
 		res, over = (<-c.rest)()

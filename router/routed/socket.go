@@ -131,8 +131,9 @@ func (c *call) sendHeld() error {
 	return nil
 }
 
-// goOn has ServeStream's goroutine go on with a stream that a loop has let go of.
-func (c *call) goOn(f func() (relay.Result, bool)) { c.rest <- f }
+// Resume implements relay.Resumer: ServeStream's goroutine goes on with a stream that a
+// loop has let go of.
+func (c *call) Resume(f func() (relay.Result, bool)) { c.rest <- f }
 
 // refuse ends the stream with an error before anything was sent to an engine.
 func (c *call) refuse(reason front.Reason, field, message string) {
