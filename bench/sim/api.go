@@ -165,7 +165,7 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 		}
 		c.respond(r, status, "application/json", failure(status, "injected fault"))
 		return true
-	case f.Phase == "body" && fm != nil:
+	case f.Phase != "" && fm != nil:
 		return false // once the head is out
 	case f.Kind == Garbage && f.After == 0:
 		c.respond(r, 200, "application/json", []byte(garbageBody))

@@ -48,8 +48,10 @@ type Fault struct {
 	// for; "" any of them. "handover" is the KV transfer itself, on the engine that
 	// reads (NIXL, Mooncake) or on either (SGLang): a Stall or Slow lasts Delay, any
 	// other kind makes it fail. "bootstrap" is a call of the bootstrap server.
-	Leg    string
-	Phase  string        // "" as the kind says; "body": not before the head is out, when After is 0 before the first event
+	Leg string
+	// Phase is "" as the kind says; "body": not before the head is out, when After is 0 before the
+	// first event; "role": of a stream, behind the event that tells the role, before any token.
+	Phase  string
 	ID     string        // prefix of X-Request-Id, or of a body's rid
 	Body   string        // the body contains it
 	N      int           // how many requests it hits, 0 without end
@@ -85,8 +87,8 @@ func ParseFault(s string) (Fault, error) {
 			}
 			f.Leg = v
 		case "phase":
-			if v != "body" {
-				err = fmt.Errorf("want body")
+			if v != "body" && v != "role" {
+				err = fmt.Errorf("want body or role")
 			}
 			f.Phase = v
 		case "id":

@@ -176,6 +176,12 @@ func (r *rank) trip(s *seq) bool {
 	if j.events < f.After {
 		return false
 	}
+	if f.Phase == "role" && j.headOut && !s.started {
+		s.started = true
+		r.scratch.open(j)
+		j.format.first(&r.scratch, s)
+		r.scratch.flush()
+	}
 	switch f.Kind {
 	case Stall:
 		if f.Delay > 0 && !s.heldTo.IsZero() {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ var rewrite = flag.Bool("rewrite", false, "write what stands in docs instead of 
 // engines that speak it. A row is added when both are there.
 type matrixFamily struct {
 	name    string
+	form    string // of the family, where it has several
 	engine  func(*sim.Options)
 	handing sim.Fault // what keeps the hand-over from ending while the client leaves
 	atOnce  bool      // the legs start together
@@ -56,12 +58,23 @@ var matrixFamilies = []matrixFamily{
 	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate},
 	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate},
 	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handing: decodeIsLate},
-	{name: "storage", engine: func(o *sim.Options) { o.PD, o.Store = "storage", "matrix" }, handing: decodeIsLate},
+	{name: "storage", prepare: prepareStore, handing: decodeIsLate},
+	{name: "storage", form: ", decode first", prepare: prepareStore, config: declines, handing: decodeIsLate},
 }
 
 func speaksPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
 
 func withoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "trtllm", []string{"off"} }
+
+// prepareStore gives a fleet a store of its own, in which nothing is yet.
+func prepareStore(_ *testing.T, fam *matrixFamily) {
+	store := fmt.Sprint("matrix ", rand.Uint64())
+	fam.engine = func(o *sim.Options) { o.PD, o.Store = "storage", store }
+}
+
+// declines has every decode that goes first decline. In turns, the one that declines would
+// always be the same engine.
+func declines(c *config.Config) { c.PD.CacheHitThreshold, c.Schedule.Policy = 1, "random" }
 
 // prepareLMCache finds the port of the notifications before the engines start, who
 // must know it.
@@ -135,6 +148,19 @@ func allMatrixCases() (cases []matrixCase) {
 			return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status}, s.extra)
 		})
 	}
+	const fixed = `,"seed":7,"stream":true` // a draw begun anew is another, so such a stream cannot go on elsewhere
+	for _, c := range []struct {
+		name, extra string
+		fault       sim.Fault
+	}{
+		{"decode's stream begins with an error", `,"stream":true`, sim.Fault{Kind: sim.StreamFail}},
+		{"… with an error, and cannot move", fixed, sim.Fault{Kind: sim.StreamFail}},
+		{"… with its role and an error, and cannot move", fixed, sim.Fault{Kind: sim.StreamFail, Phase: "role"}},
+		{"… ends with its head, and cannot move", fixed, sim.Fault{Kind: sim.Cut, Phase: "body"}},
+		{"decode's stream begins with an error, n = 2", `,"n":2,"stream":true`, sim.Fault{Kind: sim.StreamFail}},
+	} {
+		add(c.name, func(f *matrixFleet, t *testing.T) string { return f.fails(t, f.decodes[0], c.fault, c.extra) })
+	}
 	add("decode fails after first tokens, stream", func(f *matrixFleet, t *testing.T) string {
 		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
 	})
@@ -189,6 +215,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
 		c.Schedule.Policy = "round_robin" // every engine gets its turn
+		c.Health.BreakAfter = 1000        // one decode engine fails again and again
 		c.PD.CutAfter = time.Second       // longer than the hand-over is held back, on a machine that has other work
 		if fam.config != nil {
 			fam.config(c)
@@ -302,6 +329,8 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 		return "wrong"
 	case p == 0 && d == 1:
 		return "decode alone"
+	case p == 1 && d == 2 && f.row.form != "":
+		return "declined, both legs"
 	case p != 1 || d != 1:
 		return fmt.Sprintf("%d prefills, %d decodes", p, d)
 	case f.computed() > before:
@@ -375,6 +404,9 @@ func (f *matrixFleet) restart() {
 // fails: the leg on e fails once. Requests are sent until e was chosen.
 func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	fault.N = 1
+	if f.row.form != "" && slices.Contains(f.decodes, e) {
+		fault.Body = `"cache_hit_threshold":0` // not the decode that declines anyhow
+	}
 	e.Fault(fault)
 	cell := f.untilHit(t, e, fault, extra)
 	e.ClearFaults()
@@ -400,11 +432,11 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 			return "goes on elsewhere"
 		case a.Status == 200 && right && f.row.atOnce && fault.Phase == "body" && slices.Contains(f.prefills, e):
 			return "unseen"
-		case a.Status == 200 && right && legCount(f.prefills)+legCount(f.decodes) <= 2:
+		case a.Status == 200 && right && legCount(f.engines()) <= 1+min(1, legCount(f.prefills)):
 			return "hidden"
 		case a.Status == 200 && right:
 			return "run again" // how many legs it took is not told: of two that start together one may be cut before it is sent
-		case a.Status == 200 && streamed && bytes.Contains(a.Body, []byte(`data: {"error"`)):
+		case a.Status == 200 && streamed && (bytes.Contains(a.Body, []byte(`data: {"error"`)) || bytes.Contains(a.Body, []byte(`data: {"object":"error"`))):
 			return "error event"
 		case a.Status == 200:
 			t.Errorf("a broken answer was passed on as a whole one: %s", a.Body)
@@ -450,16 +482,19 @@ const matrixDoc = "../../docs/pd-matrix.md"
 // simulated engines, and holds docs/pd-matrix.md to what was seen.
 func TestPDMatrix(t *testing.T) {
 	rows := make([][]string, len(matrixFamilies))
-	for i := range matrixFamilies {
-		fam := &matrixFamilies[i]
-		rows[i] = make([]string, len(matrixColumns))
-		t.Run(fam.name, func(t *testing.T) {
-			f := startMatrixFleet(t, fam)
-			for k, c := range matrixColumns {
-				t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) { rows[i][k] = c.run(f, t) })
-			}
-		})
-	}
+	t.Run("families", func(t *testing.T) { // at the same time, for some wait long
+		for i := range matrixFamilies {
+			fam := &matrixFamilies[i]
+			rows[i] = make([]string, len(matrixColumns))
+			t.Run(fam.name+fam.form, func(t *testing.T) {
+				t.Parallel()
+				f := startMatrixFleet(t, fam)
+				for k, c := range matrixColumns {
+					t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) { rows[i][k] = c.run(f, t) })
+				}
+			})
+		}
+	})
 	for _, row := range rows {
 		if t.Failed() || slices.Contains(row, "") { // -run chose some of them
 			return
@@ -492,7 +527,7 @@ time. Every answer called right was compared with that of an undisturbed engine.
 
 |`)
 	for i := range matrixFamilies {
-		b.WriteString(" | " + matrixFamilies[i].name)
+		b.WriteString(" | " + matrixFamilies[i].name + matrixFamilies[i].form)
 	}
 	b.WriteString(" |\n|---" + strings.Repeat("|---", len(matrixFamilies)) + "|\n")
 	for k, c := range matrixColumns {
@@ -503,7 +538,8 @@ time. Every answer called right was compared with that of an undisturbed engine.
 		b.WriteString(" |\n")
 	}
 	b.WriteString(`
-- **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **decode alone**: the request is one the family cannot hand over.
+- **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **declined, both legs**: the same, when decode, which was asked first, held too little.
+  **decode alone**: the request is one the family cannot hand over.
 - **freed at once**: every block, room, lease and reservation was gone, by nobody's time-out; the leases of these engines are 30 s and longer.
 - **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.

@@ -200,6 +200,9 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 		c.grow()
 	}
 	n, err := c.readBody(c.buf[c.w:], r.by())
+	if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+		return c.buf[c.r:c.w], nil // there is no more
+	}
 	if err != nil {
 		return c.buf[c.r:c.w], r.fail(err)
 	}

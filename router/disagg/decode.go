@@ -244,7 +244,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		opt.Fleet.Answered(rank, resp.Status)
 	}
 	if relays {
-		if q.beside != nil || q.pair.Trial || q.told || q.vigil.watches() || q.taking != nil || q.firstByText() {
+		if q.awaitsBeginning(resp, rank, candidates) {
 			if end, on := q.firstBytes(leg, candidates, choice, call, resp, began); !on {
 				return end
 			}
@@ -368,92 +368,6 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 	default:
 		return b.leave
 	}
-}
-
-// firstBytes waits for the first bytes of a stream, before anything of it goes
-// to the client: until then a pair that breaks can be run again, and a trial
-// can be declined. on says that the stream is to be relayed.
-func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
-	q.x.OnGone(q.cutBoth(call))
-	defer q.x.OnGone(nil)
-	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
-	seen, err := resp.Peek()
-	declined := false
-	if q.pair.Trial {
-		const enough = 32 << 10
-		trier, more := q.plan.Family.(Trier), true
-		for err == nil {
-			if declined, more = trier.Declined(seen); !more || len(seen) >= enough {
-				break
-			}
-			have := len(seen)
-			if seen, err = resp.PeekMore(enough); len(seen) == have {
-				break
-			}
-		}
-	}
-	if err == nil && !declined && q.beside == nil && q.told && failsAtOnce(seen) > 0 && q.wait.Await() {
-		defer choice.Reservation.Release()
-		defer resp.Release()
-		return q.lostOn(choice.Rank, time.Since(began)), false
-	}
-	if b := q.beside; err == nil && b != nil {
-		if status := failsAtOnce(seen); worthRetry(status) {
-			err = fmt.Errorf("its stream begins with an error of status %d", status)
-		} else if bytes.Contains(seen, dataLine) && !b.arrived() {
-			err = upstream.ErrCut
-		}
-	}
-	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, candidates, choice.Rank, seen) {
-		defer choice.Reservation.Release()
-		defer resp.Release()
-		reclaimBehind(q.given, q.grace())
-		q.given = nil
-		q.r.opt().Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
-		return legAgain, false
-	}
-	if err == nil && !declined && q.settle() {
-		return legAnswered, true
-	}
-	defer choice.Reservation.Release()
-	defer resp.Release()
-	if err != nil {
-		reclaimBehind(q.given, q.grace())
-		q.given = nil
-	}
-	opt, took := q.r.opt(), time.Since(began)
-	switch {
-	case declined:
-		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", took)
-		return q.declined(choice.Rank), false
-	case q.beside != nil:
-		return q.pairBroke(choice, call, err, took), false
-	case !q.settle():
-		return q.lostOn(choice.Rank, took), false
-	case call.WasCut():
-		opt.Observer.LegEnded(leg, choice.Rank.ID, q.whyGone(), took)
-		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-		return legAnswered, false
-	}
-	f := q.failed(choice.Rank, legName(leg), err)
-	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
-	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
-		return legAgain, false
-	}
-	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), choice.Rank.ID, err), 0)
-	return legAnswered, false
-}
-
-// beginsBadly says whether a stream whose first event is an error may be run again; where
-// it may not, what the engine says is the client's to see.
-func (q *request) beginsBadly(leg schedule.Leg, candidates []*worker.Rank, rank *worker.Rank, seen []byte) bool {
-	status := failsAtOnce(seen)
-	if !worthRetry(status) || !q.settle() {
-		return false
-	}
-	q.r.opt().Fleet.Answered(rank, status)
-	q.note(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: diedOf(status, seen)}, fmt.Errorf("its stream begins with an error of status %d", status))
-	return q.mayRunAgain(candidates)
 }
 
 // declined ends a trial.

@@ -1,11 +1,9 @@
 package disagg
 
 import (
-	"bytes"
 	"strings"
 	"time"
 
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/nixl/completion"
@@ -13,40 +11,6 @@ import (
 	"sluice/router/transfers"
 	"sluice/router/worker"
 )
-
-var (
-	dataLine = []byte("data: ")
-	// errorEvent opens a stream whose request failed before its first token; Messages
-	// and Responses name theirs.
-	errorEvent = []byte(`data: {"error"`)
-	errorNamed = []byte("event: error")
-)
-
-// failsAtOnce is the status in a stream's first event when that is an error, 500
-// where it names none, else 0. seen is the beginning of the stream in whatever
-// framing.
-func failsAtOnce(seen []byte) int {
-	i := bytes.Index(seen, dataLine)
-	if i < 0 || !bytes.HasPrefix(seen[i:], errorEvent) && !bytes.Contains(seen[:i], errorNamed) {
-		return 0
-	}
-	event := seen[i+len(dataLine):]
-	if end := bytes.Index(event, eventEnd); end >= 0 {
-		event = event[:end]
-	}
-	if inner, ok, _ := jsonscan.Find(event, "error"); ok && inner.Kind == jsonscan.Object {
-		event = event[inner.Start:inner.End]
-	}
-	if code, ok, _ := jsonscan.Find(event, "code"); ok {
-		if n := atoi(string(bytes.Trim(event[code.Start:code.End], `"`))); n >= 400 && n < 600 {
-			return n
-		}
-	}
-	if kind, ok, _ := jsonscan.Find(event, "type"); ok {
-		return relay.AnthropicStatus(event[kind.Start:kind.End])
-	}
-	return 500
-}
 
 // watch begins to listen for what engines tell of the hand-over: from prefill's
 // answer on, or, of a Concurrent pair, before the legs are sent; now is that time.

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// Streams that begin with a failure and are whole engines' (families: TestPDMatrix): what
+// could not go on elsewhere is run again, where there is another engine.
+func TestWholeStreamBeginsBadly(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
+		t.Run(engine, func(t *testing.T) {
+			var engines [2]*sim.Engine
+			var workers []config.Worker
+			for i := range engines {
+				engines[i] = startSim(t, func(o *sim.Options) { o.Engine = engine })
+				w := at(engines[i], worker.Aggregated, "w"+string(rune('0'+i)))
+				w.Engine, w.KVEvents = engine, []string{"off"}
+				workers = append(workers, w)
+			}
+			r := startRouter(t, hasty, workers...)
+			want := post(t, engines[0].URL()+"/v1/chat/completions", chat(`,"seed":3`)).text(t)
+			for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Phase: "role"}, {Kind: sim.Cut, Phase: "body"}} {
+				id := "bad-" + fault.Kind.String() + fault.Phase
+				fault.N, fault.ID = 1, id
+				engines[0].Fault(fault)
+				for range 2 { // in turns: one of them meets the fault
+					a := post(t, r.URL+"/v1/chat/completions", chat(`,"seed":3,"stream":true`), "X-Request-Id", id)
+					if a.Status != 200 || a.text(t) != want || strings.Count(string(a.Body), "[DONE]") != 1 {
+						t.Errorf("%s: %d %s", id, a.Status, a.Body)
+					}
+				}
+			}
+			if n := engines[0].Stats().Faults; n != 3 {
+				t.Errorf("%d faults struck, want 3", n)
+			}
+			// Where nobody is left to try, what the engine says is the client's.
+			for _, e := range engines {
+				e.Fault(sim.Fault{Kind: sim.StreamFail, ID: "all"})
+			}
+			a := post(t, r.URL+"/v1/chat/completions", chat(`,"seed":3,"stream":true`), "X-Request-Id", "all")
+			if s := string(a.Body); a.Status != 200 || strings.Count(s, `"error"`) == 0 || strings.Count(s, "[DONE]") != 1 {
+				t.Errorf("all fail: %d %s", a.Status, s)
+			}
+			eventually(t, 20*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+		})
+	}
+}
+
+// SGLang tells in an ordinary event of /generate that KV did not come.
+func TestNativeStreamBeginsAborted(t *testing.T) {
+	engine := func(role string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })
+	}
+	p, d0, d1, whole := engine("prefill"), engine("decode"), engine("decode"), startSim(t, func(o *sim.Options) { o.Engine = "sglang" })
+	pw := at(p, worker.Prefill, "p0")
+	withBootstrap(&pw, p)
+	r := startRouter(t, both(family("sglang"), hasty), pw, at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+	const body = `{"text":"the quick brown fox jumps over the lazy dog","stream":true,"sampling_params":{"max_new_tokens":6,"sampling_seed":3,"ignore_eos":true}}`
+	want := lastNative(t, post(t, whole.URL()+"/generate", body))
+	d0.Fault(sim.Fault{Kind: sim.Reset, Leg: "handover", N: 1})
+	for range 2 {
+		a := post(t, r.URL+"/generate", body)
+		if a.Status != 200 || strings.Contains(string(a.Body), `"abort"`) || lastNative(t, a) != want {
+			t.Errorf("%d %s, want %q", a.Status, a.Body, want)
+		}
+	}
+	if n := d0.Stats().Faults; n != 1 {
+		t.Errorf("%d faults struck, want 1", n)
+	}
+	quiet(t, r, 20*time.Second, p, d0, d1)
+}
+
+// lastNative is the text of a /generate stream.
+func lastNative(t *testing.T, a *answer) (text string) {
+	t.Helper()
+	var h heard
+	eachEvent(a, &h, func(name string, v map[string]any) {
+		if s, ok := v["text"].(string); ok {
+			text = s
+		}
+	})
+	if text == "" || h.broken != nil {
+		t.Errorf("no text, or %v, in %s", h.broken, a.Body)
+	}
+	return text
+}

@@ -1,0 +1,218 @@
+package disagg
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxBeginning bounds what is held of a stream to learn how it begins.
+const maxBeginning = 32 << 10
+
+var (
+	dataLine = []byte("data: ")
+	// errorData opens the event of a request that failed, errorFlat TensorRT-LLM's and that of
+	// vLLM up to 0.10.0; Messages and Responses name theirs.
+	errorData  = []byte(`{"error"`)
+	errorFlat  = []byte(`{"object":"error"`)
+	errorNamed = []byte("event: error")
+	// abortReason ends a sequence of SGLang's /generate whose KV did not come: an event
+	// like any other, with the status that a whole answer would have had.
+	abortReason = []byte(`"finish_reason":{"type":"abort"`)
+	// These events say that an answer begins and nothing of it. vLLM (0.13 and later)
+	// sends a chat's before it looks how the engine ended, so an error may follow.
+	roleOnly     = []byte(`"role":"assistant","content":""`)
+	messageStart = []byte("event: message_start")
+	crlfEnd      = []byte("\r\n\r\n")
+)
+
+// firstEvent is the first event of a stream, in whatever framing, that says more than that
+// an answer begins, with what stands before it; whole: it is all there.
+func firstEvent(seen []byte) (event []byte, whole bool) {
+	for {
+		end, size := bytes.Index(seen, eventEnd), len(eventEnd)
+		if i := bytes.Index(seen, crlfEnd); i >= 0 && (end < 0 || i < end) {
+			end, size = i, len(crlfEnd) // the last chunk's end too: nothing comes behind it
+		}
+		if end < 0 {
+			return seen, false
+		}
+		if event = seen[:end]; !bytes.Contains(event, messageStart) && (!bytes.Contains(event, roleOnly) || bytes.Contains(event, toolCalls)) {
+			return event, true
+		}
+		seen = seen[end+size:]
+	}
+}
+
+// toolCalls: some engines tell the first call with the role.
+var toolCalls = []byte(`"tool_calls":[`)
+
+// failsAtOnce is the status of an error with which a stream begins, 500 where it names
+// none, else 0. seen is the stream's beginning in whatever framing.
+func failsAtOnce(seen []byte) int {
+	event, _ := firstEvent(seen)
+	i := bytes.Index(event, dataLine)
+	if i < 0 {
+		return 0
+	}
+	data := event[i+len(dataLine):]
+	switch {
+	case bytes.Contains(data, abortReason):
+		return abortStatus(data)
+	case !bytes.HasPrefix(data, errorData) && !bytes.HasPrefix(data, errorFlat) && !bytes.Contains(event[:i], errorNamed):
+		return 0
+	}
+	if inner, ok, _ := jsonscan.Find(data, "error"); ok && inner.Kind == jsonscan.Object {
+		data = data[inner.Start:inner.End]
+	}
+	if n := statusIn(data, "code"); n != 0 {
+		return n
+	}
+	if kind, ok, _ := jsonscan.Find(data, "type"); ok {
+		return relay.AnthropicStatus(data[kind.Start:kind.End])
+	}
+	return 500
+}
+
+// abortStatus is the status that meta_info.finish_reason tells, 0 for an abort that was
+// asked for.
+func abortStatus(data []byte) int {
+	for _, name := range [...]string{"meta_info", "finish_reason"} {
+		v, _, err := jsonscan.Find(data, name)
+		if err != nil || v.Kind != jsonscan.Object {
+			return 0
+		}
+		data = data[v.Start:v.End]
+	}
+	return statusIn(data, "status_code")
+}
+
+// statusIn is an HTTP status of an error in a member of object, 0 for none.
+func statusIn(object []byte, name string) int {
+	if code, ok, _ := jsonscan.Find(object, name); ok {
+		if n := atoi(string(bytes.Trim(object[code.Start:code.End], `"`))); n >= 400 && n < 600 {
+			return n
+		}
+	}
+	return 0
+}
+
+// awaitsBeginning says whether a stream is looked at before anything of it goes to the
+// client: where a hand-over may be lost, where what follows repeats its first event, and
+// where it could be run again and could not go on elsewhere later.
+func (q *request) awaitsBeginning(resp *upstream.Response, rank *worker.Rank, candidates []*worker.Rank) bool {
+	switch {
+	case q.beside != nil, q.pair.Trial, q.told, q.taking != nil, q.vigil.watches(), q.firstByText():
+		return true
+	}
+	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && q.attempt < q.pd.MaxAttempts && q.others(candidates, rank)
+}
+
+// goesOn says whether the stream will be carried (see carry), who then takes care of what
+// befalls it from its first byte on.
+func (q *request) goesOn(resp *upstream.Response) bool {
+	return q.unmovable == "" && (q.why == "" || q.why == "engine" && q.ownIDs()) && resp.ContentLength == upstream.LengthChunked
+}
+
+// beginning waits for as much of a stream as tells how it begins; declined says that a
+// trial is. What is no stream of events begins with its first bytes.
+func (q *request) beginning(resp *upstream.Response) (seen []byte, declined bool, err error) {
+	events := isEvents(resp)
+	seen, err = resp.Peek()
+	for err == nil && len(seen) < maxBeginning {
+		more := false
+		if q.pair.Trial {
+			declined, more = q.plan.Family.(Trier).Declined(seen)
+		} else if events {
+			_, whole := firstEvent(seen)
+			more = !whole
+		}
+		if !more {
+			break
+		}
+		have := len(seen)
+		if seen, err = resp.PeekMore(maxBeginning); len(seen) == have {
+			break
+		}
+	}
+	return seen, declined, err
+}
+
+// firstBytes waits for the beginning of a stream, before anything of it goes
+// to the client: until then a pair that breaks can be run again, and a trial
+// can be declined. on says that the stream is to be relayed.
+func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
+	q.x.OnGone(q.cutBoth(call))
+	defer q.x.OnGone(nil)
+	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
+	seen, declined, err := q.beginning(resp)
+	if err == nil && !declined && q.beside == nil && q.told && failsAtOnce(seen) > 0 && q.wait.Await() {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		return q.lostOn(choice.Rank, time.Since(began)), false
+	}
+	if b := q.beside; err == nil && b != nil {
+		if status := failsAtOnce(seen); worthRetry(status) {
+			err = fmt.Errorf("its stream begins with an error of status %d", status)
+		} else if bytes.Contains(seen, dataLine) && !b.arrived() {
+			err = upstream.ErrCut
+		}
+	}
+	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, candidates, choice.Rank, seen) {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		reclaimBehind(q.given, q.grace())
+		q.given = nil
+		q.r.opt().Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
+		return legAgain, false
+	}
+	if err == nil && !declined && q.settle() {
+		return legAnswered, true
+	}
+	defer choice.Reservation.Release()
+	defer resp.Release()
+	if err != nil {
+		reclaimBehind(q.given, q.grace())
+		q.given = nil
+	}
+	opt, took := q.r.opt(), time.Since(began)
+	switch {
+	case declined:
+		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", took)
+		return q.declined(choice.Rank), false
+	case q.beside != nil:
+		return q.pairBroke(choice, call, err, took), false
+	case !q.settle():
+		return q.lostOn(choice.Rank, took), false
+	case call.WasCut():
+		opt.Observer.LegEnded(leg, choice.Rank.ID, q.whyGone(), took)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return legAnswered, false
+	}
+	f := q.failed(choice.Rank, legName(leg), err)
+	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
+	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
+		return legAgain, false
+	}
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), choice.Rank.ID, err), 0)
+	return legAnswered, false
+}
+
+// beginsBadly says whether a stream whose first event is an error may be run again; where
+// it may not, what the engine says is the client's to see.
+func (q *request) beginsBadly(leg schedule.Leg, candidates []*worker.Rank, rank *worker.Rank, seen []byte) bool {
+	status := failsAtOnce(seen)
+	if !worthRetry(status) || !q.settle() {
+		return false
+	}
+	q.r.opt().Fleet.Answered(rank, status)
+	q.note(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: diedOf(status, seen)}, fmt.Errorf("its stream begins with an error of status %d", status))
+	return q.mayRunAgain(candidates)
+}
