@@ -353,6 +353,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 			if len(b.native) > 1 {
 				s.limit = nativeLimit(&b.native[len(j.seqs)/p.n])
 			}
+			s.score(b.scoring, len(j.seqs)/p.n)
 			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
 			if p.toolName != "" {
 				s.script = toolScript(b, p.toolName, s.gen.state)

@@ -83,6 +83,7 @@ type seq struct {
 	heldText string
 	limit    int      // at most so many tokens, 0 leaves it to params
 	meet     *meeting // its hand-over by room
+	scoring  *scoring // SGLang: log-probabilities asked for; nil: none
 }
 
 func (s *seq) total() int { return len(s.prompt) + len(s.out) }

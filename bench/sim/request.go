@@ -48,6 +48,7 @@ type body struct {
 
 	native       []nativeSampling // of SGLang's /generate: one for all, or one a prompt
 	samplingList bool
+	scoring      []*scoring
 }
 
 type streamOptions struct {

@@ -110,6 +110,9 @@ func (r *rank) admit() *seq {
 		hits, idle := 0, 0
 		// The last token is always computed: its logits are needed.
 		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
+			if s.scoring != nil && (i+1)*size > s.scoring.from {
+				break // scored tokens are computed
+			}
 			s.hashTo(&r.hash, i+1, size)
 			id, ok := r.pool.find(&s.hashes[i])
 			if !ok {

@@ -41,8 +41,9 @@ func readNative(raw []byte) (*body, error) {
 	default:
 		b.Prompt = n.IDs
 	}
-	if !given(n.Sampling) {
-		return b, nil
+	var err error
+	if b.scoring, err = readScoring(raw); err != nil || !given(n.Sampling) {
+		return b, err
 	}
 	list := []json.RawMessage{n.Sampling}
 	if n.Sampling[0] == '[' {
@@ -160,6 +161,7 @@ func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte 
 	} else {
 		b = append(b, "null"...)
 	}
+	b = s.appendScores(b, len(ids))
 	if s.reason != "" {
 		b = append(b, `,"e2e_latency":`...)
 		b = strconv.AppendFloat(b, time.Since(f.begun).Seconds(), 'f', 6, 64)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/sim"
 	"sluice/router/worker"
 )
 
@@ -34,4 +35,24 @@ func TestOneEngineDoesIt(t *testing.T) {
 			quiet(t, r, 20*time.Second, p, d)
 		})
 	}
+}
+
+// Engines that cannot prefill where they decode: an aggregated worker does it, where there is one.
+func TestOneEngineOfSGLang(t *testing.T) {
+	engine := func(role string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })
+	}
+	p, d, a := engine("prefill"), engine("decode"), engine("aggregated")
+	pw := at(p, worker.Prefill, "p0")
+	withBootstrap(&pw, p)
+	r := startRouter(t, family("sglang"), pw, at(d, worker.Decode, "d0"), at(a, worker.Aggregated, "a0"))
+	for body, want := range map[string]string{
+		`{"model":"sim","prompt":"score me","max_tokens":3,"echo":true,"logprobs":1}`: "a0",
+		`{"model":"sim","prompt":"score me","max_tokens":3,"logprobs":1}`:             "d0",
+	} {
+		if got := post(t, r.URL+"/v1/completions", body); got.Status != http.StatusOK || got.Header.Get("X-Sluice-Worker") != want {
+			t.Errorf("%s: %d by %q, want %s: %s", body, got.Status, got.Header.Get("X-Sluice-Worker"), want, got.Body)
+		}
+	}
+	quiet(t, r, 20*time.Second, p, d, a)
 }

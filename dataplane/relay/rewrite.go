@@ -15,6 +15,13 @@ type Rewriter interface {
 	Event(dst, event []byte) []byte
 }
 
+// Roomy is a Rewriter of events that may be longer than 64 KiB.
+type Roomy interface {
+	// MaxEvent is how many bytes an event may have; in the place of a longer one the
+	// client gets an error.
+	MaxEvent() int
+}
+
 // editor runs a Rewriter. It takes the engine's chunk framing off, collects
 // whole events, and puts what becomes of them in chunks of its own.
 type editor struct {

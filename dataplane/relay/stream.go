@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"time"
 
@@ -236,6 +237,9 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		s.scan.records = opt.Carry.Transcript.Records
 	case opt.Rewrite != nil && s.scanning:
 		s.edit = &editor{rewriter: opt.Rewrite}
+		if roomy, ok := opt.Rewrite.(Roomy); ok {
+			s.edit.events.most = int32(min(roomy.MaxEvent(), math.MaxInt32))
+		}
 	}
 	return s.drive()
 }

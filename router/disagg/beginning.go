@@ -163,6 +163,8 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 			err = fmt.Errorf("its stream begins with an error of status %d", status)
 		} else if bytes.Contains(seen, dataLine) && !b.arrived() {
 			err = upstream.ErrCut
+		} else if resp.Status == 200 {
+			err = q.join()
 		}
 	}
 	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, candidates, choice.Rank, seen) {

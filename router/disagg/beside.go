@@ -207,6 +207,24 @@ func (b *beside) found(other int) int {
 	return other
 }
 
+// join waits for prefill's answer where the client is due a part of it (Joiner); an error:
+// there is none, for pairBroke to sort. Who leaves meanwhile ends the leg, and so the wait.
+func (q *request) join() error {
+	b := q.beside
+	if b == nil {
+		return nil
+	}
+	if j, ok := q.plan.Family.(Joiner); !ok || !j.Joins(&q.pair) {
+		return nil
+	}
+	<-b.done
+	if b.failed || b.call.WasCut() {
+		return upstream.ErrCut
+	}
+	q.pair.Answer = b.answer
+	return nil
+}
+
 // broke says whether the leg has ended badly by now.
 func (b *beside) broke() bool {
 	if b == nil {

@@ -263,7 +263,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	defer choice.Reservation.Release()
 	q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
 	var err error
-	q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply())
+	if q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply()); err == nil && resp.Status == 200 {
+		err = q.join()
+	}
 	q.x.OnGone(nil)
 	took := time.Since(began)
 	if err != nil {
@@ -354,6 +356,9 @@ func (q *request) answerer() Answerer {
 		return nil
 	}
 	a, _ := q.plan.Family.(Answerer)
+	if j, ok := a.(Joiner); ok && !j.Joins(&q.pair) {
+		return nil
+	}
 	return a
 }
 

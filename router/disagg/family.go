@@ -23,8 +23,8 @@ import (
 // A family that needs more says so by further methods: Asker and Learner (facts
 // of a prefill worker, from beside its API or from its handles), Awaiter (a completion told from outside
 // between the legs), Trier (decode may decline for lack of cached blocks),
-// Answerer (answers that are not what the client may see), Picky (requests that
-// it cannot hand over).
+// Answerer, Finisher and Joiner (answers that are not what the client is to see), Picky
+// (requests that it cannot hand over).
 type Family interface {
 	// Name as it stands in config and in explain records.
 	Name() string
@@ -148,16 +148,31 @@ type Trier interface {
 }
 
 // Answerer is a Family whose decode answers the client may not see as they are:
-// they have another shape, or hold members that are no client's business.
+// they have another shape, lack something, or hold members that are no client's business.
 type Answerer interface {
 	// Body appends what the client gets in place of a whole 200 answer.
 	Body(dst []byte, p *Pair, body []byte) []byte
 	// Events rewrites a stream; nil passes it as it comes. The Rewriter must
 	// not keep p or anything borrowed from it.
 	Events(p *Pair) relay.Rewriter
-	// Final appends what a streaming client gets in place of a prefill answer
-	// that is the whole answer (ErrFinal): events, the last one included.
+}
+
+// Finisher is an Answerer whose prefill answer may be the whole answer (ErrFinal).
+type Finisher interface {
+	Answerer
+	// Final appends what a streaming client gets in place of it: events, the last one
+	// included.
 	Final(dst []byte, p *Pair, body []byte) []byte
+}
+
+// Joiner is an Answerer of some requests only: those of whose answer decode has one part
+// and prefill another.
+type Joiner interface {
+	Answerer
+	// Joins says whether this is one of them. The runner then waits for prefill's answer,
+	// in whatever order the legs run, before anything goes to the client, and has it in
+	// Pair.Answer.
+	Joins(p *Pair) bool
 }
 
 var (

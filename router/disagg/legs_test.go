@@ -62,8 +62,8 @@ func legsOf(t *testing.T, f Family, list []handOver) string {
 		case errors.Is(err, ErrFinal):
 			p.Handle = nil
 			what := p.Answer
-			if answerer != nil && p.Stream {
-				what = answerer.Final(nil, &p, p.Answer)
+			if finisher, ok := f.(Finisher); ok && p.Stream {
+				what = finisher.Final(nil, &p, p.Answer)
 			} else if answerer != nil {
 				what = answerer.Body(nil, &p, p.Answer)
 			}

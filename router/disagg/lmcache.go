@@ -200,7 +200,7 @@ func (lmcache) Events(p *Pair) relay.Rewriter {
 	return c
 }
 
-// Final implements Answerer.
+// Final implements Finisher.
 func (f lmcache) Final(dst []byte, p *Pair, body []byte) []byte {
 	return relay.AppendEvents(dst, f.Body(nil, p, body), wantsUsage(p))
 }

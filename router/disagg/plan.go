@@ -47,7 +47,7 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	} else if !m.traits.Several {
 		why = notOne(ep.Kind, doc)
 	}
-	if why == "" && !m.traits.NoPlain {
+	if why == "" && (!m.traits.NoPlain || pool.Members[worker.Aggregated] > 0) {
 		why = ofOneEngine(ep.Kind, doc)
 	}
 	if why == "" {

@@ -139,14 +139,14 @@ func (q *request) final(resp *upstream.Response) {
 	q.endRecord(schedule.Outcome{
 		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
 	})
-	answerer, _ := q.plan.Family.(Answerer)
+	finisher, _ := q.plan.Family.(Finisher)
 	switch {
-	case answerer == nil:
+	case finisher == nil:
 		q.x.Reply(resp, q.answer)
 	case q.stream:
-		q.x.ReplyEvents(answerer.Final(nil, &q.pair, q.answer))
+		q.x.ReplyEvents(finisher.Final(nil, &q.pair, q.answer))
 	default:
-		q.x.Reply(resp, answerer.Body(nil, &q.pair, q.answer))
+		q.x.Reply(resp, finisher.Body(nil, &q.pair, q.answer))
 	}
 }
 

@@ -116,7 +116,7 @@ func (trtllm) Body(dst []byte, _ *Pair, body []byte) []byte { return relay.Appen
 // Events implements Answerer.
 func (trtllm) Events(*Pair) relay.Rewriter { return relay.Strip{} }
 
-// Final implements Answerer.
+// Final implements Finisher.
 func (trtllm) Final(dst []byte, p *Pair, body []byte) []byte {
 	return relay.AppendEvents(dst, relay.AppendStripped(nil, body), wantsUsage(p))
 }

@@ -1,0 +1,137 @@
+package sim
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Log-probabilities of SGLang's /generate (0.4.6 … 0.5.23). Their values are made up of a
+// token and the one before it, so every engine says the same of the same tokens. As there,
+// the first that is scored of a prompt has none; what is scored is not taken from the prefix
+// cache; and the decode server of a P/D pair tells the lists of the prompt empty.
+
+// scoring is what a request asks for of one prompt.
+type scoring struct {
+	from int // first token of the prompt that is scored
+	top  int // so many of the likeliest beside each
+	text bool
+}
+
+// readScoring reads return_logprob, logprob_start_len and top_logprobs_num, each one value
+// or one for each prompt; an element is nil where none are asked for.
+func readScoring(raw []byte) ([]*scoring, error) {
+	var n struct {
+		Asked json.RawMessage `json:"return_logprob"`
+		Start json.RawMessage `json:"logprob_start_len"`
+		Top   json.RawMessage `json:"top_logprobs_num"`
+		Text  bool            `json:"return_text_in_logprobs"`
+	}
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return nil, refuse(400, "", "return_text_in_logprobs: %s", err)
+	}
+	asked, _, err := oneOrMany[bool](n.Asked, "return_logprob", "a boolean")
+	if err != nil {
+		return nil, err
+	}
+	starts, _, err := oneOrMany[int](n.Start, "logprob_start_len", "an integer")
+	if err != nil {
+		return nil, err
+	}
+	tops, _, err := oneOrMany[int](n.Top, "top_logprobs_num", "an integer")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]*scoring, max(len(asked), len(starts), len(tops)))
+	of := func(values []int, i, other int) int {
+		if len(values) == 0 {
+			return other
+		}
+		return values[i%len(values)]
+	}
+	for i := range list {
+		if len(asked) > 0 && asked[i%len(asked)] {
+			list[i] = &scoring{from: of(starts, i, -1), top: of(tops, i, 0), text: n.Text}
+		}
+	}
+	return list, nil
+}
+
+// score is what s tells of its prompt, item being its place in the batch.
+func (s *seq) score(list []*scoring, item int) {
+	if len(list) == 0 || list[item%len(list)] == nil {
+		return
+	}
+	own := *list[item%len(list)]
+	if own.from < 0 || own.from >= len(s.prompt) { // -1: only what is made
+		own.from = len(s.prompt) - 1
+	}
+	s.scoring = &own
+}
+
+// appendScores appends the members of meta_info, of the tokens made told of ids.
+func (s *seq) appendScores(b []byte, ids int) []byte {
+	w := s.scoring
+	if w == nil {
+		return b
+	}
+	first, last := w.from, len(s.prompt)
+	if o := &s.j.c.life.e.o; o.PD == "sglang" && o.Role == "decode" {
+		first = last
+	}
+	for _, m := range [...]struct {
+		name        string
+		from, until int
+	}{{"input", first, last}, {"output", s.total() - ids, s.total()}} {
+		b = append(append(append(b, `,"`...), m.name...), `_token_logprobs":[`...)
+		for i := m.from; i < m.until; i++ {
+			if i > m.from {
+				b = append(b, ',')
+			}
+			b = s.appendScore(b, i, s.token(i), m.name == "input" && i == w.from)
+		}
+		b = append(b, ']')
+		if w.top <= 0 {
+			continue
+		}
+		b = append(append(append(b, `,"`...), m.name...), `_top_logprobs":[`...)
+		for i := m.from; i < m.until; i++ {
+			if i > m.from {
+				b = append(b, ',')
+			}
+			if m.name == "input" && i == w.from {
+				b = append(b, "null"...)
+				continue
+			}
+			b = append(b, '[')
+			for k := range w.top {
+				if k > 0 {
+					b = append(b, ',')
+				}
+				b = s.appendScore(b, i, s.token(i)+uint32(k), false)
+			}
+			b = append(b, ']')
+		}
+		b = append(b, ']')
+	}
+	return b
+}
+
+// appendScore appends [value, id, text or null] of id in the place i.
+func (s *seq) appendScore(b []byte, i int, id uint32, none bool) []byte {
+	if b = append(b, '['); none {
+		b = append(b, "null"...)
+	} else {
+		before := uint64(0)
+		if i > 0 {
+			before = uint64(s.token(i-1)) << 32
+		}
+		b = strconv.AppendFloat(b, -float64(mix(before|uint64(id))%9000+1)/1000, 'f', 3, 64)
+	}
+	b = strconv.AppendUint(append(b, ','), uint64(id), 10)
+	if b = append(b, ','); s.scoring.text {
+		b = appendJSON(b, s.gen.v.piece(id))
+	} else {
+		b = append(b, "null"...)
+	}
+	return append(b, ']')
+}

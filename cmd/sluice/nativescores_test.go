@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// TestNativeScores: SGLang's decode server tells no log-probabilities of the prompt; a client
+// of a pair sees those of prefill, as if one engine had made the answer.
+func TestNativeScores(t *testing.T) {
+	const ids = `"input_ids":[1001,1002,1003,1004,1005,1006,1007,1008,1009],`
+	requests := map[string]string{
+		"all of the prompt":      `{` + ids + `"return_logprob":true,"logprob_start_len":0`,
+		"its end":                `{` + ids + `"return_logprob":true,"logprob_start_len":5,"return_text_in_logprobs":true`,
+		"no more than it makes":  `{` + ids + `"return_logprob":true`,
+		"the likeliest":          `{` + ids + `"logprob_start_len":2,"top_logprobs_num":3,"return_logprob":true`,
+		"a batch":                `{"input_ids":[[1001,1002,1003],[1011,1012,1013,1014,1015]],"return_logprob":true,"logprob_start_len":[1,2]`,
+		"a batch, one of it":     `{"input_ids":[[1001,1002,1003],[1011,1012,1013,1014,1015]],"return_logprob":[false,true],"logprob_start_len":0`,
+		"choices":                `{"input_ids":[1001,1002,1003],"return_logprob":true,"logprob_start_len":0,"sampling_params":{"n":2,"max_new_tokens":5,"ignore_eos":true}`,
+		"events of over 64 KiB":  `{` + ids + `"top_logprobs_num":300,"return_logprob":true,"sampling_params":{"max_new_tokens":30,"ignore_eos":true}`,
+		"none":                   `{` + ids + `"return_logprob":false`,
+		"a text that names them": `{"text":"\"return_logprob\":true"`,
+	}
+	for _, c := range []struct {
+		name   string
+		engine func(*sim.Options)
+		worker func(*config.Worker, *sim.Engine)
+	}{
+		{"both at once", func(*sim.Options) {}, withBootstrap},
+		{"deltas", func(o *sim.Options) { o.Incremental = true }, withBootstrap},
+		{"prefill first", func(*sim.Options) {}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engine := func(role string) *sim.Engine {
+				return startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role; c.engine(o) })
+			}
+			p, d, whole := engine("prefill"), engine("decode"), engine("aggregated")
+			var pw config.Worker
+			if pw = at(p, worker.Prefill, "p0"); c.worker != nil {
+				c.worker(&pw, p)
+			}
+			r := startRouter(t, family("sglang"), pw, at(d, worker.Decode, "d0"))
+			for name, body := range requests {
+				if !strings.Contains(body, "sampling_params") {
+					body += `,"sampling_params":{"max_new_tokens":5,"ignore_eos":true}`
+				}
+				for _, s := range shapes {
+					got, want := post(t, r.URL+"/generate", body+s.extra+"}"), post(t, whole.URL()+"/generate", body+s.extra+"}")
+					if g, w := scoresOf(t, got), scoresOf(t, want); got.Status != 200 || !reflect.DeepEqual(g, w) {
+						t.Errorf("%s, %s: %d\ngot  %v\nwant %v", name, s.name, got.Status, g, w)
+					}
+					if a := got.Header.Get("X-Sluice-Prefill-Worker"); a != "p0" {
+						t.Errorf("%s, %s: prefill by %q", name, s.name, a)
+					}
+				}
+			}
+			quiet(t, r, 20*time.Second, p, d)
+		})
+	}
+}
+
+// scoresOf are the texts and the lists of an answer, event by event of each sequence, for
+// those of a batch may come in any order.
+func scoresOf(t *testing.T, a *answer) map[string][]string {
+	t.Helper()
+	found := make(map[string][]string)
+	add := func(place string, v map[string]any) {
+		meta, _ := v["meta_info"].(map[string]any)
+		of := map[string]any{"text": v["text"]}
+		for name, list := range meta {
+			if strings.HasSuffix(name, "_logprobs") {
+				of[name] = list
+			}
+		}
+		text, err := json.Marshal(of)
+		if err != nil || meta == nil {
+			t.Errorf("%v: %v", err, v)
+		}
+		found[place] = append(found[place], string(text))
+	}
+	if strings.HasPrefix(string(a.Body), "data:") {
+		var h heard
+		eachEvent(a, &h, func(name string, v map[string]any) {
+			if v != nil {
+				add(fmt.Sprint(v["index"]), v)
+			}
+		})
+		if h.broken != nil {
+			t.Errorf("%v", h.broken)
+		}
+		return found
+	}
+	var list []map[string]any
+	if a.Body[0] != '[' {
+		list = make([]map[string]any, 1)
+		if err := json.Unmarshal(a.Body, &list[0]); err != nil {
+			t.Fatal(err)
+		}
+	} else if err := json.Unmarshal(a.Body, &list); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range list {
+		add(fmt.Sprint(i), v)
+	}
+	return found
+}
+
+// A prefill whose answer the client is due a part of, and that fails when decode is done:
+// the pair is run again, before anything has gone out.
+func TestNativeScoresAreLost(t *testing.T) {
+	for _, s := range shapes {
+		t.Run(s.name, func(t *testing.T) {
+			engine := func(role string) *sim.Engine {
+				return startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })
+			}
+			p0, p1, d, whole := engine("prefill"), engine("prefill"), engine("decode"), engine("aggregated")
+			w0, w1 := at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1")
+			withBootstrap(&w0, p0)
+			withBootstrap(&w1, p1)
+			r := startRouter(t, both(family("sglang"), hasty), w0, w1, at(d, worker.Decode, "d0"))
+			body := `{"text":"score me","return_logprob":true,"logprob_start_len":0,"sampling_params":{"max_new_tokens":5,"ignore_eos":true}` + s.extra + `}`
+			want := scoresOf(t, post(t, whole.URL()+"/generate", body))
+			p0.Fault(sim.Fault{Kind: sim.Cut, Phase: "body", N: 1})
+			for range 2 {
+				if a := post(t, r.URL+"/generate", body); a.Status != 200 || !reflect.DeepEqual(scoresOf(t, a), want) {
+					t.Errorf("%d %s", a.Status, a.Body)
+				}
+			}
+			if n := p0.Stats().Faults; n != 1 {
+				t.Errorf("%d faults struck, want 1", n)
+			}
+			quiet(t, r, 20*time.Second, p0, p1, d)
+		})
+	}
+}
