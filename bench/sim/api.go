@@ -257,7 +257,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 	}
 	j.model = o.Model
 	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, session: header(r, "X-Session-ID")}
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, scores: askedScores(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
 	j.params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {
@@ -288,6 +288,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 		}
 		stop, maxTokens, n = s.Stop, s.MaxTokens, s.N
 		p.seed, p.minTokens, p.ignoreEOS, p.includeStop = s.Seed, s.MinTokens, s.IgnoreEOS, s.IncludeStop
+		p.scores = askedScores(false, s.Logprobs, 0)
 		if maxTokens == nil {
 			d := 16
 			maxTokens = &d
@@ -357,6 +358,9 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
 			if p.toolName != "" {
 				s.script = toolScript(b, p.toolName, s.gen.state)
+			}
+			if text, ok := b.chosenText(); ok && s.script == nil {
+				s.forced = append([]uint32{}, vocab().encode(nil, text)...)
 			}
 			j.seqs = append(j.seqs, s)
 		}

@@ -110,12 +110,13 @@ func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	if s.script != nil && id != tokEOS {
 		b = append(b, `,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
 		b = appendEscaped(b, text)
-		b = append(b, `"}}]},"logprobs":null,"finish_reason":`...)
+		b = append(b, `"}}]},"logprobs":`...)
 	} else {
 		b = append(b, `,"delta":{"content":"`...)
 		b = appendEscaped(b, text)
-		b = append(b, `"},"logprobs":null,"finish_reason":`...)
+		b = append(b, `"},"logprobs":`...)
 	}
+	b = append(s.appendChatScores(b, s.scored(1)), `,"finish_reason":`...)
 	b = appendReason(b, s)
 	b = append(b, `,"token_ids":`...)
 	b = f.j.appendTokenIDs(b, id)
@@ -223,7 +224,8 @@ func (f *chatFormat) whole(b []byte, j *job) []byte {
 			b = appendJSON(b, string(s.text))
 			b = append(b, `}}],`...)
 		}
-		b = append(b, `"reasoning":null},"logprobs":null,"finish_reason":`...)
+		b = s.appendChatScores(append(b, `"reasoning":null},"logprobs":`...), s.scored(len(s.out)))
+		b = append(b, `,"finish_reason":`...)
 		b = appendReason(b, s)
 		b = append(b, `,"token_ids":`...)
 		b = j.appendTokenIDs(b, s.out...)

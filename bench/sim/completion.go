@@ -37,7 +37,8 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 		b = appendEscaped(b, Detokenize(s.prompt))
 	}
 	b = appendEscaped(b, text)
-	b = append(b, `","logprobs":null,"finish_reason":`...)
+	b = s.appendTextScores(append(b, `","logprobs":`...), s.scored(1))
+	b = append(b, `,"finish_reason":`...)
 	b = f.reason(b, s)
 	b = append(b, `,"prompt_token_ids":`...)
 	if first {
@@ -92,7 +93,8 @@ func (f *completionFormat) whole(b []byte, j *job) []byte {
 			b = appendEscaped(b, Detokenize(s.prompt))
 		}
 		b = appendEscaped(b, string(s.text))
-		b = append(b, `","logprobs":null,"finish_reason":`...)
+		b = s.appendTextScores(append(b, `","logprobs":`...), s.scored(len(s.out)))
+		b = append(b, `,"finish_reason":`...)
 		b = f.reason(b, s)
 		b = append(b, `,"token_ids":`...)
 		b = j.appendTokenIDs(b, s.out...)

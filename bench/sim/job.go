@@ -51,6 +51,7 @@ type params struct {
 	handle       *handle // do_remote_prefill
 	pd           pdLeg   // another family's part, see pdFamilies; nil when plain or nixl
 	toolName     string  // the answer is a call of this function
+	scores       int     // alternatives to tell of each token, see logprobs.go
 }
 
 // seq is one sequence being generated.
@@ -60,7 +61,9 @@ type seq struct {
 	prompt []uint32
 	out    []uint32
 	script []uint32 // the output is this, when it is a tool call
+	forced []uint32 // the output is this, when it is held to a choice
 	gen    generator
+	offset int // characters of the tokens whose log-probabilities are told
 
 	text    []byte // output text so far, without special tokens; kept when somebody needs it whole
 	shown   int    // bytes of text already sent, when stop strings hold some back
@@ -129,6 +132,11 @@ func (s *seq) produce() (id uint32, last bool) {
 		id = s.script[n]
 	case s.script != nil:
 		id = tokEOS
+	case s.forced != nil:
+		if id = tokEOS; n < len(s.forced) {
+			id = s.forced[n]
+		}
+		s.gen.fold(id)
 	default:
 		id = s.gen.next(n > 0 && n >= p.minTokens && !p.ignoreEOS)
 		s.gen.fold(id)

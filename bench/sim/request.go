@@ -44,6 +44,8 @@ type body struct {
 	Tokens        json.RawMessage `json:"tokens"`
 	Dimensions    int             `json:"dimensions"`
 	Encoding      string          `json:"encoding_format"`
+	TopLogprobs   int             `json:"top_logprobs"`
+	GuidedChoice  []string        `json:"guided_choice"`
 	sampling
 
 	native       []nativeSampling // of SGLang's /generate: one for all, or one a prompt
@@ -64,6 +66,8 @@ type sampling struct {
 	Stop        json.RawMessage `json:"stop"`
 	IncludeStop bool            `json:"include_stop_str_in_output"`
 	IgnoreEOS   bool            `json:"ignore_eos"`
+	Logprobs    json.RawMessage `json:"logprobs"` // chat: a boolean, elsewhere a number
+	Structured  *structured     `json:"structured_outputs"`
 }
 
 type message struct {

@@ -39,7 +39,7 @@ func (f *generateFormat) choice(b []byte, s *seq, ids []uint32, start int) []byt
 	b = strconv.AppendInt(b, int64(start), 10)
 	b = append(b, `,"end":`...)
 	b = strconv.AppendInt(b, int64(start+len(ids)), 10)
-	return append(b, `}],"logprobs":null}`...)
+	return append(s.appendTokenScores(append(b, `}],"logprobs":`...), s.scored(len(ids))), '}')
 }
 
 func (f *generateFormat) event(w *chunker, choice func([]byte) []byte, s *seq) {
