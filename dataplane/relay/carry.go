@@ -21,7 +21,10 @@ type Carry struct {
 // Break is how an engine failed in the middle of a stream, or that it is to be left
 // (Transcript.AskMove): then the stream stays where it is when Next gives nil.
 type Break struct {
-	Cause Cause // EngineClosed or EngineStalled; Completed with Event; Cut: it is to be left
+	// Cause is EngineClosed or EngineStalled; Completed with Event; Cut: it is to be left;
+	// Completed alone: it has done what it was asked, and some of several choices are left
+	// (Transcript.Limit).
+	Cause Cause
 	Err   error
 	Event []byte // the engine's own word that it failed, borrowed
 }
@@ -43,9 +46,11 @@ func (s *stream) carryOn() bool {
 	}
 	b := Break{Cause: s.cause, Err: s.err, Event: t.Failed}
 	switch {
+	case t.Failed == nil && s.err == nil && s.chunks.Done() && t.unfinished():
+		return s.goRound(b)
 	case t.Failed == nil && (s.err == nil || s.cause != EngineClosed && s.cause != EngineStalled):
 		return false
-	case t.Finished:
+	case t.finished():
 		// The answer is whole; what is missing is known.
 		s.closeWell(t.AppendEnd(nil, c.Usage))
 		return false
@@ -59,6 +64,24 @@ func (s *stream) carryOn() bool {
 	}
 	s.turn(resp)
 	return true
+}
+
+// moreTurns is how many engines may be asked beyond one for each choice: each round but
+// those that end in half a character finishes one.
+const moreTurns = 8
+
+// goRound has the choices that are left go on; their stream ends with an error where
+// nobody takes them.
+func (s *stream) goRound(b Break) bool {
+	c := s.rare.carry
+	if t := c.Transcript; t.turns < t.Choices+moreTurns {
+		if resp := c.Next(b); resp != nil {
+			s.turn(resp)
+			return true
+		}
+	}
+	s.closeWell(failure{"no engine goes on with the choices that are left", 502}.appendEvent(nil, s.scan.protocol))
+	return false
 }
 
 // leave has the stream go on from another engine although its own is well; where
@@ -77,7 +100,7 @@ func (s *stream) turn(resp *upstream.Response) {
 	s.edit.events.drop()
 	s.edit.events = framer{most: most}
 	s.resp, s.chunks, s.lent = resp, upstream.Chunks{}, false
-	s.cause, s.err = Completed, nil
+	s.cause, s.err, s.reusable = Completed, nil, false
 	s.rare.carry.Transcript.Turn()
 }
 

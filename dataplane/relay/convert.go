@@ -29,10 +29,12 @@ type Conversion struct {
 	// Seam makes the answer, a stream, go on with one that another engine began.
 	Seam *Seam
 
-	head  []byte // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
-	begun []bool // choices whose first event is out
-	left  int    // choices whose first event is not
-	ended bool   // [DONE] is out
+	head   []byte    // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
+	begun  []bool    // choices whose first event is out
+	left   int       // choices whose first event is not
+	ended  bool      // [DONE] is out
+	origin int       // where text_offset begins that the engine calls 0: behind the first token
+	only   *Sequence // of the one choice that the event at hand tells of, nil where it has not one
 }
 
 // FirstToken is what prefill generated.
@@ -52,6 +54,18 @@ type Seam struct {
 	Prompt  int  // tokens of the client's prompt
 	Tokens  int  // told before; usage counts them as output
 	ShowIDs bool // the client asked for token ids
+
+	of    []*Sequence // the choices that the engine was asked for, in its order; nil: the first
+	begun []bool      // of them, those whose first event is out
+	all   func() int  // tokens of all choices, where there are several
+}
+
+// sequence is what the engine's choice i belongs to, nil where nothing.
+func (s *Seam) sequence(i int) *Sequence {
+	if s == nil || i >= len(s.of) {
+		return nil
+	}
+	return s.of[i]
 }
 
 // noChoice bounds the index of a choice, so that an engine's nonsense costs
@@ -84,6 +98,14 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	}
 	if c.head == nil && c.Seam != nil && c.Seam.Head != nil {
 		c.head, c.begun, c.left = c.Seam.Head, []bool{true}, 0
+		if c.Seam.all != nil {
+			c.begun = c.Seam.begun
+			for _, begun := range c.begun {
+				if !begun {
+					c.left++
+				}
+			}
+		}
 	}
 	if c.head == nil || c.left > 0 {
 		if dst, ok = c.begin(dst, data); !ok {
@@ -91,6 +113,7 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 		}
 	}
 	mark := len(dst)
+	c.only = nil
 	dst = append(append(dst, "data: "...), c.head...)
 	came, kept := 0, 0
 	w.enter('{')
@@ -136,6 +159,13 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)
 	}
+	several, output := c.Seam != nil && c.Seam.all != nil, 0
+	if several {
+		// The engine counts several prompts, and not the choices that had finished.
+		if output = c.Seam.all(); c.only != nil {
+			output = len(c.only.Out)
+		}
+	}
 	moved := 0
 	if c.First != nil {
 		moved = 1
@@ -147,6 +177,13 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 	from := len(dst)
 	for key, more := w.member(); more; key, more = w.member() {
 		dst = appendKey(dst, from, key)
+		if several {
+			if n, ok := counted(key, c.Seam.Prompt, output); ok {
+				w.skip()
+				dst = appendInt(dst, n)
+				continue
+			}
+		}
 		switch string(key) {
 		case "prompt_tokens":
 			dst = w.shifted(dst, -moved)
@@ -159,6 +196,19 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 		}
 	}
 	return closeObject(dst, from)
+}
+
+// counted is what a member of the usage says of so many tokens of prompt and output.
+func counted(key []byte, prompt, output int) (n int, ok bool) {
+	switch string(key) {
+	case "prompt_tokens":
+		return prompt, true
+	case "completion_tokens":
+		return output, true
+	case "total_tokens":
+		return prompt + output, true
+	}
+	return 0, false
 }
 
 // details appends prompt_tokens_details with the cached tokens that prefill told.

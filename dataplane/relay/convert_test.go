@@ -26,6 +26,9 @@ var conversions = []struct {
 	{"chat, first token without text", chatOf(&FirstToken{ID: 7, Text: nil}), completionStream},
 	{"chat, first token with logprobs", chatOf(&FirstToken{ID: 785, Text: []byte(`The`), Logprobs: []byte(`{"text_offset":[0],"token_logprobs":[-0.25],"tokens":["The"],"top_logprobs":[{"The":-0.25,"A":-1.5,"An":-3}]}`)}), logprobStream},
 	{"chat, logprobs", chatOf(nil), logprobStream},
+	{"completions, first token with logprobs", func() *Conversion {
+		return &Conversion{Cached: -1, First: &FirstToken{ID: 785, Text: []byte(`The`), Logprobs: []byte(`{"text_offset":[0],"token_logprobs":[-0.25],"tokens":["The"],"top_logprobs":[{"The":-0.25}]}`)}}
+	}, logprobStream},
 	{"chat, two choices interleaved", func() *Conversion { c := chatOf(nil)(); c.Choices = 2; return c },
 		`data: {"id":"cmpl-r1","object":"text_completion","created":1,"model":"m","choices":[{"index":1,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n" +
 			`data: {"id":"cmpl-r1","object":"text_completion","created":1,"model":"m","choices":[{"index":1,"text":"b2","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}]}` + "\n\n" +

@@ -134,15 +134,21 @@ func (c *Conversion) wholeChoice(dst []byte, w *walker) ([]byte, choice) {
 	return append(dst, '}'), ch
 }
 
-// joinLogprobs appends two completions logprobs objects as one: list by list.
-// text_offset of the second counts from its own beginning and is left out, as
-// nothing tells the length of the first in characters.
+// joinLogprobs appends two completions logprobs objects as one: list by list, the
+// second's text behind the first's. Where the engine does not say how long that is, there
+// is no text_offset.
 func joinLogprobs(dst, first, rest []byte) []byte {
 	if !isObject(rest) {
 		return append(dst, first...)
 	}
+	names := []string{"text_offset", "tokens", "token_logprobs", "top_logprobs"}
+	if behind := offsetBehind(first); behind < 0 {
+		names = names[1:]
+	} else {
+		rest = appendMoved(nil, rest, behind)
+	}
 	from := len(dst)
-	for _, name := range [...]string{"tokens", "token_logprobs", "top_logprobs"} {
+	for _, name := range names {
 		a, b := memberOf(first, name), memberOf(rest, name)
 		dst = appendKey(dst, from, []byte(name))
 		switch {

@@ -154,7 +154,11 @@ func orNull(raw []byte) []byte {
 func (c *Conversion) opening(dst []byte, ch *choice) []byte {
 	event := func(b []byte) []byte {
 		b = append(append(b, "data: "...), c.head...)
-		return appendInt(append(b, `,"choices":[{"index":`...), ch.index)
+		index := ch.index
+		if q := c.Seam.sequence(index); q != nil {
+			index = q.index
+		}
+		return appendInt(append(b, `,"choices":[{"index":`...), index)
 	}
 	if c.Chat {
 		dst = append(event(dst), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
@@ -177,7 +181,10 @@ func (c *Conversion) opening(dst []byte, ch *choice) []byte {
 	if f.IDs {
 		first.ids = append(appendInt(append(room[:0], '['), int(f.ID)), ']')
 	}
-	dst = c.body(dst, &first)
+	if !c.Chat && first.logprobs != nil {
+		c.origin = max(offsetBehind(first.logprobs), 0)
+	}
+	dst = c.body(dst, &first, 0)
 	if !c.Chat {
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = c.promptIDs(dst, ch.prompt)
@@ -210,7 +217,19 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 		var ch choice
 		ch.read(w, nil)
 		ch.hide(c.Seam)
-		came++
+		origin := c.origin
+		if came++; came > 1 {
+			c.only = nil
+		}
+		if q := c.Seam.sequence(ch.index); q != nil {
+			if came == 1 {
+				c.only = q
+			}
+			ch.index, origin = q.index, origin+q.origin
+			if !q.Finished {
+				ch.finish, ch.stop = nil, nil // it goes on in the next round
+			}
+		}
 		if c.Chat && !ch.says() {
 			continue
 		}
@@ -218,7 +237,7 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 			dst = append(dst, ',')
 		}
 		dst = appendInt(append(dst, `{"index":`...), ch.index)
-		dst = c.body(dst, &ch)
+		dst = c.body(dst, &ch, origin)
 		if !c.Chat {
 			dst = append(dst, `,"prompt_token_ids":`...)
 			if c.First != nil {
@@ -232,8 +251,8 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 	return dst, came, kept
 }
 
-// body appends a choice's members behind its index.
-func (c *Conversion) body(dst []byte, ch *choice) []byte {
+// body appends a choice's members behind its index; text_offset counts from origin.
+func (c *Conversion) body(dst []byte, ch *choice, origin int) []byte {
 	if c.Chat {
 		if len(ch.text) == 0 && ch.finish != nil {
 			dst = append(dst, `,"delta":{`...)
@@ -244,7 +263,7 @@ func (c *Conversion) body(dst []byte, ch *choice) []byte {
 		dst = c.logprobs(dst, ch.logprobs)
 	} else {
 		dst = append(append(append(dst, `,"text":"`...), ch.text...), '"')
-		dst = append(append(dst, `,"logprobs":`...), orNull(ch.logprobs)...)
+		dst = appendMoved(append(dst, `,"logprobs":`...), ch.logprobs, origin)
 	}
 	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
 	if ch.finish != nil || !c.Chat {

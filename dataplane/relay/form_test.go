@@ -104,13 +104,19 @@ func TestNativeModes(t *testing.T) {
 // Whatever events come, nothing panics and nothing grows without bound; what is
 // JSON stays JSON.
 func FuzzForms(f *testing.F) {
+	for _, form := range []Form{CompletionsForm, ChatForm} {
+		f.Add(uint8(form)|128|64, many(0, "a", "null", "[1]")+many(2, "b", "null", "[2]"), many(1, "c", `"length"`, "[3]")+many(0, "d", `"stop"`, "[4]")+usageEvent+doneEvent)
+	}
 	for form, body := range formStreams {
 		f.Add(uint8(form), body, followed)
 		f.Add(uint8(form), body, body)
 	}
 	f.Fuzz(func(t *testing.T, form uint8, first, second string) {
 		fm := Form(form % 6)
-		tr := &Transcript{Form: fm, ShowIDs: form&8 != 0, NoText: form&16 != 0, ByText: form&32 != 0, Prompt: []uint32{7, 8}, holds: true}
+		tr := &Transcript{Form: fm, ShowIDs: form&8 != 0, NoText: form&16 != 0, ByText: form&32 != 0, Scores: form&64 != 0, KeepText: form&64 != 0, Prompt: []uint32{7, 8}, holds: true}
+		if form&128 != 0 {
+			tr.Choices, tr.Limit = 3, 4
+		}
 		told(tr, first)
 		if tr.Told > len(tr.Out) {
 			t.Fatalf("told %d of %d", tr.Told, len(tr.Out))

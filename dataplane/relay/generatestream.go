@@ -65,7 +65,7 @@ func (g *generateStream) plain(event []byte) bool {
 		}
 	}
 	t.Out = out
-	t.told(nil, len(out))
+	t.told(&t.Sequence, nil, len(out))
 	return true
 }
 
@@ -186,8 +186,9 @@ func (g *generateNext) spans(dst []byte, w *walker) []byte {
 
 // appendUsage appends OpenAI's usage object as the ids tell it.
 func (t *Transcript) appendUsage(dst []byte) []byte {
+	output := t.tokens()
 	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(len(t.Prompt)), 10)
-	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(len(t.Prompt)+len(t.Out)), 10)
-	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(len(t.Out)), 10)
+	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(len(t.Prompt)+output), 10)
+	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(output), 10)
 	return append(dst, '}')
 }

@@ -59,6 +59,6 @@ func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) 
 		t.Out = append(t.Out, uint32(id))
 		at++
 	}
-	t.told(text, len(t.Out)-had)
+	t.told(&t.Sequence, text, len(t.Out)-had)
 	return from, to, true
 }

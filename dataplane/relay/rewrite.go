@@ -92,7 +92,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	if carry != nil {
 		// Looked at as the client gets it: as one stream.
 		s.scan.feed(e.out[ChunkHead:])
-		done = done && carry.Transcript.Failed == nil
+		done = done && carry.Transcript.Failed == nil && !carry.Transcript.unfinished()
 	}
 	var from int
 	if e.out, from = FrameChunk(e.out); done {

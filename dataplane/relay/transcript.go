@@ -2,10 +2,7 @@ package relay
 
 import (
 	"bytes"
-	"strconv"
 	"sync/atomic"
-
-	"sluice/dataplane/jsonscan"
 )
 
 // Transcript is the Rewriter of a stream that may go on with another engine. It
@@ -15,9 +12,9 @@ import (
 // it did not ask for them, the ids.
 //
 // The ids are the engine's own where it tells them (see Form); else the text is
-// kept, for somebody to make ids of it (ByText). One Transcript serves one stream of
-// one choice; 4 bytes are kept for each id of prompt and output, and of the text what
-// the stream's end repeats of it. Its fields are for the relaying goroutine.
+// kept, for somebody to make ids of it (ByText). One Transcript serves one stream;
+// 4 bytes are kept for each id of prompt and output, and of the text what the stream's
+// end repeats of it. Its fields are for the relaying goroutine.
 type Transcript struct {
 	Form Form
 	// ShowIDs: the client sees token ids: it asked for them, or the endpoint always
@@ -37,24 +34,27 @@ type Transcript struct {
 	ByText bool
 	Text   []byte
 	Cuts   []uint32
+	// KeepText: Text has what has been told though ids are known, of all engines.
+	KeepText bool
+	// Scores: the client sees log-probabilities, and so every token, with text or without.
+	// TopLogprobs is how many alternatives it asked for of each, in a chat.
+	Scores      bool
+	TopLogprobs int
+	// Choices is how many the stream has [1]. Several are told apart where ids are asked
+	// for, on chat completions and completions; they go on by one request, which has a
+	// prompt for each that is open, in Open's order. Limit, set before, is how many tokens
+	// one may have in all: with one that stops before it for its length, by the request's
+	// limit, another round follows.
+	Choices int
+	Limit   int
 	// Before, when set, makes of the engine's events those that the client's
 	// endpoint has.
 	Before Rewriter
 
-	Prompt []uint32 // known beforehand, or told by the first event
-	Out    []uint32 // of all engines so far
-	// Told is how many of Out the client has the text of. What is behind them is
-	// half a character, or a token without text, that an engine has not shown yet;
-	// the next engine makes it again.
-	Told int
-	// Half: the text that the client saw last ends with the sign for half a
-	// character; what another engine would make of the rest cannot be known.
-	Half bool
+	Prompt   []uint32 // known beforehand, or told by the first event
+	Sequence          // of the first choice
 	// Stuck says why no other engine can go on, "" when one can.
 	Stuck string
-	// Finished: the finish reason is out; only usage and the last event were to
-	// come.
-	Finished bool
 	// Failed is the event by which the engine said that it failed, nil for none.
 	// From it on nothing of that engine is passed.
 	Failed []byte
@@ -63,6 +63,9 @@ type Transcript struct {
 	prompted bool // the prompt's ids have come
 	ended    bool // [DONE] is out
 	asked    atomic.Bool
+	more     []Sequence  // of the other choices
+	asks     []*Sequence // those that the present engine was asked for, where it is not the first
+	turns    int
 	head     []byte // what all events begin with: id, object, created and model
 	next     Rewriter
 	own      speaker // of a Form that is not OpenAI's
@@ -72,30 +75,13 @@ type Transcript struct {
 	nspans   int
 }
 
-// span is a value in an event that is not for the client.
-type span struct{ from, to int }
-
-// noted is what one event says.
-type noted struct {
-	ids        int // how many came
-	text       []byte
-	textAt     int // where it begins in the event
-	idsAt      int // likewise, of the last token_ids
-	idsTo      int // where they end
-	indexAt    int // where a choice's index begins, 0: nowhere
-	news       bool
-	choices    int
-	failed     bool
-	failedCode int
-}
-
 // AskMove asks the stream to leave its engine as soon as it stands where it can; see
 // Carry. It may be called from any goroutine.
 func (t *Transcript) AskMove() { t.asked.Store(true) }
 
 // leaves says whether nothing is half told, and something is left to tell.
 func (t *Transcript) leaves() bool {
-	return t.Failed == nil && t.Stuck == "" && t.begun() && !t.Half && !t.Finished && !t.ended && (t.ByText && t.next == nil || t.Told == len(t.Out))
+	return t.Failed == nil && t.Stuck == "" && t.begun() && !t.ended && !t.finished() && t.every(t.whole)
 }
 
 // Tell adds ids that the client has been told, for a stream that is not relayed by
@@ -131,7 +117,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	if _, openAI := t.speak().(openAIStream); !openAI {
 		return t.own.event(dst, event)
 	}
-	if t.next == nil && !t.ByText {
+	if t.next == nil && !t.ByText && t.Choices < 2 {
 		had := len(t.Out)
 		if from, to, ok := t.plain.match(event, t); ok {
 			if t.ShowIDs {
@@ -143,6 +129,9 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	}
 	data := DataOf(event)
 	if bytes.Equal(data, done) {
+		if t.unfinished() {
+			return dst
+		}
 		t.ended = true
 		return append(dst, event...)
 	}
@@ -156,6 +145,8 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	case n.failed:
 		return t.broke(dst, event, n.failedCode)
+	case t.next != nil && n.choices == 0 && t.unfinished():
+		return dst // its usage is not the last
 	case t.next != nil:
 		return t.next.Event(dst, event)
 	case t.ByText:
@@ -191,7 +182,7 @@ func (t *Transcript) Why() string {
 		return t.Stuck
 	case !t.begun():
 		return "no_beginning"
-	case t.Half || t.ShowIDs && t.Told < len(t.Out):
+	case !t.every(t.resumable):
 		return "half_character"
 	case len(t.Prompt) == 0:
 		return "no_ids"
@@ -213,216 +204,26 @@ func (t *Transcript) begun() bool {
 	return true
 }
 
+// resumable says whether what a choice has told ends where another engine can begin: what
+// it makes again must not have been shown, be it by number or with its log-probability.
+func (t *Transcript) resumable(q *Sequence) bool {
+	return q.Finished || !q.Half && (!t.ShowIDs && !t.Scores || q.Told == len(q.Out) || t.ByText && t.next == nil)
+}
+
 func (t *Transcript) stuck(why string) {
 	if t.Stuck == "" {
 		t.Stuck = why
 	}
 }
 
-// note reads one event.
-func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
-	base := cap(event) - cap(data) // data is a part of event
-	t.nspans = 0
-	w := walker{b: data}
-	var id, created, model []byte
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
-		switch string(key) {
-		case "id":
-			id = w.raw()
-		case "created":
-			created = w.raw()
-		case "model":
-			model = w.raw()
-		case "object":
-			n.failed = n.failed || string(w.text()) == "error" // vLLM up to 0.10.0
-		case "code":
-			n.failedCode = max(w.number(), 0)
-		case "error":
-			if !w.null() {
-				n.failed = true
-				code := walker{b: memberOf(data[w.i:], "code")}
-				n.failedCode = max(code.digits(), 0)
-			}
-			w.skip()
-		case "prompt_token_ids":
-			t.promptIDs(&w, base)
-		case "usage":
-			n.news = n.news || !w.null()
-			w.skip()
-		case "choices":
-			if !w.enter('[') {
-				continue
-			}
-			for w.element() {
-				n.choices++
-				t.choice(&w, base, &n)
-			}
-		default:
-			w.skip()
-		}
-	}
-	if w.bad {
-		return n, false
-	}
-	if n.failed {
-		return n, true
-	}
-	if t.head == nil && n.choices > 0 {
-		object := "text_completion"
-		if t.Form == ChatForm {
-			object = "chat.completion.chunk"
-		}
-		t.head = appendHead(nil, false, object, id, created, model)
-	}
-	if n.choices == 0 {
-		return n, true
-	}
-	if !t.prompted && len(t.Prompt) == 0 {
-		t.stuck("no_ids")
-	}
-	t.told(n.text, n.ids)
-	return n, true
-}
-
-// told counts in an event's ids, and whether its text shows all of them.
-func (t *Transcript) told(text []byte, ids int) {
-	switch {
-	case t.NoText:
-		t.Told = len(t.Out)
-	case len(text) == 0:
-	case t.ByText && t.next == nil:
-		t.keep(text)
-	case ids == 0:
-		t.stuck("no_ids")
-	default:
-		if t.Half = endsInHalf(text); !t.Half {
-			t.Told = len(t.Out)
-		}
-	}
-}
-
-// endsInHalf says whether the inside of a JSON string ends with the sign that
-// stands for half a character.
-func endsInHalf(text []byte) bool {
-	return bytes.HasSuffix(text, replacement) || bytes.HasSuffix(text, replacementLower) || bytes.HasSuffix(text, replacementUpper)
-}
-
-var (
-	replacement      = []byte("\ufffd")
-	replacementLower = []byte(`\ufffd`)
-	replacementUpper = []byte(`\uFFFD`)
-)
-
-// promptIDs takes the prompt's ids in, once, and marks them as not the client's.
-func (t *Transcript) promptIDs(w *walker, base int) {
-	raw := w.raw()
-	if len(raw) == 0 || raw[0] != '[' {
-		return
-	}
-	if !t.prompted && t.next == nil && !(t.Records && len(t.Prompt) > 0) {
-		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
-		if err != nil || len(ids) == 0 {
-			t.stuck("no_ids")
-			return
-		}
-		t.Prompt, t.prompted = ids, true
-	}
-	t.mark(w, base, len(raw))
-}
-
-var comma = []byte{','}
-
-// mark notes that the value of size bytes before w is not for the client.
-func (t *Transcript) mark(w *walker, base, size int) {
-	if t.nspans == len(t.spans) {
-		t.stuck("unreadable")
-		return
-	}
-	t.spans[t.nspans] = span{base + w.i - size, base + w.i}
-	t.nspans++
-}
-
-func (t *Transcript) choice(w *walker, base int, n *noted) {
-	if !w.enter('{') {
-		return
-	}
-	for key, more := w.member(); more; key, more = w.member() {
-		switch string(key) {
-		case "index":
-			n.indexAt = base + w.at()
-			if w.number() > 0 {
-				t.stuck("many_choices")
-			}
-		case "finish_reason":
-			if !w.null() {
-				t.Finished, n.news = true, true
-			}
-			w.skip()
-		case "text":
-			n.text = w.text()
-			n.textAt = base + w.i - 1 - len(n.text)
-		case "delta":
-			t.delta(w, base, n)
-		case "token_ids":
-			raw := w.raw()
-			if len(raw) == 0 || raw[0] != '[' {
-				continue
-			}
-			had := len(t.Out)
-			var err error
-			if t.Out, err = jsonscan.TokenIDs(t.Out, raw); err != nil {
-				t.stuck("no_ids")
-			}
-			n.ids = len(t.Out) - had
-			n.idsAt, n.idsTo = base+w.i-len(raw), base+w.i
-			t.mark(w, base, len(raw))
-		case "prompt_token_ids":
-			had := t.nspans
-			t.promptIDs(w, base)
-			n.news = n.news || t.nspans > had
-		case "logprobs":
-			if !w.null() {
-				n.news = true
-			}
-			w.skip()
-		default:
-			w.skip()
-		}
-	}
-}
-
-func (t *Transcript) delta(w *walker, base int, n *noted) {
-	if !w.enter('{') {
-		return
-	}
-	for key, more := w.member(); more; key, more = w.member() {
-		switch string(key) {
-		case "content":
-			n.text = w.text()
-			n.textAt = base + w.i - 1 - len(n.text)
-		case "reasoning", "reasoning_content":
-			if len(w.text()) > 0 {
-				t.stuck("reasoning")
-			}
-		case "tool_calls", "function_call":
-			if w.peek() == '[' && !w.hasElements() {
-				continue
-			}
-			if !w.null() {
-				t.stuck("tools")
-			}
-			w.skip()
-		default:
-			w.skip()
-		}
-	}
-}
-
 // Turn makes what follows the events of another engine, that was given the prompt
 // and the tokens told as a prompt.
 func (t *Transcript) Turn() {
-	t.Out = t.Out[:t.Told]
+	t.asks = t.Open()
+	for _, q := range t.asks {
+		q.Out, q.origin = q.Out[:q.Told], q.offset
+	}
+	t.turns++
 	t.Failed = nil
 	t.next = t.speak().turn()
 }
@@ -437,7 +238,14 @@ func (t *Transcript) speak() speaker {
 
 // seam is where the stream passes to another engine.
 func (t *Transcript) seam() *Seam {
-	return &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs}
+	s := &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs, of: t.asks}
+	for _, q := range t.asks {
+		s.begun = append(s.begun, q.begun)
+	}
+	if t.Choices > 1 {
+		s.all = t.tokens
+	}
+	return s
 }
 
 // AppendEnd appends what ends a stream whose finish reason is out: the usage, where
@@ -452,20 +260,16 @@ type openAIStream struct{ t *Transcript }
 func (o openAIStream) event(dst, event []byte) []byte { return o.t.event(dst, event) }
 
 func (o openAIStream) turn() Rewriter {
-	return &Conversion{Chat: o.t.Form == ChatForm, Choices: 1, Cached: -1, Seam: o.t.seam()}
+	t := o.t
+	return &Conversion{Chat: t.Form == ChatForm, Choices: len(t.asks), TopLogprobs: t.TopLogprobs, Cached: -1, Seam: t.seam()}
 }
 
 func (o openAIStream) end(dst []byte, usage bool) []byte {
 	t := o.t
 	if usage && t.head != nil {
 		dst = append(append(dst, "data: "...), t.head...)
-		dst = append(dst, `,"choices":[],"usage":{"prompt_tokens":`...)
-		dst = strconv.AppendInt(dst, int64(len(t.Prompt)), 10)
-		dst = append(dst, `,"total_tokens":`...)
-		dst = strconv.AppendInt(dst, int64(len(t.Prompt)+len(t.Out)), 10)
-		dst = append(dst, `,"completion_tokens":`...)
-		dst = strconv.AppendInt(dst, int64(len(t.Out)), 10)
-		dst = append(dst, "}}\n\n"...)
+		dst = t.appendUsage(append(dst, `,"choices":[],"usage":`...))
+		dst = append(dst, "}\n\n"...)
 	}
 	return append(dst, "data: [DONE]\n\n"...)
 }

@@ -123,19 +123,25 @@ func carried(t *testing.T, tr *Transcript, usage bool, first, second string) (st
 	for _, resp := range replaced {
 		resp.Release()
 	}
+	return payloadIn(t, dst.got, res.Reusable), res, breaks
+}
+
+// payloadIn takes the chunk framing off what a client got.
+func payloadIn(t *testing.T, got []byte, whole bool) string {
+	t.Helper()
 	var chunks upstream.Chunks
 	var payload []byte
-	for at := 0; at < len(dst.got); {
-		n, p, err := chunks.Next(dst.got[at:])
+	for at := 0; at < len(got); {
+		n, p, err := chunks.Next(got[at:])
 		if err != nil {
-			t.Fatalf("the client's framing is broken: %v in %q", err, dst.got)
+			t.Fatalf("the client's framing is broken: %v in %q", err, got)
 		}
 		payload, at = append(payload, p...), at+n
 	}
-	if res.Reusable && !chunks.Done() {
-		t.Errorf("the body has no end: %q", dst.got)
+	if whole && !chunks.Done() {
+		t.Errorf("the body has no end: %q", got)
 	}
-	return string(payload), res, breaks
+	return string(payload)
 }
 
 func completionEvent(text, finish string, ids string) string {
@@ -207,7 +213,7 @@ func TestCarriedChunkAllocatesNothing(t *testing.T) {
 }
 
 func carriedStream() *stream {
-	tr := &Transcript{Form: ChatForm, holds: true, Out: make([]uint32, 0, 1<<20)}
+	tr := &Transcript{Form: ChatForm, holds: true, Sequence: Sequence{Out: make([]uint32, 0, 1<<20)}}
 	s := voidStream()
 	s.rare = &rare{carry: &Carry{Transcript: tr}}
 	s.edit = &editor{rewriter: tr}

@@ -110,7 +110,16 @@ func (c *Config) check(f *faults) {
 	}
 	for i, word := range c.Migration.Allow {
 		if !slices.Contains(MigrationAllow, word) {
-			bad(fmt.Sprintf("migration.allow[%d]", i), "%s; want one of %s", quoted(word), strings.Join(MigrationAllow, ", "))
+			hint := ""
+			switch word {
+			case "n":
+				hint = " (several choices are many_choices)"
+			case "structured":
+				hint = " (a grammar's rest has a field of its own, migration.structured)"
+			case "tools", "reasoning", "media", "processors", "prompt", "prompt_logprobs", "echo", "batch_prompt", "beam_search":
+				hint = " (such a stream cannot move)"
+			}
+			bad(fmt.Sprintf("migration.allow[%d]", i), "%s; want one of %s%s", quoted(word), strings.Join(MigrationAllow, ", "), hint)
 		}
 	}
 	c.checkKeys(bad)

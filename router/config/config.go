@@ -305,7 +305,13 @@ type Relay struct {
 type Migration struct {
 	Max    int      `yaml:"max" min:"0" max:"8"`        // how often one stream may go on from another engine when its own has failed; 0: never [1]
 	Tokens string   `yaml:"tokens" oneof:"auto client"` // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
-	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized [none]
+	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized; or its log-probabilities, by noise: logprobs; or though n choices go on as prompts of one request: many_choices [none]
+
+	// Structured is what becomes of a stream whose text is held to a grammar (response_format,
+	// guided_*, structured_outputs): error (it ends with an error event), exact (it goes on where
+	// what is left of the grammar can be said: a choice among texts), unconstrained (and where it
+	// cannot, without the grammar: what the client gets may not be what it asked for) [error].
+	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
 	HandoverTokens int           `yaml:"handover_tokens" min:"0"`          // a stream that moves in a pool with prefill workers is handed over anew when the decode worker would have to compute so many tokens; 0: always [4096]
 	DrainAfter     time.Duration `yaml:"drain_after" min:"0s" off:"true"`  // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
@@ -313,7 +319,7 @@ type Migration struct {
 }
 
 // MigrationAllow lists the words of migration.allow.
-var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized"}
+var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "many_choices"}
 
 // Routed is the router as an engine, for callers who tokenize themselves; see
 // docs/routed.md. It is off until one of http, unix and listen is given.

@@ -31,7 +31,7 @@ func Default() *Config {
 			FirstByte: 300 * time.Second, StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second, Restart: 60 * time.Second,
 		},
 		Relay:     Relay{HeadAfter: -1, Driver: "loop"},
-		Migration: Migration{Max: 1, Tokens: "auto", HandoverTokens: 4096, DrainAfter: 10 * time.Second, TokenizeWait: 2 * time.Second},
+		Migration: Migration{Max: 1, Tokens: "auto", Structured: "error", HandoverTokens: 4096, DrainAfter: 10 * time.Second, TokenizeWait: 2 * time.Second},
 		Health:    Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second},
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},

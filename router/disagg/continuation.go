@@ -51,9 +51,14 @@ func (a *asked) path(kind front.Kind) string {
 	return completionsPath
 }
 
-// complete makes the body that another engine is asked with.
-func (a *asked) complete(kind front.Kind, c *Continuation, most, least int) []byte {
-	body := append(make([]byte, 0, len(a.body)+len(a.sampling)+8*len(c.Tokens)+128), a.body...)
+// complete makes the body that another engine is asked with, for at least and at most so
+// many tokens of each of conts, with a member more: nil, or behind a comma.
+func (a *asked) complete(kind front.Kind, conts []Continuation, least, most int, member []byte) []byte {
+	size := len(a.body) + len(a.sampling) + len(member) + 128
+	for i := range conts {
+		size += 8 * len(conts[i].Tokens)
+	}
+	body := append(make([]byte, 0, size), a.body...)
 	prompt, limit, minimum := "prompt", "max_tokens", "min_tokens"
 	switch kind {
 	case front.Generate:
@@ -65,7 +70,18 @@ func (a *asked) complete(kind front.Kind, c *Continuation, most, least int) []by
 		body = append(body, ',')
 	}
 	body = append(append(append(body, '"'), prompt...), `":`...)
-	body = jsonscan.AppendTokenIDs(body, c.Tokens)
+	if len(conts) > 1 {
+		body = append(body, '[')
+		for i := range conts {
+			if i > 0 {
+				body = append(body, ',')
+			}
+			body = jsonscan.AppendTokenIDs(body, conts[i].Tokens)
+		}
+		body = append(body, ']')
+	} else {
+		body = jsonscan.AppendTokenIDs(body, conts[0].Tokens)
+	}
 	inside := kind == front.Generate || kind == front.NativeGenerate
 	if body = append(body, ','); inside {
 		body = append(body, `"sampling_params":{`...)
@@ -79,7 +95,7 @@ func (a *asked) complete(kind front.Kind, c *Continuation, most, least int) []by
 	if inside {
 		body = append(append(body, a.sampling...), '}')
 	}
-	return append(body, '}')
+	return append(append(body, member...), '}')
 }
 
 // shortest is the least known model length of ranks, 0 when none is known.

@@ -54,7 +54,7 @@ func (q *request) movability() {
 	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
 		q.unmovable = "no_max_tokens" // what an engine takes then differs by release
 	default:
-		q.movable, q.unmovable = movable(&q.x.Doc, kind, m.Allow, q.tells)
+		q.movable, q.unmovable = movable(&q.x.Doc, kind, m, q.tells)
 		if q.unmovable == "" && kind != front.Chat && kind != front.Completions && !q.knowsPrompt() {
 			q.unmovable = "no_prompt_ids"
 		}
@@ -86,6 +86,10 @@ func (q *request) asksIDs(rank *worker.Rank) bool {
 	case q.why != "":
 	case q.pair.Trial:
 		q.why = "trial"
+	case tells == never && q.movable.choices > 1:
+		q.why = "many_choices" // whose token is whose is told by ids alone
+	case tells == never && q.movable.scored:
+		q.why = "logprobs" // ids made of the text may not be the tokens that were scored
 	case tells == never && (!q.knowsPrompt() || !retokenizes(rank)):
 		q.why = "engine"
 	}
@@ -152,7 +156,11 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 		q.x.SetHeader("X-Sluice-Migration", "no; "+q.why)
 		return nil
 	}
-	q.x.SetHeader("X-Sluice-Migration", "ready")
+	ready := "ready"
+	if q.movable.loose {
+		ready = "ready; unconstrained"
+	}
+	q.x.SetHeader("X-Sluice-Migration", ready)
 	c := &carried{
 		s: s, kind: kind, asked: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
 		model: q.pool.Model, salt: q.salted, most: q.maxTokens,
@@ -162,6 +170,8 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate
 	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
 	c.ByText = !q.pair.IDs && !c.ShowIDs
+	c.Scores, c.TopLogprobs, c.Choices = c.asked.scored, c.asked.alternatives, c.asked.choices
+	c.KeepText = c.asked.oneOf != nil
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.knowsPrompt() {
 		c.Prompt = slices.Clone(q.prompt.Tokens)
@@ -186,13 +196,17 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 	s := c.s
 	opt := s.r.opt()
 	leaves := b.Cause == relay.Cut // its engine is well
-	if !leaves {
+	again := b.Cause == relay.Completed && b.Event == nil
+	switch {
+	case again:
+		s.leaveLeg("ok")
+	case !leaves:
 		c.suspects++
 	}
 	why := c.Why()
 	switch {
 	case why != "":
-	case !leaves && (c.moves >= opt.Migration.Max || c.suspects > opt.Migration.Max):
+	case !leaves && !again && (c.moves >= opt.Migration.Max || c.suspects > opt.Migration.Max):
 		why = "limit"
 	case time.Now().After(c.deadline):
 		why = "deadline"
@@ -201,39 +215,77 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 			c.Stuck = why // and stays so: what was told does not change
 		}
 	}
-	if why == "" && c.most > 0 && c.Told >= c.most {
+	open := c.Open()
+	if why == "" && c.most > 0 && slices.ContainsFunc(open, func(q *relay.Sequence) bool { return q.Told >= c.most }) {
 		why = "spent"
+	}
+	var grammar []byte
+	if why == "" {
+		if grammar, why = c.grammar(); why != "" {
+			c.Stuck = why
+		}
 	}
 	if why != "" {
 		s.note("not migrated: " + why)
 		opt.Observer.Migrated(why)
 		return nil, nil
 	}
-	from := s.rank
-	if !leaves {
+	from, failed := s.rank, c.failed
+	switch {
+	case again:
+	case leaves:
+		failed = append(failed, from)
+	default:
+		failed = append(failed, from)
 		s.breakLeg(b)
 	}
-	t := c.take(client, from)
+	t := c.take(client, open, failed, grammar)
 	if t == nil {
 		if !client.Gone() {
 			opt.Observer.Migrated("failed")
 		}
 		return nil, nil
 	}
+	c.ByText, c.Before = false, t.rewriter
+	if again {
+		s.moveTo(t.s)
+		return t.resp, t.call
+	}
 	outcome, cause := "done", b.Cause.String()
 	if leaves {
-		s.leaveLeg()
+		s.leaveLeg("moved")
 		outcome, cause = "drained", "drain"
 	} else {
-		c.failed = append(c.failed, from)
+		c.failed = failed
 		c.moves++
 	}
-	c.ByText, c.Before = false, t.rewriter
 	s.moveTo(t.s)
 	opt.Observer.Migrated(outcome)
-	s.note(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on", from.ID, cause, c.Told, s.rank.ID))
-	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", c.Told, "cause", cause, "err", b.Err)
+	loose, told := "", 0
+	for _, q := range open {
+		told += q.Told
+	}
+	if c.asked.loose {
+		loose = ", without the grammar"
+	}
+	s.note(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, told, s.rank.ID, loose))
+	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", told, "cause", cause, "unconstrained", c.asked.loose, "err", b.Err)
 	return t.resp, t.call
+}
+
+// grammar is the member of the next engine's request that holds it to what is left of the
+// grammar, nil where there is none; why says that the client's text is no beginning of
+// what it allows.
+func (c *carried) grammar() (member []byte, why string) {
+	told := jsonscan.Unquote(make([]byte, 0, len(c.Text)), append(append([]byte{'"'}, c.Text...), '"'))
+	member, ok := c.asked.left(nil, told)
+	switch {
+	case ok:
+		return member, ""
+	case c.s.r.opt().Migration.Structured == structuredLoose:
+		return nil, "" // the engine that failed did not keep to it
+	}
+	return nil, "structured"
 }
 
 // note adds a note to the request's explain record.
@@ -252,9 +304,9 @@ func (s *streamEnd) breakLeg(b relay.Break) {
 
 // leaveLeg closes the books of a leg that goes on elsewhere though its engine is
 // well.
-func (s *streamEnd) leaveLeg() {
+func (s *streamEnd) leaveLeg(outcome string) {
 	s.r.opt().Fleet.Answered(s.rank, 200)
-	s.closeLeg("moved")
+	s.closeLeg(outcome)
 }
 
 func (s *streamEnd) closeLeg(outcome string) {

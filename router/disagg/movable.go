@@ -2,12 +2,14 @@ package disagg
 
 import (
 	"bytes"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/config"
 )
 
 // Bounds of what is kept of a request for the case that its stream must go on
@@ -22,23 +24,31 @@ const (
 // of its sampling_params, where it has them, each behind a comma.
 type asked struct {
 	body, sampling []byte
-	least          int // min_tokens
+	least          int    // min_tokens
+	choices        int    // n
+	scored         bool   // the answer has log-probabilities,
+	alternatives   int    // with so many others of each token, in a chat
+	oneOf          *oneOf // the texts of which the answer is one
+	loose          bool   // the rest is asked for without the grammar
 }
+
+// maxChoices bounds n of a stream that may move: each is a prompt of its own then.
+const maxChoices = 32
 
 // movable makes of a request what another engine is asked with. why is one word for
 // what keeps a stream from going on, "" when nothing does; the words stand in
 // docs/migration.md. tells: the body itself has its engine tell token ids.
-func movable(doc *jsonscan.Doc, kind front.Kind, allow []string, tells bool) (a asked, why string) {
+func movable(doc *jsonscan.Doc, kind front.Kind, policy *config.Migration, tells bool) (a asked, why string) {
 	if len(doc.Body) > maxMovableBody {
 		return a, "too_long"
 	}
-	if why = notOne(kind, doc); why != "" {
+	m := mover{kind: kind, allow: policy.Allow, structured: policy.Structured}
+	if why = notOne(kind, doc); why != "" && !(why == "many_choices" && m.several(doc)) {
 		return a, why
 	}
 	if kind == front.NativeGenerate && (isBatch(doc.Raw(jsonscan.KeyInputIDs)) || isBatch(doc.Raw(jsonscan.KeyText))) {
 		return a, "batch_prompt"
 	}
-	m := mover{kind: kind, allow: allow}
 	switch kind {
 	case front.Chat:
 		if why = stateOfChat(doc); why != "" {
@@ -71,9 +81,9 @@ func movable(doc *jsonscan.Doc, kind front.Kind, allow []string, tells bool) (a 
 		jsonscan.Edit{Key: jsonscan.KeyMinTokens, Op: jsonscan.Remove}, jsonscan.Edit{Key: jsonscan.KeyMinCompletionTokens, Op: jsonscan.Remove},
 		jsonscan.Edit{Key: jsonscan.KeyAddSpecialTokens, Op: jsonscan.Remove},
 	)
-	if kind == front.ResponsesAPI && doc.Has(jsonscan.KeyText) {
+	if kind == front.ResponsesAPI && doc.Has(jsonscan.KeyText) && formatOf(doc.Raw(jsonscan.KeyText)) != "" {
 		// Not a prompt here, but the answer's format.
-		if why = formatOf(doc.Raw(jsonscan.KeyText)); why != "" {
+		if why = m.grammar("text", doc.Raw(jsonscan.KeyText)); why != "" {
 			return a, why
 		}
 	}
@@ -86,10 +96,31 @@ func movable(doc *jsonscan.Doc, kind front.Kind, allow []string, tells bool) (a 
 	if why = m.members(rest, &m.body); why != "" {
 		return a, why
 	}
-	if m.seeded && !m.greedy && !slices.Contains(allow, "seed") {
+	if m.seeded && !m.greedy && !slices.Contains(m.allow, "seed") {
 		return a, "seed" // an engine draws from the seed's beginning, not from where another stood
 	}
+	if kind == front.Chat && m.scored {
+		if m.numbered {
+			return a, "logprobs" // a chat tells a token's bytes beside its number, completions do not
+		}
+		m.body = strconv.AppendInt(append(m.body, `,"logprobs":`...), int64(m.alternatives), 10)
+		if m.named || m.alternatives < 0 {
+			m.alternatives = math.MaxInt
+		}
+	}
 	return m.asked, ""
+}
+
+// several says whether a request for several choices may move: where it is allowed, and
+// another engine can be given a prompt for each.
+func (m *mover) several(doc *jsonscan.Doc) bool {
+	n, ok := doc.Int(jsonscan.KeyN)
+	if !ok || n < 2 || n > maxChoices || m.kind != front.Chat && m.kind != front.Completions ||
+		several(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) || !slices.Contains(m.allow, "many_choices") {
+		return false
+	}
+	m.choices = int(n)
+	return true
 }
 
 // mover collects what is asked again.
@@ -97,7 +128,10 @@ type mover struct {
 	asked
 	kind           front.Kind
 	allow          []string
+	structured     string // migration.structured
 	seeded, greedy bool
+	numbered       bool // tokens are told by number in the place of text
+	named          bool // the client named the tokens it wants the scores of
 	inside         bool // of sampling_params
 }
 
@@ -133,6 +167,18 @@ func (m *mover) members(object []byte, dst *[]byte) (why string) {
 		case "":
 		case "seed":
 			m.seeded = true
+		case "structured":
+			if why = m.grammar(name, raw); why != "" {
+				return why
+			}
+			continue
+		case "logprobs":
+			if !m.scores() {
+				return what
+			}
+			if m.scored = true; m.kind == front.Chat {
+				continue // completions ask for a number
+			}
 		default:
 			if !slices.Contains(m.allow, what) {
 				return what
@@ -154,14 +200,31 @@ func (m *mover) members(object []byte, dst *[]byte) (why string) {
 	return ""
 }
 
+// scores says whether a stream with log-probabilities may move. SGLang's /generate repeats
+// all of them in every event, and Responses at its end.
+func (m *mover) scores() bool {
+	return (m.kind == front.Chat || m.kind == front.Completions || m.kind == front.Generate) && slices.Contains(m.allow, "logprobs")
+}
+
 // skips says whether a member says nothing about the rest of the answer, or is asked
 // for by the router in its own way.
 func (m *mover) skips(key string, raw []byte) bool {
+	switch {
+	case key == "n" && m.choices > 1:
+		return true // a prompt for each
+	case key == "logprob_token_ids":
+		m.named = isSet(raw)
+	case key == "return_tokens_as_token_ids":
+		m.numbered = isSet(raw)
+	}
 	switch m.kind {
 	case front.Chat:
 		switch key {
 		case "return_token_ids", "documents", "add_generation_prompt", "continue_final_message", "parallel_tool_calls",
-			"include_reasoning", "mm_processor_kwargs", "media_io_kwargs", "top_logprobs":
+			"include_reasoning", "mm_processor_kwargs", "media_io_kwargs":
+			return true
+		case "top_logprobs":
+			m.alternatives, _ = strconv.Atoi(string(raw))
 			return true
 		case "logprobs": // false is no value of completions
 			return !isSet(raw) && string(raw) != "0"
@@ -213,7 +276,7 @@ func (m *mover) stateful(key string, raw []byte) string {
 	switch key {
 	case "prompt_logprobs", "logprobs": // 0 asks for something
 		if isSet(raw) || string(raw) == "0" {
-			return "logprobs"
+			return key
 		}
 		return ""
 	}
@@ -248,7 +311,7 @@ func (m *mover) stateful(key string, raw []byte) string {
 			return "structured"
 		}
 	case "output_config":
-		if v, ok, _ := jsonscan.Find(raw, "format"); ok && v.Kind > jsonscan.Null {
+		if v, ok, _ := jsonscan.Find(raw, "format"); ok && v.Kind > jsonscan.Null && elements(raw) == 1 {
 			return "structured"
 		}
 		return "reasoning"
@@ -264,10 +327,12 @@ func (m *mover) stateful(key string, raw []byte) string {
 		return "tools"
 	case "features", "content_parts", "image_data", "audio_data", "video_data", "modalities":
 		return "media"
-	case "include", "top_logprobs", "return_logprob", "top_logprobs_num", "logprob_start_len", "token_ids_logprob", "return_hidden_states", "prompt_logprob_token_ids":
+	case "include", "top_logprobs", "return_logprob", "top_logprobs_num", "logprob_start_len", "token_ids_logprob":
 		return "logprobs"
+	case "return_hidden_states", "prompt_logprob_token_ids":
+		return "prompt_logprobs"
 	}
-	if strings.HasPrefix(key, "guided_") {
+	if strings.HasPrefix(key, "guided_") && key != "guided_decoding_backend" {
 		return "structured"
 	}
 	return ""

@@ -36,8 +36,12 @@ func (t *taking) Relay(resp *upstream.Response, call *upstream.Call, hooks front
 	resp.Release()
 }
 
-// take has another engine go on with the stream; nil when none did.
-func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
+// maxMoved bounds the ids that another engine is given: of several choices each is a prompt.
+const maxMoved = 1 << 20
+
+// take has another engine, none of those that failed, go on with the open choices of the
+// stream, held to a grammar by a member of the request or not; nil when none did.
+func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*worker.Rank, grammar []byte) *taking {
 	s := c.s
 	opt := s.r.opt()
 	q := s.r.requests.Get().(*request)
@@ -47,9 +51,6 @@ func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
 	q.taking, q.before, q.by = t, c.attempt, c.deadline
 	q.steering = c.steering
 
-	cont := Continuation{Prompt: len(c.Prompt), Most: c.most, Least: c.asked.least}
-	cont.Tokens = append(append(q.prompt.Tokens[:0], c.Prompt...), c.Out[:c.Told]...)
-	q.prompt.Tokens, q.prompt.Count = cont.Tokens, len(cont.Tokens)
 	pool, ok := opt.Fleet.View().Pool(c.model)
 	if !ok {
 		return nil
@@ -58,15 +59,37 @@ func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
 	if m := s.r.pdOf(c.model); disaggregated(pool, m) {
 		candidates = decodeRanks(pool, m)
 	}
-	most, least, ok := cont.Left(c.kind, shortest(candidates))
-	if !ok {
-		s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
-		return nil
+	length := shortest(candidates)
+	conts := make([]Continuation, len(open))
+	most, least, total := 0, 0, 0
+	for i, o := range open {
+		cont := &conts[i]
+		*cont = Continuation{Prompt: len(c.Prompt), Most: c.most, Least: c.asked.least}
+		var room []uint32
+		if i == 0 {
+			room = q.prompt.Tokens[:0]
+		}
+		cont.Tokens = append(append(room, c.Prompt...), o.Out[:o.Told]...)
+		left, must, ok := cont.Left(c.kind, length)
+		if !ok {
+			s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
+			return nil
+		}
+		c.Limit = o.Told + left // the same for all
+		if most == 0 || left < most {
+			most = left
+		}
+		least = max(least, must)
+		if total += len(cont.Tokens); total > maxMoved && len(open) > 1 {
+			s.note("not migrated: too_long")
+			return nil
+		}
 	}
+	q.prompt.Tokens, q.prompt.Count = conts[0].Tokens, len(conts[0].Tokens)
 	q.maxTokens = most
 	var err error
 	q.x, err = front.NewExchange(&front.Detached{
-		Endpoint: front.EndpointOf(c.asked.path(c.kind)), RequestID: s.requestID, Body: c.asked.complete(c.kind, &cont, most, least),
+		Endpoint: front.EndpointOf(c.asked.path(c.kind)), RequestID: s.requestID, Body: c.asked.complete(c.kind, conts, min(least, most), most, grammar),
 		Fields: c.fields, Received: time.Now(), Party: t, Log: opt.Log,
 	})
 	if err != nil {
@@ -80,7 +103,7 @@ func (c *carried) take(client front.Leaver, from *worker.Rank) *taking {
 	q.plan.Prefill = fittingOr(&q.steering, q.plan.Prefill)
 	q.plan.Decode = fittingOr(&q.steering, q.plan.Decode)
 	q.plan.Whole = fittingOr(&q.steering, q.plan.Whole)
-	q.excluded = append(append(q.excluded[:0], c.failed...), from)
+	q.excluded = append(q.excluded[:0], failed...)
 	q.suspects = max(c.suspects-opt.Migration.Max+1, 0)
 	q.salted = c.salt
 	q.lookUp(time.Now())

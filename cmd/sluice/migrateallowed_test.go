@@ -1,0 +1,436 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+)
+
+func allowing(words ...string) func(*config.Config) {
+	return func(c *config.Config) {
+		c.Migration.Allow = words
+		c.Timeouts.StreamIdle = 700 * time.Millisecond
+	}
+}
+
+// voice is one choice of a stream, as a client reads it.
+type voice struct {
+	text   string
+	roles  int
+	finish []string
+	scores map[string][]any // the lists of the logprobs objects, each one after the other
+	usage  string           // the last of its own events: continuous_usage_stats
+}
+
+// voicesOf reads a stream choice by choice, and its last usage.
+func voicesOf(t *testing.T, a *answer) (voices []voice, usage string) {
+	t.Helper()
+	done := 0
+	for _, event := range strings.Split(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if data == "[DONE]" {
+			done++
+			continue
+		}
+		var v struct {
+			Choices []struct {
+				Index    int
+				Text     string
+				Delta    struct{ Role, Content string }
+				Ends     string `json:"finish_reason"`
+				Logprobs map[string][]any
+			}
+			Usage *struct {
+				P int `json:"prompt_tokens"`
+				T int `json:"total_tokens"`
+				C int `json:"completion_tokens"`
+			}
+			Error any
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil || !ok || v.Error != nil || done > 0 {
+			t.Errorf("%v, behind [DONE]: %v: %s", err, done > 0, event)
+			continue
+		}
+		for _, c := range v.Choices {
+			for len(voices) <= c.Index {
+				voices = append(voices, voice{scores: map[string][]any{}})
+			}
+			s := &voices[c.Index]
+			if s.text += c.Text + c.Delta.Content; c.Delta.Role != "" {
+				if s.roles++; s.text != "" {
+					t.Errorf("a role behind text: %s", data)
+				}
+			}
+			if len(s.finish) > 0 {
+				t.Errorf("choice %d goes on behind its end: %s", c.Index, data)
+			}
+			if c.Ends != "" {
+				s.finish = append(s.finish, c.Ends)
+			}
+			for name, list := range c.Logprobs {
+				s.scores[name] = append(s.scores[name], list...)
+			}
+			if v.Usage != nil {
+				s.usage = fmt.Sprint(*v.Usage)
+			}
+		}
+		if v.Usage != nil && len(v.Choices) == 0 {
+			if usage != "" {
+				t.Errorf("a second usage: %s", data)
+			}
+			usage = fmt.Sprint(*v.Usage)
+		}
+	}
+	if done != 1 || a.Status != 200 {
+		t.Errorf("status %d, %d times [DONE]: %s", a.Status, done, a.Body)
+	}
+	return voices, usage
+}
+
+// TestScoresGoOn: log-probabilities behind the seam are those of an undisturbed stream:
+// tokens, values, alternatives, bytes, and where they stand in the text.
+func TestScoresGoOn(t *testing.T) {
+	for _, pd := range []bool{false, true} {
+		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
+			t.Parallel()
+			m := startMigrants(t, pd, 2, allowing("logprobs"))
+			for _, k := range []struct{ path, body, list string }{
+				{"/v1/chat/completions", `"messages":[{"role":"user","content":"go on and on"}],"max_tokens":40,"ignore_eos":true,"logprobs":true`, "content"},
+				{"/v1/chat/completions", `"messages":[{"role":"user","content":"say it"}],"max_tokens":60,"min_tokens":20,"logprobs":true,"top_logprobs":3`, "content"},
+				{"/v1/completions", `"prompt":"go on and on","max_tokens":40,"ignore_eos":true,"logprobs":0`, "text_offset"},
+				{"/v1/completions", `"prompt":"say it","max_tokens":60,"min_tokens":20,"logprobs":3`, "text_offset"},
+				{"/inference/v1/generate", `"token_ids":[900,901,902],"sampling_params":{"max_tokens":40,"ignore_eos":true,"logprobs":2}`, "content"},
+			} {
+				for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail} {
+					after := 1 + rand.IntN(12)
+					body := `{"model":"sim","stream":true,"stream_options":{"include_usage":true},` + k.body + `}`
+					want, usage := voicesOf(t, post(t, m.plain.URL()+k.path, body))
+					m.fail("scored", sim.Fault{Kind: kind, After: after})
+					was := m.migrated("done")
+					a := post(t, m.URL+k.path, body, "X-Request-Id", "scored")
+					got, counted := voicesOf(t, a)
+					if len(want) != 1 || len(want[0].scores[k.list]) < 20 {
+						t.Fatalf("the undisturbed stream has no scores: %+v", want)
+					}
+					if !reflect.DeepEqual(got, want) || counted != usage || a.Header.Get("X-Sluice-Migration") != "ready" {
+						t.Errorf("%s %s after %d: %q\ngot  %+v %s\nwant %+v %s", k.path, kind, after, a.Header.Get("X-Sluice-Migration"), got, counted, want, usage)
+					}
+					eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") == was+1 })
+					m.clear()
+				}
+			}
+			quiet(t, m.testRouter, 20*time.Second, m.engines...)
+		})
+	}
+}
+
+// TestChoicesGoOn: of several choices each goes on from what it has told, and ends where
+// it would have; those that had ended stay as they are.
+func TestChoicesGoOn(t *testing.T) {
+	for _, k := range []struct {
+		name, engine, path, body string
+		most                     int
+	}{
+		{"chat", "", "/v1/chat/completions", `"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":30,"ignore_eos":true`, 30},
+		{"chat, each to its end", "", "/v1/chat/completions", `"n":4,"messages":[{"role":"user","content":"say it"}],"max_tokens":70`, 70},
+		{"chat, usage all along", "", "/v1/chat/completions", `"n":2,"messages":[{"role":"user","content":"say it"}],"max_tokens":70,"min_tokens":3,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`, 70},
+		{"completions", "", "/v1/completions", `"n":2,"prompt":"go on and on","max_tokens":25,"logprobs":1`, 25},
+		{"completions, no limit given", "", "/v1/completions", `"n":3,"prompt":"go on","ignore_eos":true`, 16},
+		{"sglang", "sglang", "/v1/completions", `"n":3,"prompt":"go on and on","max_tokens":25`, 25},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			m := startFace(t, &face{engine: k.engine}, 2, allowing("many_choices", "logprobs"))
+			body := `{"model":"sim","stream":true,` + k.body + `}`
+			if !strings.Contains(body, "stream_options") {
+				body = strings.TrimSuffix(body, "}") + `,"stream_options":{"include_usage":true}}`
+			}
+			whole, usage := voicesOf(t, post(t, m.plain.URL()+k.path, body))
+			prompt := 0
+			fmt.Sscanf(usage, "{%d", &prompt)
+			if len(whole) < 2 || prompt == 0 {
+				t.Fatalf("the undisturbed stream cannot be read: %+v %s", whole, usage)
+			}
+			shortest := k.most
+			for _, v := range whole {
+				shortest = min(shortest, len(sim.Tokenize(v.text)))
+			}
+			for i, kind := range []sim.FaultKind{sim.Reset, sim.StreamFail, sim.Cut, sim.Reset, sim.StreamFail} {
+				after := 2 + rand.IntN(40)
+				switch {
+				case kind == sim.Reset:
+					after = 2 + rand.IntN(12)
+				case i == 4: // one has ended
+					after = len(whole)*(shortest+1) + 3
+				}
+				m.fail("many", sim.Fault{Kind: kind, After: after})
+				a := post(t, m.URL+k.path, body, "X-Request-Id", "many")
+				got, counted := voicesOf(t, a)
+				seam := m.seam(t)
+				what := fmt.Sprintf("%s after %d, %d rounds", kind, after, len(seam))
+				t.Log(what)
+				if i == 4 && strings.Contains(k.name, "to its end") && (len(seam) == 0 || len(seam[0]) >= len(whole)) {
+					t.Errorf("%s: no choice had ended by then", what)
+				}
+				if len(seam) == 0 && kind == sim.Reset { // no fault has come to pass but where all was over by then
+					if !reflect.DeepEqual(got, whole) {
+						t.Errorf("%s: got %+v, want %+v", what, got, whole)
+					}
+					m.clear()
+					continue
+				}
+				output := 0
+				var first [][]uint32
+				if len(seam) > 0 {
+					first = seam[0]
+				}
+				for i := range whole {
+					want := whole[i].text
+					// What the engine was asked to go on with is of the choice whose text it continues;
+					// one that had told nothing is known by its place.
+					for j, ids := range first {
+						told := sim.Detokenize(ids[prompt:])
+						if strings.HasPrefix(whole[i].text, told) && (told != "" || i == j && len(first) == len(whole)) {
+							want = told + m.goesOn(t, ids, k.most-(len(ids)-prompt), body)
+						}
+					}
+					if i >= len(got) || got[i].text != want || len(got[i].finish) != 1 || got[i].roles != whole[i].roles {
+						t.Errorf("%s: choice %d is\n%+v, want\n%q\n%s", what, i, got, want, a.Body)
+						continue
+					}
+					n := len(sim.Tokenize(got[i].text))
+					if got[i].finish[0] == "stop" {
+						n++
+					} else if n != k.most {
+						t.Errorf("%s: choice %d ends for its length with %d tokens of %d", what, i, n, k.most)
+					}
+					if list := got[i].scores["text_offset"]; strings.Contains(body, "logprobs") && !slices.Equal(list, offsetsOf(got[i].scores["tokens"])) {
+						t.Errorf("%s: choice %d: text_offset %v of %q", what, i, list, got[i].scores["tokens"])
+					}
+					if whole[i].usage != "" && got[i].usage != fmt.Sprintf("{%d %d %d}", prompt, prompt+n, n) {
+						t.Errorf("%s: choice %d counts %s of %d and %d", what, i, got[i].usage, prompt, n)
+					}
+					output += n
+				}
+				if counted != fmt.Sprintf("{%d %d %d}", prompt, prompt+output, output) {
+					t.Errorf("%s: usage %s, want %d of the prompt and %d", what, counted, prompt, output)
+				}
+				if len(seam) > 0 {
+					eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") > 0 })
+				}
+				m.clear()
+			}
+			if m.migrated("done") == 0 {
+				t.Error("no stream moved: the test shows nothing")
+			}
+			quiet(t, m.testRouter, 20*time.Second, m.engines...)
+		})
+	}
+}
+
+// offsetsOf is where tokens stand that follow each other.
+func offsetsOf(tokens []any) (offsets []any) {
+	at := 0
+	for _, token := range tokens {
+		offsets = append(offsets, float64(at))
+		at += len([]rune(token.(string)))
+	}
+	return offsets
+}
+
+// seam are the prompts of the requests by which a stream of several choices went on, in
+// their order.
+func (m *migrants) seam(t *testing.T) (rounds [][][]uint32) {
+	t.Helper()
+	var recs []sim.Record
+	for _, e := range m.engines {
+		for _, r := range generating(e) {
+			if bytes.Contains(r.Body, []byte(`"prompt":[`)) {
+				recs = append(recs, r)
+			}
+		}
+	}
+	slices.SortFunc(recs, func(a, b sim.Record) int {
+		return strings.Compare(a.Header("X-Request-Id"), b.Header("X-Request-Id"))
+	})
+	for _, r := range recs {
+		var many struct{ Prompt [][]uint32 }
+		var one struct{ Prompt []uint32 }
+		if json.Unmarshal(r.Body, &many) != nil {
+			if err := json.Unmarshal(r.Body, &one); err != nil {
+				t.Fatalf("%v in %s", err, r.Body)
+			}
+			many.Prompt = [][]uint32{one.Prompt}
+		}
+		if bytes.Contains(r.Body, []byte(`"n":`)) {
+			t.Errorf("an engine was asked for several again: %s", r.Body)
+		}
+		rounds = append(rounds, many.Prompt)
+	}
+	return rounds
+}
+
+// goesOn is what an engine says behind ids that nothing disturbs.
+func (m *migrants) goesOn(t *testing.T, ids []uint32, most int, like string) string {
+	t.Helper()
+	list, _ := json.Marshal(ids)
+	body := fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":%d,"ignore_eos":%v}`, list, most, strings.Contains(like, "ignore_eos"))
+	a := post(t, m.plain.URL()+"/v1/completions", body)
+	if a.Status != http.StatusOK {
+		t.Fatalf("%d %s", a.Status, a.Body)
+	}
+	return a.text(t)
+}
+
+// TestChoicesWhoseRoundIsLost end with an error: what another round was to bring is missing.
+func TestChoicesWhoseRoundIsLost(t *testing.T) {
+	m := startMigrants(t, false, 2, allowing("many_choices"))
+	body := `{"model":"sim","stream":true,"n":2,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, ID: "lost-2"})
+		e.Fault(sim.Fault{Kind: sim.Status, Status: 400, ID: "lost-3"})
+		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "lost"}) // one has told a token more
+	}
+	a := post(t, m.URL+"/v1/completions", body, "X-Request-Id", "lost")
+	s := tellOf(a)
+	if s.err != "no engine goes on with the choices that are left" || s.done != 1 || len(s.finish) != 1 || len(s.broken) > 0 {
+		t.Errorf("%+v\n%s", s, a.Body)
+	}
+	eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") == 1 && m.migrated("failed") == 1 })
+	quiet(t, m.testRouter, 20*time.Second, m.engines...)
+}
+
+// TestChoicesThatDrain leave a worker as one stream, and are asked for together.
+func TestChoicesThatDrain(t *testing.T) {
+	m := startMigrants(t, false, 2, func(c *config.Config) { allowing("many_choices")(c); c.Migration.DrainAfter = 0 })
+	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
+	}
+	got := make(chan *answer, 1)
+	go func() { got <- post(t, m.URL+"/v1/chat/completions", body) }()
+	on := ""
+	eventually(t, 20*time.Second, "the stream is under way", func() bool {
+		for i, e := range m.engines {
+			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 6 {
+				on = fmt.Sprint("d", i)
+			}
+		}
+		return on != ""
+	})
+	m.fleet.Drain(on, true)
+	voices, usage := voicesOf(t, <-got)
+	if len(voices) != 3 || !strings.HasSuffix(usage, " 180}") || m.migrated("drained") != 1 || len(m.seam(t)) == 0 {
+		t.Errorf("%d voices, usage %s, drained %v, rounds %d", len(voices), usage, m.migrated("drained"), len(m.seam(t)))
+	}
+	for i, v := range voices {
+		if n := len(sim.Tokenize(v.text)); n != 60 || fmt.Sprint(v.finish) != "[length]" || v.roles != 1 {
+			t.Errorf("choice %d: %d tokens, %+v", i, n, v)
+		}
+	}
+	quiet(t, m.testRouter, 20*time.Second, m.engines...)
+}
+
+// TestGrammarsGoOn, as migration.structured has it.
+func TestGrammarsGoOn(t *testing.T) {
+	const texts = `["no","yes","yes, but late","yes, and there is a long way to go before we can say it","yes, and there is \"more\" ü"]`
+	chat := `"messages":[{"role":"user","content":"go on"}],"max_tokens":40,`
+	for _, k := range []struct{ structured, path, body, header, asked string }{
+		{"exact", "/v1/chat/completions", chat + `"guided_choice":` + texts, "ready", `"guided_choice":["`},
+		{"exact", "/v1/chat/completions", chat + `"structured_outputs":{"disable_any_whitespace":true,"choice":` + texts + `,"json":null}`, "ready", `"structured_outputs":{"disable_any_whitespace":true,"choice":["`},
+		{"exact", "/v1/completions", `"prompt":"go on","max_tokens":40,"structured_outputs":{"choice":` + texts + `}`, "ready", `"choice":["`},
+		{"unconstrained", "/v1/completions", `"prompt":"go on","max_tokens":40,"guided_choice":["a","b, and there is so much more to it that it takes some time"]`, "ready", `"guided_choice":["`},
+		{"unconstrained", "/v1/chat/completions", chat + `"ignore_eos":true,"response_format":{"type":"json_object"}`, "ready; unconstrained", ``},
+		{"unconstrained", "/v1/chat/completions", chat + `"ignore_eos":true,"n":2,"guided_choice":["abcdef","ghij"]`, "no; many_choices", ``},
+		{"unconstrained", "/v1/responses", `"input":"go on","max_output_tokens":40,"text":{"format":{"type":"json_schema","schema":{}}}`, "ready; unconstrained", ``},
+		{"unconstrained", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"structured_outputs":{"regex":"a"}}`, "ready; unconstrained", ``},
+		{"exact", "/v1/chat/completions", chat + `"response_format":{"type":"json_object"}`, "no; structured", ``},
+		{"exact", "/v1/chat/completions", chat + `"structured_outputs":{"regex":"a*"}`, "no; structured", ``},
+		{"exact", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"max_tokens":20,"structured_outputs":{"choice":["a"]}}`, "no; structured", ``},
+		{"error", "/v1/chat/completions", chat + `"guided_choice":` + texts, "no; structured", ``},
+	} {
+		t.Run(k.structured+" "+k.header+" "+k.path, func(t *testing.T) {
+			t.Parallel()
+			m := startMigrants(t, false, 2, func(c *config.Config) { c.Migration.Structured = k.structured })
+			body := `{"model":"sim","stream":true,` + k.body + `}`
+			want := post(t, m.plain.URL()+k.path, body)
+			text := func(a *answer) string {
+				h := hearOpenAI(a)
+				if k.path == "/v1/responses" {
+					h = hearResponses(a)
+				}
+				return fmt.Sprint(h.text, h.ids)
+			}
+			said := text(want)
+			for after := 1; after < 12; after += 1 + rand.IntN(4) {
+				if k.path == "/v1/responses" && after < 5 {
+					continue
+				}
+				m.fail("held", sim.Fault{Kind: sim.Reset, After: after})
+				a := post(t, m.URL+k.path, body, "X-Request-Id", "held")
+				if h := a.Header.Get("X-Sluice-Migration"); h != k.header {
+					t.Errorf("header %q, want %q", h, k.header)
+				}
+				if strings.HasPrefix(k.header, "no") {
+					if !bytes.Contains(a.Body, []byte(`"error":{`)) {
+						t.Errorf("no error: %s", a.Body)
+					}
+					return
+				}
+				if text(a) != said || bytes.Contains(a.Body, []byte(`"error":{`)) || said == "[]" {
+					t.Errorf("after %d: %q, want %q\n%s", after, text(a), said, a.Body)
+				}
+				for _, e := range m.engines {
+					for _, r := range generating(e) {
+						if r.Header("X-Request-Id") == "held" {
+							continue
+						}
+						if k.asked == "" && (bytes.Contains(r.Body, []byte("format")) || bytes.Contains(r.Body, []byte("structured"))) || !bytes.Contains(r.Body, []byte(k.asked)) {
+							t.Errorf("after %d another engine was asked %s", after, r.Body)
+						}
+					}
+				}
+				m.clear()
+			}
+			if m.migrated("done") == 0 {
+				t.Error("no stream moved: the test shows nothing")
+			}
+		})
+	}
+}
+
+// TestWhatStaysImpossible: with everything allowed.
+func TestWhatStaysImpossible(t *testing.T) {
+	m := startMigrants(t, false, 2, func(c *config.Config) {
+		c.Migration.Allow, c.Migration.Structured = config.MigrationAllow, "unconstrained"
+	})
+	chat := `"messages":[{"role":"user","content":"go on"}],`
+	for _, k := range []struct{ why, path, body string }{
+		{"prompt_logprobs", "/v1/chat/completions", chat + `"logprobs":true,"prompt_logprobs":0`},
+		{"logprobs", "/v1/chat/completions", chat + `"logprobs":true,"return_tokens_as_token_ids":true`},
+		{"logprobs", "/v1/responses", `"input":"go on","include":["message.output_text.logprobs"]`},
+		{"many_choices", "/v1/chat/completions", chat + `"n":100`},
+		{"many_choices", "/v1/completions", `"prompt":"a","n":2,"best_of":3`},
+		{"many_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
+		{"batch_prompt", "/v1/completions", `"prompt":["a b c","d"],"n":2`},
+		{"many_choices", "/v1/completions", `"prompt":"a b c","n":2,"use_beam_search":true`},
+		{"echo", "/v1/completions", `"prompt":"a b c","echo":true,"logprobs":1`},
+		{"tools", "/v1/chat/completions", chat + `"tool_choice":"required","tools":[{"type":"function","function":{"name":"f"}}]`},
+		{"reasoning", "/v1/messages", chat + `"output_config":{"effort":"low","format":{"type":"json_schema","schema":{}}}`},
+	} {
+		a := post(t, m.URL+k.path, `{"model":"sim","stream":true,"max_tokens":30,"ignore_eos":true,`+k.body+`}`)
+		if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || h != "no; "+k.why {
+			t.Errorf("%s: status %d, header %q: %s", k.body, a.Status, h, a.Body[:min(300, len(a.Body))])
+		}
+	}
+}
