@@ -1,24 +1,15 @@
 package disagg
 
 import (
-	"bytes"
 	"fmt"
-	"strconv"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
-
-// maxAnswer bounds a response that is held whole before it goes to the client;
-// longer ones, and those of unknown length, are relayed.
-const maxAnswer = 1 << 20
-
-var kvTransferParams = []byte(`"kv_transfer_params"`)
 
 type legEnd int
 
@@ -226,142 +217,6 @@ func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time
 	return q.leaves.gone
 }
 
-// answered takes a response head: passes it on, or runs the attempt again.
-func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time, candidates []*worker.Rank) legEnd {
-	opt := q.r.opt()
-	rank := choice.Rank
-	q.hold(false)
-	if b := q.beside; b != nil && resp.Status != 200 && b.call.WasCut() {
-		// The client has left and prefill was hung up: decode says that nothing came.
-		resp.Release()
-		return q.pairBroke(choice, call, upstream.ErrCut, time.Since(began))
-	}
-	retry := worthRetry(resp.Status)
-	relays := !retry && q.relays(resp)
-	if relays && resp.Status == 200 {
-		opt.Fleet.Began(rank) // streamEnd tells the rest
-	} else {
-		opt.Fleet.Answered(rank, resp.Status)
-	}
-	if relays {
-		if q.awaitsBeginning(resp, rank, candidates) {
-			if end, on := q.firstBytes(leg, candidates, choice, call, resp, began); !on {
-				return end
-			}
-		}
-		if !q.settle() {
-			defer resp.Release()
-			defer choice.Reservation.Release()
-			return q.lostOn(rank, time.Since(began))
-		}
-		q.nameWorkers(choice)
-		resp.EndBy(q.deadline) // until here a caller whose time is over was as one who leaves
-		q.relay(leg, choice, call, resp, began)
-		return legAnswered
-	}
-	defer resp.Release()
-	defer choice.Reservation.Release()
-	q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
-	var err error
-	if q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply()); err == nil && resp.Status == 200 {
-		err = q.join()
-	}
-	q.x.OnGone(nil)
-	took := time.Since(began)
-	if err != nil {
-		if q.beside != nil {
-			return q.pairBroke(choice, call, err, took)
-		}
-		if !q.settle() {
-			return q.lostOn(rank, took)
-		}
-		if call.WasCut() {
-			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
-			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-			return legAnswered
-		}
-		f := q.failed(rank, legName(leg), err)
-		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
-		if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
-			return legAgain
-		}
-		q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
-		return legAnswered
-	}
-	if retry && q.told && q.beside == nil && q.wait.Await() {
-		// It is not the engine that failed but what it was to be given.
-		return q.lostOn(rank, took)
-	}
-	if !q.settle() && q.beside == nil {
-		return q.lostOn(rank, took) // a 200 too: it may have been made from freed memory
-	}
-	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
-	if q.pair.Trial && resp.Status == 200 {
-		if declined, _ := q.plan.Family.(Trier).Declined(q.reply); declined {
-			return q.declined(rank)
-		}
-	}
-	if b := q.beside; b != nil && resp.Status != 200 {
-		q.r.facts.forget(b.rank)
-		if q.endBeside(); retry && b.failed {
-			return q.prefillBroke(b) // decode failed for want of it
-		}
-	}
-	if retry {
-		q.excluded = append(q.excluded, rank)
-		q.unsent = false
-		if q.beside != nil {
-			q.handBack(rank)
-		}
-		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
-		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
-		if diedOf(resp.Status, q.reply) {
-			q.suspects++
-		}
-		if q.mayRunAgain(candidates) {
-			return legAgain
-		}
-		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
-			q.x.SetHeader("Retry-After", "1")
-		}
-	}
-	q.nameWorkers(choice)
-	q.finish(choice, resp)
-	return legAnswered
-}
-
-// relays says whether an answer is passed on as it comes; others are held
-// whole. One that the family must change whole is held whatever its length.
-func (q *request) relays(resp *upstream.Response) bool {
-	if q.answerer() != nil && resp.Status == 200 {
-		return isEvents(resp)
-	}
-	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
-}
-
-func (q *request) maxReply() int {
-	if q.answerer() != nil {
-		return maxPrefillAnswer
-	}
-	return maxAnswer
-}
-
-func isEvents(resp *upstream.Response) bool {
-	return resp.ContentLength < 0 && bytes.HasPrefix(resp.Header("Content-Type"), []byte("text/event-stream"))
-}
-
-// answerer is who changes the answer of this leg; nil: nobody.
-func (q *request) answerer() Answerer {
-	if !q.handed {
-		return nil
-	}
-	a, _ := q.plan.Family.(Answerer)
-	if j, ok := a.(Joiner); ok && !j.Joins(&q.pair) {
-		return nil
-	}
-	return a
-}
-
 // cutBoth cuts a leg whose head has come, and the one beside it; its engine hears of it
 // when it has taken the leg in (see grace).
 func (q *request) cutBoth(call *upstream.Call) func() {
@@ -372,105 +227,6 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 		return func() { b.call.Cut(); call.Cut() }
 	default:
 		return b.leave
-	}
-}
-
-// declined ends a trial.
-func (q *request) declined(rank *worker.Rank) legEnd {
-	q.r.opt().Scheduler.Note(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
-	q.r.opt().Observer.FellBack("declined")
-	return legDeclined
-}
-
-// try runs decode before prefill; declined says that prefill is needed.
-func (q *request) try() (end legEnd, declined bool) {
-	q.pair.Trial = true
-	end = q.decode(schedule.DecodeLeg, q.plan.Decode)
-	q.pair.Trial = false
-	return end, end == legDeclined
-}
-
-// finish passes a whole answer on and closes the books.
-func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
-	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: time.Since(q.x.Received)}
-	body := q.reply
-	if resp.Status == 200 {
-		use := relay.UsageOf(q.reply)
-		spend(q.x.Pass(), use.Prompt, use.Completion)
-		choice.Reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
-		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
-		switch {
-		case q.beside != nil:
-			out.CachedTokens = q.beside.found(use.Cached)
-		case q.prefilled:
-			// With a handle the decode engine computed nothing of the prompt:
-			// what was cached is what prefill found.
-			out.CachedTokens = q.pair.PrefillCached
-		case q.x.Endpoint.Disaggregable:
-			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached)
-		}
-		if a := q.answerer(); a != nil {
-			body = a.Body(nil, &q.pair, q.reply)
-		}
-	} else {
-		out.Reason = "engine_" + statusClass(resp.Status)
-	}
-	out.Transfer = q.transferred(choice)
-	q.endRecord(out)
-	q.x.Reply(resp, withoutHandle(body))
-}
-
-// end passes on an answer of the prefill engine, an error of the client's.
-func (q *request) end(resp *upstream.Response, status int) {
-	q.endRecord(schedule.Outcome{
-		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
-	})
-	q.x.Reply(resp, q.answer)
-}
-
-// nameWorkers puts the choice in the response headers.
-func (q *request) nameWorkers(choice *schedule.Choice) {
-	cached := choice.CachedTokens
-	if q.prefilled = q.beside != nil || q.pair.Handle != nil; q.prefilled {
-		q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
-		cached = max(cached, q.prefillCached)
-	}
-	if q.planned != "" {
-		q.x.SetHeader(headerPlan, q.planned)
-	}
-	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
-	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))
-	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
-}
-
-// withoutHandle blanks a handle in a decode engine's answer (a bidirectional
-// engine sends one): it names hosts that are no client's business.
-func withoutHandle(body []byte) []byte {
-	if !tellsHandle(body) {
-		return body
-	}
-	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
-	if err != nil || !ok || v.Kind <= jsonscan.Null {
-		return body
-	}
-	out := make([]byte, 0, len(body))
-	out = append(out, body[:v.Start]...)
-	out = append(out, "null"...)
-	return append(out, body[v.End:]...)
-}
-
-// tellsHandle says whether a handle that is not null may stand in body: vLLM writes a null
-// one into every answer, which need not be walked for that.
-func tellsHandle(body []byte) bool {
-	for {
-		at := bytes.Index(body, kvTransferParams)
-		if at < 0 {
-			return false
-		}
-		body = body[at+len(kvTransferParams):]
-		if !bytes.HasPrefix(body, []byte(":null")) {
-			return true
-		}
 	}
 }
 

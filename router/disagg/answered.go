@@ -1,0 +1,167 @@
+package disagg
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxAnswer bounds a response that is held whole before it goes to the client;
+// longer ones, and those of unknown length, are relayed.
+const maxAnswer = 1 << 20
+
+// answered takes a response head: passes it on, or runs the attempt again.
+func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time, candidates []*worker.Rank) legEnd {
+	opt := q.r.opt()
+	rank := choice.Rank
+	q.hold(false)
+	if b := q.beside; b != nil && resp.Status != 200 && b.call.WasCut() {
+		// The client has left and prefill was hung up: decode says that nothing came.
+		resp.Release()
+		return q.pairBroke(choice, call, upstream.ErrCut, time.Since(began))
+	}
+	retry := worthRetry(resp.Status)
+	relays := !retry && q.relays(resp)
+	if relays && resp.Status == 200 {
+		opt.Fleet.Began(rank) // streamEnd tells the rest
+	} else {
+		opt.Fleet.Answered(rank, resp.Status)
+	}
+	if relays {
+		if q.awaitsBeginning(resp, rank, candidates) {
+			if end, on := q.firstBytes(leg, candidates, choice, call, resp, began); !on {
+				return end
+			}
+		}
+		if !q.settle() {
+			defer resp.Release()
+			defer choice.Reservation.Release()
+			return q.lostOn(rank, time.Since(began))
+		}
+		q.nameWorkers(choice)
+		resp.EndBy(q.deadline) // until here a caller whose time is over was as one who leaves
+		q.relay(leg, choice, call, resp, began)
+		return legAnswered
+	}
+	defer resp.Release()
+	defer choice.Reservation.Release()
+	q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
+	var err error
+	if q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply()); err == nil && resp.Status == 200 {
+		err = q.join()
+	}
+	q.x.OnGone(nil)
+	took := time.Since(began)
+	if err != nil {
+		if q.beside != nil {
+			return q.pairBroke(choice, call, err, took)
+		}
+		if !q.settle() {
+			return q.lostOn(rank, took)
+		}
+		if call.WasCut() {
+			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
+			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+			return legAnswered
+		}
+		f := q.failed(rank, legName(leg), err)
+		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
+		if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
+			return legAgain
+		}
+		q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
+		return legAnswered
+	}
+	if retry && q.told && q.beside == nil && q.wait.Await() {
+		// It is not the engine that failed but what it was to be given.
+		return q.lostOn(rank, took)
+	}
+	if !q.settle() && q.beside == nil {
+		return q.lostOn(rank, took) // a 200 too: it may have been made from freed memory
+	}
+	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
+	if q.pair.Trial && resp.Status == 200 {
+		if declined, _ := q.plan.Family.(Trier).Declined(q.reply); declined {
+			return q.declined(rank)
+		}
+	}
+	if b := q.beside; b != nil && resp.Status != 200 {
+		q.r.facts.forget(b.rank)
+		if q.endBeside(); retry && b.failed {
+			return q.prefillBroke(b) // decode failed for want of it
+		}
+	}
+	if retry {
+		q.excluded = append(q.excluded, rank)
+		q.unsent = false
+		if q.beside != nil {
+			q.handBack(rank)
+		}
+		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
+		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
+		if diedOf(resp.Status, q.reply) {
+			q.suspects++
+		}
+		if q.mayRunAgain(candidates) {
+			return legAgain
+		}
+		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
+			q.x.SetHeader("Retry-After", "1")
+		}
+	}
+	q.nameWorkers(choice)
+	q.finish(choice, resp)
+	return legAnswered
+}
+
+// relays says whether an answer is passed on as it comes; others are held
+// whole. One that the family must change whole is held whatever its length.
+func (q *request) relays(resp *upstream.Response) bool {
+	if q.answerer() != nil && resp.Status == 200 {
+		return isEvents(resp)
+	}
+	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
+}
+
+func (q *request) maxReply() int {
+	if q.answerer() != nil {
+		return maxPrefillAnswer
+	}
+	return maxAnswer
+}
+
+func isEvents(resp *upstream.Response) bool {
+	return resp.ContentLength < 0 && bytes.HasPrefix(resp.Header("Content-Type"), []byte("text/event-stream"))
+}
+
+// answerer is who changes the answer of this leg; nil: nobody.
+func (q *request) answerer() Answerer {
+	if !q.handed {
+		return nil
+	}
+	a, _ := q.plan.Family.(Answerer)
+	if j, ok := a.(Joiner); ok && !j.Joins(&q.pair) {
+		return nil
+	}
+	return a
+}
+
+// declined ends a trial.
+func (q *request) declined(rank *worker.Rank) legEnd {
+	q.r.opt().Scheduler.Note(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.r.opt().Observer.FellBack("declined")
+	return legDeclined
+}
+
+// try runs decode before prefill; declined says that prefill is needed.
+func (q *request) try() (end legEnd, declined bool) {
+	q.pair.Trial = true
+	end = q.decode(schedule.DecodeLeg, q.plan.Decode)
+	q.pair.Trial = false
+	return end, end == legDeclined
+}

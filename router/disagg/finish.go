@@ -1,0 +1,98 @@
+package disagg
+
+import (
+	"bytes"
+	"strconv"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+)
+
+var kvTransferParams = []byte(`"kv_transfer_params"`)
+
+// finish passes a whole answer on and closes the books.
+func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
+	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: time.Since(q.x.Received)}
+	body := q.reply
+	if resp.Status == 200 {
+		use := relay.UsageOf(q.reply)
+		spend(q.x.Pass(), use.Prompt, use.Completion)
+		choice.Reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
+		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
+		switch {
+		case q.beside != nil:
+			out.CachedTokens = q.beside.found(use.Cached)
+		case q.prefilled:
+			// With a handle the decode engine computed nothing of the prompt:
+			// what was cached is what prefill found.
+			out.CachedTokens = q.pair.PrefillCached
+		case q.x.Endpoint.Disaggregable:
+			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached)
+		}
+		if a := q.answerer(); a != nil {
+			body = a.Body(nil, &q.pair, q.reply)
+		}
+	} else {
+		out.Reason = "engine_" + statusClass(resp.Status)
+	}
+	out.Transfer = q.transferred(choice)
+	q.endRecord(out)
+	q.x.Reply(resp, withoutHandle(body))
+}
+
+// end passes on an answer of the prefill engine, an error of the client's.
+func (q *request) end(resp *upstream.Response, status int) {
+	q.endRecord(schedule.Outcome{
+		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
+	})
+	q.x.Reply(resp, q.answer)
+}
+
+// nameWorkers puts the choice in the response headers.
+func (q *request) nameWorkers(choice *schedule.Choice) {
+	cached := choice.CachedTokens
+	if q.prefilled = q.beside != nil || q.pair.Handle != nil; q.prefilled {
+		q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
+		cached = max(cached, q.prefillCached)
+	}
+	if q.planned != "" {
+		q.x.SetHeader(headerPlan, q.planned)
+	}
+	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
+	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))
+	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
+}
+
+// withoutHandle blanks a handle in a decode engine's answer (a bidirectional
+// engine sends one): it names hosts that are no client's business.
+func withoutHandle(body []byte) []byte {
+	if !tellsHandle(body) {
+		return body
+	}
+	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
+	if err != nil || !ok || v.Kind <= jsonscan.Null {
+		return body
+	}
+	out := make([]byte, 0, len(body))
+	out = append(out, body[:v.Start]...)
+	out = append(out, "null"...)
+	return append(out, body[v.End:]...)
+}
+
+// tellsHandle says whether a handle that is not null may stand in body: vLLM writes a null
+// one into every answer, which need not be walked for that.
+func tellsHandle(body []byte) bool {
+	for {
+		at := bytes.Index(body, kvTransferParams)
+		if at < 0 {
+			return false
+		}
+		body = body[at+len(kvTransferParams):]
+		if !bytes.HasPrefix(body, []byte(":null")) {
+			return true
+		}
+	}
+}
