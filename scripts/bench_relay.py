@@ -49,6 +49,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    ap.add_argument("--first-seconds", type=float, default=8.0, help="of the first token's: 200 streams a second, of which one in a hundred makes its p99")
     ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
     ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="one more router, with this environment variable (SLUICE_RELAY_DRIVER=goroutine); may be repeated")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
@@ -108,7 +109,8 @@ def main():
             rows[name] = {"rss": p.rss_kib()}
         for round_ in range(a.rounds):
             print("round %d of %d" % (round_ + 1, a.rounds), file=sys.stderr)
-            direct = b.load(0, paced.addr, *FIRST_LOAD, "--duration", "2s")
+            first = ["--duration", "%.1fs" % a.first_seconds]
+            direct = b.load(0, paced.addr, *FIRST_LOAD, *first)
             for name, p, addr, _ in streams:
                 row = rows[name]
                 b.load(0, addr, *EVENT_LOAD, "--requests", "200")
@@ -117,7 +119,7 @@ def main():
                 rep = b.load(0, addr, *EVENT_LOAD, "--duration", seconds)
                 row.setdefault("event", []).append((p.cpu() - before) / (rep["chunks_per_second"] * rep["seconds"]) * 1e6)
                 row.setdefault("rate", []).append(rep["chunks_per_second"])
-                rep = b.load(0, addr, *FIRST_LOAD, "--duration", "2s")
+                rep = b.load(0, addr, *FIRST_LOAD, *first)
                 for q in ("p50", "p99"):
                     row.setdefault(q, []).append((rep["ttft"][q + "_ms"] - direct["ttft"][q + "_ms"]) * 1000)
             for name, p, addr, _ in shorts:
