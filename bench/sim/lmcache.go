@@ -20,7 +20,9 @@ import (
 // by its prompt and computes what was not.
 //
 // Faults on the path "notify": stall loses one rank's notification, slow sends
-// all of them Delay later, garbage sends them twice.
+// all of them Delay later, garbage sends them twice. On the path "write": slow writes
+// Delay later, stall never, and as LMCache's receiver shows blocks from when it has made
+// room for them, a decode that comes before reads what was in that memory (GarbageReads).
 
 // lmcacheLeg is the prefill side, and decode's, which has no members of its own.
 type lmcacheLeg struct {
@@ -73,10 +75,14 @@ func (g *lmcacheLeg) hold(r *rank, s *seq) bool {
 	g.first = true
 	prompt, spec, early := s.prompt, g.spec, r.o.EarlyNotify
 	f := r.e.faults.match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
+	late := r.e.faults.match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
+		wrote := true
+		if late != nil { // else nobody could see it
+			wrote = r.l.put(spec, prompt, false) == nil && faultTransfer(r.l.ctx, late)
+		}
 		pause(r.l.ctx, scaled(r.o.Cost.transfer(len(prompt)), r.o.Speed))
-		err := r.l.put(spec, prompt)
-		if err == nil {
+		if wrote && r.l.put(spec, prompt, true) == nil {
 			r.l.notifyRanks(spec, f)
 		}
 		if early {
@@ -86,15 +92,16 @@ func (g *lmcacheLeg) hold(r *rank, s *seq) bool {
 	return early
 }
 
-// put writes the prompt's KV to its receiver.
-func (l *life) put(spec *lmcacheSpec, prompt []uint32) error {
+// put writes the prompt's KV to its receiver, or has it only make room.
+func (l *life) put(spec *lmcacheSpec, prompt []uint32, written bool) error {
 	addr := net.JoinHostPort(spec.Host, strconv.Itoa(spec.Alloc[0]))
-	return l.ask(l.ctx, "POST", addr, "/lmcache/put", lmcachePut{sumOf(prompt), len(prompt)}, nil)
+	return l.ask(l.ctx, "POST", addr, "/lmcache/put", lmcachePut{sumOf(prompt), len(prompt), written}, nil)
 }
 
 type lmcachePut struct {
-	Sum    uint64 `json:"sum"`
-	Tokens int    `json:"tokens"`
+	Sum     uint64 `json:"sum"`
+	Tokens  int    `json:"tokens"`
+	Written bool   `json:"written"`
 }
 
 // serveLMCachePut takes KV in: by the prompt it is of, for the next request that
@@ -110,6 +117,10 @@ func serveLMCachePut(c *conn, r *httpRequest) {
 			if len(rk.received) > tombstones {
 				clear(rk.received)
 			}
+			if !q.Written {
+				rk.received[q.Sum] = -q.Tokens
+				return
+			}
 			rk.received[q.Sum] = q.Tokens
 			rk.n.leased++
 		})
@@ -124,11 +135,17 @@ func (g *lmcacheLeg) admitted(r *rank, s *seq) bool {
 		return false
 	}
 	for _, prompt := range [][]uint32{s.prompt, s.prompt[:len(s.prompt)-1]} {
-		if sum := sumOf(prompt); r.received[sum] == len(prompt) && len(prompt) > 0 {
+		sum := sumOf(prompt)
+		n := r.received[sum]
+		if n < 0 {
+			r.n.garbage++
+			s.gen.fold(prompt[0])
+			n = -n
+		}
+		if n == len(prompt) && n > 0 {
 			delete(r.received, sum)
 			r.n.released++
 			r.transfer(s)
-			n := len(prompt)
 			r.l.wg.Go(func() { r.post(func() { r.arrived(s, n, n) }) })
 			return true
 		}

@@ -30,7 +30,7 @@ type rank struct {
 	ready    []*seq // their pull is done, before all that wait
 	running  []*seq
 	pulls    map[*seq]struct{} // their blocks wait for a transfer
-	received map[uint64]int    // LMCache: prompts whose KV was written here, by sum: tokens
+	received map[uint64]int    // LMCache: prompts whose KV was written here, by sum: tokens, negative where there is only room
 	holds    map[*seq]struct{} // their last token waits for a leg's settle
 	batch    []*seq            // scratch of emit
 	leases   leases

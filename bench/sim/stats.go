@@ -73,7 +73,7 @@ type RankStats struct {
 	Transfers                 int // decode side
 	TransferBytes             int
 	TransfersFailed           int
-	GarbageReads              int // pulls that found the lease gone
+	GarbageReads              int // pulls that found the lease gone, or blocks that were not written
 	IncompleteHandles         int
 	Rooms                     int // open on a prefill that hold a request of its own
 	Handshakes                int // open ones in which a decode waits for a request that has not come; they hold no blocks

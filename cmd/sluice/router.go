@@ -175,6 +175,7 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.Func(func() float64 { return float64(r.runner.Silent()) }, "sluice_kv_silent_ranks")
 	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
 		r.metrics.Func(func() float64 {
 			failed, turned, closed := r.front.Scarcity()

@@ -163,7 +163,12 @@ type PD struct {
 	// before it is cut for a client that left, so that its engine has taken the request in: a
 	// stream so long behind its head, if no event comes first; another for so long at least,
 	// and its engine must also have answered a later question [500ms].
-	CutAfter    time.Duration `yaml:"cut_after" min:"0s"`
+	CutAfter time.Duration `yaml:"cut_after" min:"0s"`
+	// NotifyWait is how long after prefill's answer the completions of a transfer are awaited
+	// that come from elsewhere (family lmcache), never beyond lease minus lease_margin; then
+	// others run the request, and a worker that is silent again and again gets no more. 0:
+	// they are not awaited, for prefill workers with pd_skip_proxy_notification [5s].
+	NotifyWait  time.Duration `yaml:"notify_wait" min:"0s"`
 	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
 	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
 	PlainDecode bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]

@@ -15,7 +15,7 @@ func Default() *Config {
 		CORS:    CORS{MaxAge: 10 * time.Minute},
 		PD: PD{
 			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 500 * time.Millisecond,
-			MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
+			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
 		},
 		LMCache: LMCache{
 			ProxyHost: "127.0.0.1", ProxyPort: 8500, FinishedReqTTL: 300 * time.Second, CleanupInterval: 60 * time.Second,

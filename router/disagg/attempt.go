@@ -89,7 +89,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 		return prefill, prefillNone
 	}
 	chosen := false
-	candidates := q.nextNamed(q.plan.Prefill)
+	candidates := q.telling(q.nextNamed(q.plan.Prefill))
 	if q.joint() {
 		if prefill, end, chosen = q.beginPair(candidates); end == prefillLocal {
 			return prefill, end
@@ -104,6 +104,7 @@ func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 		}
 	}
 	q.pair.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
+	q.r.silences.tried(prefill.Rank)
 	if end = q.findFact(); end != prefillDone {
 		prefill.Reservation.Release()
 	}

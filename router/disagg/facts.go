@@ -39,6 +39,7 @@ func (f *facts) forget(r *worker.Rank) { f.known.Delete(r) }
 func (r *Runner) Left(w *worker.Worker) {
 	for _, rank := range w.Ranks {
 		r.facts.forget(rank)
+		r.silences.forget(rank)
 	}
 }
 

@@ -150,85 +150,6 @@ func (q *request) final(resp *upstream.Response) {
 	}
 }
 
-// expect registers for the completions that the family waits for; nil: none.
-func (q *request) expect() Expectation {
-	awaiter, ok := q.plan.Family.(Awaiter)
-	if !ok || q.r.opt().Completions == nil {
-		return nil
-	}
-	id, count := awaiter.Expects(&q.pair)
-	if count <= 0 {
-		return nil
-	}
-	return q.r.opt().Completions.Expect(id, count)
-}
-
-// partyCheck is how often a wait between the legs looks whether both engines of
-// the transfer are still there.
-const partyCheck = 200 * time.Millisecond
-
-// await waits between the legs until the transfer is told complete. When that
-// takes too long decode runs all the same, and computes what has not come; when
-// one of the two engines is lost meanwhile, the pair is run again. It answers
-// when the client leaves.
-func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
-	select {
-	case <-awaited.Done():
-		return prefillDone
-	default:
-	}
-	gone := make(chan struct{})
-	q.x.OnGone(func() { close(gone) })
-	defer q.x.OnGone(nil)
-	limit := q.handleAt.Add(q.pd.Lease - q.pd.LeaseMargin)
-	if by := began.Add(q.r.opt().Timeouts.Prefill); by.Before(limit) {
-		limit = by
-	}
-	timer, check := time.NewTimer(time.Until(limit)), time.NewTicker(partyCheck)
-	defer timer.Stop()
-	defer check.Stop()
-	for {
-		select {
-		case <-awaited.Done():
-			return prefillDone
-		case <-check.C:
-			if lost := q.lostParty(); lost != nil {
-				return q.transferLost(lost)
-			}
-		case <-timer.C:
-			q.fellBack("not_completed", fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond)))
-			return prefillDone
-		case <-gone:
-			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
-			return prefillAnswered
-		}
-	}
-}
-
-// lostParty is an engine of the transfer that is no longer ready; nil: none.
-func (q *request) lostParty() *worker.Rank {
-	for _, r := range [...]*worker.Rank{q.pair.Prefill, q.pair.Decode} {
-		if r == nil {
-			continue
-		}
-		if state, _ := r.Worker.State(); state != worker.Ready {
-			return r
-		}
-	}
-	return nil
-}
-
-// transferLost takes in that a transfer will not end.
-func (q *request) transferLost(lost *worker.Rank) prefillEnd {
-	q.pair.Handle, q.prefilled = nil, false
-	q.excluded = append(q.excluded, lost)
-	q.fellBack("transfer_lost", lost.ID.String()+" is not ready any more; the pair is run again")
-	if q.other(q.plan.Prefill) && q.other(q.plan.Decode) {
-		return prefillAgain
-	}
-	return prefillNone
-}
-
 // callPrefill sends the leg and reads the whole answer into q.answer.
 func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
 	resp, err := q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
@@ -258,6 +179,9 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 	}
 	f := q.failed(rank, "prefill", err)
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
+	if f.suspect {
+		q.taint()
+	}
 	if q.suspects >= maxSuspects {
 		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
 		return prefillAnswered

@@ -31,7 +31,7 @@ type Observer interface {
 	LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration)
 	// FellBack: the plan was not run as made ("incomplete_handle",
 	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
-	// "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
+	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
 	// "many_choices", "abandoned_handle", …).
 	FellBack(kind string)
 	// Migrated: an engine failed in the middle of a stream, and what became of that:
@@ -114,6 +114,7 @@ type Runner struct {
 	now       atomic.Pointer[settled]
 	requests  sync.Pool
 	facts     facts
+	silences  silences
 	censuses  censuses
 	next      atomic.Uint32 // rotates whom we ask to tokenize
 	pinned    atomic.Int64  // see Pinned

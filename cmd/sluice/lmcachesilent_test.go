@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// impatient waits for notifications no longer than d.
+func impatient(d time.Duration) func(*config.Config) {
+	return func(c *config.Config) { c.PD.NotifyWait = d }
+}
+
+// A decode worker that has room for KV which is never written is not asked to decode: it
+// would read what was in that memory before.
+func TestLMCacheIsNeverWritten(t *testing.T) {
+	g := startLMCache(t, nil, impatient(300*time.Millisecond))
+	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "write", N: 1})
+	for _, f := range phrasings(31, "") {
+		g.like(t, f)
+	}
+	if n := g.fellBack("not_completed"); n < 1 {
+		t.Errorf("%v waits given up; want 1", n)
+	}
+	for _, d := range g.d {
+		if n := d.Stats().Sum().GarbageReads; n != 0 {
+			t.Errorf("%d reads of blocks that were not written", n)
+		}
+	}
+}
+
+// One prefill worker that never tells: it costs two requests a wait, and then gets no more
+// while another one tells.
+func TestLMCacheSilentWorkerIsPassedOver(t *testing.T) {
+	port := freePort(t)
+	engine := func(role, proxy string) *sim.Engine {
+		return startSim(t, func(o *sim.Options) { o.PD, o.Role, o.LMCacheProxy = "lmcache", role, proxy })
+	}
+	silent, tells, whole := engine("prefill", ""), engine("prefill", fmt.Sprintf("tcp://127.0.0.1:%d", port)), startSim(t, nil)
+	workers := []config.Worker{at(silent, worker.Prefill, "silent"), at(tells, worker.Prefill, "tells")}
+	for i := range 2 {
+		d := engine("decode", "")
+		w := at(d, worker.Decode, fmt.Sprint("d", i))
+		side := []string{strconv.Itoa(d.SidePort())}
+		w.Options = map[string][]string{"init_port": side, "alloc_port": side}
+		workers = append(workers, w)
+	}
+	const wait = 100 * time.Millisecond
+	r := startRouter(t, both(family("lmcache"), impatient(wait), func(c *config.Config) {
+		c.LMCache.ProxyPort = port
+		c.Tokens.Timeout = 10 * time.Second
+		c.PD.MaxAttempts = 2
+	}), workers...)
+	began := time.Now()
+	for i := range 12 {
+		f := phrasings(40+i, "")[i%4]
+		like(t, f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	}
+	// Under load the other's notifications may be late as well, and every 10 s one is tried.
+	late := r.metric(`sluice_kv_notifications_total{outcome="early"}`)
+	if n, most := len(generating(silent)), 2+int(late)+int(time.Since(began)/(10*time.Second)); n < 2 || n > most {
+		t.Errorf("the silent worker got %d of 12 hand-overs; want 2, %d at most", n, most)
+	}
+	if n := r.metric("sluice_kv_silent_ranks"); n < 1 || late == 0 && n != 1 {
+		t.Errorf("%v silent ranks, want 1", n)
+	}
+	if !strings.Contains(r.logs.tail(1<<20), "does not tell that its KV has been written") || !strings.Contains(r.logs.tail(1<<20), "rank=silent/0") {
+		t.Error("the log does not say who is silent")
+	}
+}
+
+// Where no prefill worker tells, decode workers do it all, without a wait for each request.
+func TestLMCacheAllAreSilent(t *testing.T) {
+	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy = "" }, impatient(50*time.Millisecond))
+	began := time.Now()
+	for i := range 8 {
+		g.like(t, phrasings(60+i, "")[i%4])
+	}
+	tried := float64(time.Since(began) / (10 * time.Second))
+	if n, plain := g.fellBack("not_completed"), g.fellBack("silent_prefill"); n < 2 || n > 2+tried || n+plain != 8 {
+		t.Errorf("%v waits in vain and %v requests without one; want 2 and 6", n, plain)
+	}
+	if n := float64(len(generating(g.p))); n > 2+tried {
+		t.Errorf("%v hand-overs by a worker that does not tell; want 2", n)
+	}
+}
+
+// Workers that are told to tell nothing (pd_skip_proxy_notification), and have written when
+// they answer.
+func TestLMCacheIsNotAwaited(t *testing.T) {
+	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy, o.EarlyNotify = "", true }, impatient(0))
+	for _, f := range phrasings(70, "") {
+		if a := g.like(t, f); a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+			t.Errorf("%s: no prefill: %v", f.name, a.Header)
+		}
+	}
+	if local, taken := g.computed(); local != 0 || taken == 0 {
+		t.Errorf("decode computed %d tokens of prompts itself, took %d", local, taken)
+	}
+	if n := g.fellBack("not_completed") + g.fellBack("silent_prefill"); n != 0 {
+		t.Errorf("%v fall-backs", n)
+	}
+}
