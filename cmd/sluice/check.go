@@ -30,7 +30,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	flags := config.RegisterFlags(fs)
 	probe := fs.Bool("probe", false, "ask the engines too, and fail unless each answers and is what the configuration says")
-	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe")
+	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe, and for sluice-kube to say its version")
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), checkUsage)
 		fs.PrintDefaults()
@@ -48,6 +48,10 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	h := cfg.Health
 	within := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}.DetectWithin()
 	fmt.Fprintf(stdout, "\na worker that dies without a word leaves the choice within %s\n", within)
+	if err := kubeFault(cfg, *timeout); err != nil {
+		fmt.Fprintf(stderr, "sluice check: %v\n", err)
+		return 1
+	}
 	if !*probe {
 		return 0
 	}

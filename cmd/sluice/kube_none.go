@@ -3,11 +3,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 
 	"sluice/router/config"
 	"sluice/router/discovery"
@@ -29,10 +33,41 @@ func becomeKube(cfg *config.Config) {
 	if cfg.Kube.Selector == "" {
 		return
 	}
-	self, err := os.Executable()
-	path := filepath.Join(filepath.Dir(self), kubeBinary)
+	path, err := kubePath()
 	if err == nil {
 		err = syscall.Exec(path, os.Args, append(os.Environ(), envBuild+"="+version))
 	}
-	notBecome = fmt.Errorf("cannot run %q instead, which has: %w; want %s beside this file, as make build puts it", path, err, kubeBinary)
+	notBecome = cannotBecome(path, err)
+}
+
+func kubePath() (string, error) {
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), kubeBinary), err
+}
+
+func cannotBecome(path string, err error) error {
+	return fmt.Errorf("cannot run %q instead, which has: %w; make build makes both files, install %s beside this one (or build it there: go build -o %s ./cmd/sluice)", path, err, kubeBinary, path)
+}
+
+// kubeFault says why serve could not become the build that has the Kubernetes client; nil:
+// it could, or need not.
+func kubeFault(cfg *config.Config, timeout time.Duration) error {
+	if cfg.Kube.Selector == "" {
+		return nil
+	}
+	path, err := kubePath()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, path, "version")
+		cmd.Env = append(os.Environ(), envBuild+"="+version)
+		var said []byte
+		if said, err = cmd.CombinedOutput(); err != nil && len(said) > 0 {
+			err = errors.New(strings.TrimSpace(string(said))) // it is of another build
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("kube.selector is set, and this binary has no Kubernetes client: %w", cannotBecome(path, err))
+	}
+	return nil
 }

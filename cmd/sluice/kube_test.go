@@ -27,13 +27,27 @@ func TestServeBecomesTheBuildWithKubernetes(t *testing.T) {
 	if err := os.WriteFile(alone, text, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(alone, args...).CombinedOutput(); err == nil || !strings.Contains(string(out), filepath.Join(dir, kubeBinary)) || !strings.Contains(string(out), "kube.selector") {
-		t.Errorf("alone: %v, %s; want an error with kube.selector and the file that is missing", err, out)
+	checks := func() (string, error) {
+		out, err := exec.Command(alone, "check", "--set", "kube.selector=app in (prefill,decode)", "--set", "kube.port=http").CombinedOutput()
+		return string(out), err
 	}
+	missing := func(what string, out string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(out, filepath.Join(dir, kubeBinary)) || !strings.Contains(out, "kube.selector") || !strings.Contains(out, "make build") {
+			t.Errorf("%s alone: %v, %s; want an error with kube.selector, the file that is missing and what makes it", what, err, out)
+		}
+	}
+	served, err := exec.Command(alone, args...).CombinedOutput()
+	missing("serve", string(served), err)
+	checked, err := checks()
+	missing("check", checked, err)
 
 	whole := filepath.Join(dir, kubeBinary)
 	if out, err := exec.Command("go", "build", "-o", whole, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
+	}
+	if out, err := checks(); err != nil {
+		t.Errorf("check, with it: %v, %s", err, out)
 	}
 	pr := launchAs(t, alone, nil, args...)
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pr.cmd.Process.Pid)); err == nil && filepath.Base(exe) != kubeBinary {
@@ -44,7 +58,21 @@ func TestServeBecomesTheBuildWithKubernetes(t *testing.T) {
 		return err == nil && a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
 	})
 
-	cmd := exec.Command(whole, "version")
+	other := "#!/bin/sh\necho of another version >&2\nexit 1\n"
+	if err := os.Remove(whole); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(whole, []byte(other), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := checks(); err == nil || !strings.Contains(out, "of another version") {
+		t.Errorf("check, with one that refuses: %v, %s", err, out)
+	}
+}
+
+// TestBuildsAreOfOneVersion: a build does not take the place of another version.
+func TestBuildsAreOfOneVersion(t *testing.T) {
+	cmd := exec.Command(builtBinary(t), "version")
 	cmd.Env = append(os.Environ(), envBuild+"=another")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "install both of one build") {
 		t.Errorf("of another build: %v, %s", err, out)
