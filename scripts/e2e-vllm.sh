@@ -70,7 +70,7 @@ trap 'exit 143' TERM
 [ -z "$clients" ] || "$clients" --setup
 if [ -z "$router" ]; then
   router=$root/bin/sluice
-  (cd "$root" && go build -o bin/sluice ./cmd/sluice)
+  make -s -B -C "$root" bin/sluice # as `make build` leaves it
   commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
   [ -z "$(git -C "$root" status --porcelain -- '*.go' 2>/dev/null)" ] || commit="$commit and changes on top"
 fi

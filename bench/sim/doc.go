@@ -31,8 +31,9 @@
 //
 // What is not there: sampling parameters other than seed have no effect; no
 // log-probabilities but on vLLM's chat completions, completions and token
-// generation (logprobs.go), no reasoning, no guided decoding but a choice among
-// texts (choice.go), no images beyond an affinity hash of their URL, no LoRA, no speculative decoding, no TLS. A batch
+// generation (logprobs.go) and SGLang's /generate (sglang_logprobs.go), no
+// reasoning, no guided decoding but a choice among texts (choice.go), no images
+// beyond an affinity hash of their URL, no LoRA, no speculative decoding, no TLS. A batch
 // stays on one rank, where SGLang spreads it over the ranks of its rooms; a leg
 // whose prompt differs from the other's fails, where a real engine reads garbage.
 // It never imports the router.

@@ -434,3 +434,30 @@ func TestWhatStaysImpossible(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatMayMoveIsReloaded: a running router takes over what its operator allows.
+func TestWhatMayMoveIsReloaded(t *testing.T) {
+	g := startReloadable(t, "", startSim(t, nil).URL(), startSim(t, nil).URL())
+	for _, k := range []struct {
+		migration string
+		headers   [3]string // of logprobs, of n, of a grammar
+	}{
+		{"", [3]string{"no; logprobs", "no; many_choices", "no; structured"}},
+		{"migration: {allow: [logprobs], structured: unconstrained}\n", [3]string{"ready", "no; many_choices", "ready; unconstrained"}},
+		{"migration: {allow: [many_choices], structured: exact}\n", [3]string{"no; logprobs", "ready", "no; structured"}},
+		{"", [3]string{"no; logprobs", "no; many_choices", "no; structured"}},
+	} {
+		if status, _, message := g.reload(k.migration); status != 200 {
+			t.Fatal(status, message)
+		}
+		for i, asks := range []string{`,"logprobs":true`, `,"n":2`, `,"response_format":{"type":"json_object"}`} {
+			a := post(t, g.URL+"/v1/chat/completions", chat(`,"stream":true`+asks))
+			if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || h != k.headers[i] {
+				t.Errorf("%q, %s: status %d, header %q, want %q", k.migration, asks, a.Status, h, k.headers[i])
+			}
+		}
+	}
+	if status, _, message := g.reload("migration: {allow: [n]}\n"); status == 200 || !strings.Contains(message, "many_choices") {
+		t.Errorf("%d %s", status, message)
+	}
+}
