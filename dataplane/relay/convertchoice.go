@@ -229,6 +229,8 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 			if !q.Finished {
 				ch.finish, ch.stop = nil, nil // it goes on in the next round
 			}
+		} else if c.Seam != nil && c.Seam.all != nil {
+			continue // nobody asked for it, and its number is another's
 		}
 		if c.Chat && !ch.says() {
 			continue

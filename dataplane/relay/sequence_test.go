@@ -133,7 +133,13 @@ func TestManyWithoutATaker(t *testing.T) {
 	if got, res, asked = relayMany(t, &Transcript{Choices: 2, Prompt: []uint32{1}, Limit: 1000}, engines...); len(asked) != 2+moreTurns || !res.EngineErr || strings.Count(got, "[DONE]") != 1 {
 		t.Errorf("%d asked, %+v", len(asked), res)
 	}
-	// A choice that the engine was not asked for is nobody's.
+	// A choice that an engine was not asked for is nobody's.
+	second := &Transcript{Choices: 2, Prompt: []uint32{1}, holds: true}
+	told(second, many(0, "a", `"stop"`, "[5]")+many(1, "b", "null", "[6]"))
+	second.Turn()
+	if got := told(second, many(1, "x", "null", "[7]")+many(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Stuck != "many_choices" {
+		t.Errorf("got %s, stuck %q", got, second.Stuck)
+	}
 	tr := &Transcript{Choices: 2, Prompt: []uint32{1}, holds: true}
 	told(tr, many(2, "x", "null", "[5]"))
 	if tr.Stuck != "many_choices" {

@@ -75,7 +75,8 @@ class Section:
                 return int(float(line.rsplit(" ", 1)[1]))
         return 0
 
-    def begin(self, events):
+    def begin(self, events, chosen):
+        """Begins streams of every kind; gives them, their workers, and the worker to be left: that of the chosen one."""
         streams = [Stream(self.router.url, path, make(prompts.text()), ids) for path, make, ids in KINDS for _ in range(EACH)]
         streams += [Telling(self.router.url, kind) for kind in TELLING]
         for stream in streams:
@@ -83,14 +84,13 @@ class Section:
         end = time.monotonic() + 120
         while any(len(s.lines) < events and s.is_alive() for s in streams) and time.monotonic() < end:
             time.sleep(0.01)
-        by, running = [s.worker for s in streams], [s.worker for s in streams if s.is_alive()]
-        return streams, by, max(self.decodes, key=running.count)
+        return streams, [s.worker for s in streams], next(s.worker for s in streams if s.name == chosen)
 
-    def begin_some(self, events):
-        """begin, again where the streams of both engines were over before the last had begun: on a machine that has other work."""
+    def begin_some(self, events, chosen):
+        """begin, again where the chosen stream was over before the last had begun: on a machine that has other work."""
         for _ in range(4):
-            streams, by, victim = self.begin(events)
-            if any(s.is_alive() and s.worker == victim for s in streams):
+            streams, by, victim = self.begin(events, chosen)
+            if any(s.is_alive() and s.name == chosen for s in streams):
                 break
             for stream in streams:
                 stream.join(120)
@@ -106,7 +106,7 @@ class Section:
 
     def drained(self):
         """Streams of a worker that is drained: all are those of an engine alone, wherever they ended."""
-        streams, by, victim = self.begin_some(6)
+        streams, by, victim = self.begin_some(6, "one of three texts")
         self.report.row("streams by decode engine before the drain", "some each, or all on one", by, by.count(victim) > 0)
         over = [s for s in streams if not s.is_alive()]
         self.drain(victim, True)
@@ -126,7 +126,7 @@ class Section:
 
     def killed(self):
         was, lost_before, half_before = (self.counted(outcome) for outcome in ("done", "retokenized", "half_character"))
-        streams, by, victim = self.begin_some(12)
+        streams, by, victim = self.begin_some(12, "two choices")
         self.report.row("streams by decode engine before the kill", "some each, or all on one", by, by.count(victim) > 0)
         over = [s for s in streams if not s.is_alive()]  # one event of generate may hold many tokens
         there = [s for s in streams if s.worker == victim and s not in over]
