@@ -323,6 +323,7 @@ func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
 					done <- a
 				}()
 				eventually(t, 20*time.Second, "prefill is done and decode waits", func() bool {
+					failing = nil
 					for _, d := range []*sim.Engine{d0, d1} {
 						if s := d.Stats().Sum(); s.BlocksFree < s.BlocksTotal {
 							failing = d
@@ -343,6 +344,11 @@ func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
 				}
 				failing.Restart()
 				eventually(t, 20*time.Second, "all are ready", func() bool { return allReady(r) })
+				// Or the next round would take one that is not done yet for the one that waits.
+				eventually(t, 20*time.Second, "decode holds nothing", func() bool {
+					a, b := d0.Stats().Sum(), d1.Stats().Sum()
+					return a.BlocksFree == a.BlocksTotal && b.BlocksFree == b.BlocksTotal
+				})
 			}
 			if s := p.Stats().Sum(); s.LeasesExpired != 0 {
 				t.Errorf("%d leases ran out", s.LeasesExpired)

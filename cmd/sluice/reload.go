@@ -32,6 +32,7 @@ type settings struct {
 	Choice schedule.Options
 	Fleet  fleet.Pace
 	Tokens tokenize.Options
+	Guess  time.Duration // how long the router's own choices are believed
 	Joins  registration.Terms
 	Level  slog.Level
 }
@@ -39,7 +40,7 @@ type settings struct {
 func settingsOf(cfg *config.Config) (s settings, err error) {
 	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Changeable()
 	s.Choice, s.Fleet = scheduleOptions(cfg).Tunable(), fleetOptions(cfg).Pace()
-	s.Tokens, s.Joins = tokenOptions(cfg), registration.TermsOf(&cfg.Register)
+	s.Tokens, s.Guess, s.Joins = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.TermsOf(&cfg.Register)
 	s.Level, err = obs.Level(cfg.Log.Level)
 	return s, err
 }
@@ -57,6 +58,7 @@ func (r *router) set(s settings) error {
 	r.scheduler.Tune(s.Choice)
 	r.fleet.Change(s.Fleet)
 	r.tokenizer.Change(s.Tokens)
+	r.approx.SetTTL(s.Guess)
 	if r.register != nil {
 		r.register.Change(s.Joins)
 	}

@@ -20,7 +20,9 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
 	"sluice/router/config"
+	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
 
@@ -269,6 +271,28 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 	if s := g.tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// How long the router's own choices are believed changes for those it has made.
+func TestReloadOfGuesses(t *testing.T) {
+	e := startSim(t, nil)
+	const text = "tokens: {mode: text}\n" // of which no engine's events tell
+	g := startReloadable(t, text+"index: {approx_ttl: 1h}\n", e.URL())
+	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
+	if g.approx.Len() == 0 {
+		t.Fatal("nothing is believed of a prompt without tokens")
+	}
+	status, changes, message := g.reload(text + "index: {approx_ttl: 1s}\n")
+	if status != 200 || len(changes) != 1 || changes[0].Path != "index.approx_ttl" || changes[0].Effect != config.Applied {
+		t.Fatalf("%d %+v %s", status, changes, message)
+	}
+	eventually(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
+		var o kvindex.Overlap
+		for first := range blockhash.Seq(1000) { // each look sees to what is past its time where its prompt would lie
+			g.approx.Find([]blockhash.Seq{first}, &o)
+		}
+		return g.approx.Len() == 0
+	})
 }
 
 // The bounds of connections to engines hold for those that are open when they change.

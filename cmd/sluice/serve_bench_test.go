@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ import (
 // cannedEngine answers every POST with the same bytes and every GET with what a
 // probe wants; it is as little work as an engine can be, so that a profile of
 // the benchmark shows the router.
-func cannedEngine(b *testing.B) string {
+func cannedEngine(b testing.TB) string {
 	b.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -87,29 +88,70 @@ func BenchmarkServe(b *testing.B) {
 	for _, mode := range []string{"aggregated", "pd", "sglang", "nixl-push", "mooncake"} {
 		for _, tokens := range []int{64, 4096} {
 			b.Run(fmt.Sprintf("%s/tokens=%d", mode, tokens), func(b *testing.B) {
-				url := cannedEngine(b)
-				workers := []config.Worker{{ID: "w", URL: url, KVEvents: []string{"off"}}}
-				if mode != "aggregated" {
-					_, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
-					workers = []config.Worker{
-						{ID: "p", URL: url, Role: worker.Prefill, KVEvents: []string{"off"}, Options: map[string][]string{"bootstrap_port": {port}}},
-						{ID: "d", URL: cannedEngine(b), Role: worker.Decode, KVEvents: []string{"off"}},
-					}
+				ask, size := asker(b, mode, tokens)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					ask()
 				}
-				r := launchRouter(b, func(c *config.Config) {
-					c.Health.Interval, c.Health.Scrape = time.Second, -1
-					if mode != "aggregated" && mode != "pd" {
-						c.PD.Family = mode
-					}
-				}, workers...)
-				eventually(b, 10*time.Second, "ready", func() bool { s, _ := r.pages.Ready(); return s == 200 })
-				benchRequests(b, r.Addr(), tokens)
 			})
 		}
 	}
 }
 
-func benchRequests(b *testing.B, addr string, tokens int) {
+// A short request leaves nothing for the collector but its id, and one of two legs the id
+// by which its engines know it. The client here makes one allocation itself.
+func TestServeAllocates(t *testing.T) {
+	if raceOn {
+		t.Skip("the race detector allocates")
+	}
+	for mode, most := range map[string]float64{"aggregated": 2, "pd": 3} {
+		t.Run(mode, func(t *testing.T) {
+			const rounds = 2000
+			ask, _ := asker(t, mode, 64)
+			each := 0.0
+			// In the first rounds memory is taken for good, records' above all; and others
+			// allocate too: probes of health, tests that have just ended.
+			for range 8 {
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				for range rounds {
+					ask()
+				}
+				runtime.ReadMemStats(&after)
+				if each = float64(after.Mallocs-before.Mallocs) / rounds; each < most+0.5 {
+					return
+				}
+			}
+			t.Errorf("%.2f allocations a request; want %.0f", each, most)
+		})
+	}
+}
+
+// asker makes a router with canned engines and gives what sends it one short request and
+// reads the answer, with the size of its body.
+func asker(b testing.TB, mode string, tokens int) (ask func(), size int) {
+	b.Helper()
+	url := cannedEngine(b)
+	workers := []config.Worker{{ID: "w", URL: url, KVEvents: []string{"off"}}}
+	if mode != "aggregated" {
+		_, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
+		workers = []config.Worker{
+			{ID: "p", URL: url, Role: worker.Prefill, KVEvents: []string{"off"}, Options: map[string][]string{"bootstrap_port": {port}}},
+			{ID: "d", URL: cannedEngine(b), Role: worker.Decode, KVEvents: []string{"off"}},
+		}
+	}
+	r := launchRouter(b, func(c *config.Config) {
+		c.Health.Interval, c.Health.Scrape, c.Schedule.Explain = time.Second, -1, 1000
+		if mode != "aggregated" && mode != "pd" {
+			c.PD.Family = mode
+		}
+	}, workers...)
+	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.pages.Ready(); return s == 200 })
+	return requester(b, r.Addr(), tokens)
+}
+
+func requester(b testing.TB, addr string, tokens int) (ask func(), size int) {
 	body := []byte(`{"model":"sim","max_tokens":2,"prompt":[`)
 	for i := range tokens {
 		if i > 0 {
@@ -123,11 +165,9 @@ func benchRequests(b *testing.B, addr string, tokens int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer c.Close()
+	b.Cleanup(func() { c.Close() })
 	in := bufio.NewReader(c)
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
+	return func() {
 		if _, err := c.Write(req); err != nil {
 			b.Fatal(err)
 		}
@@ -150,5 +190,5 @@ func benchRequests(b *testing.B, addr string, tokens int) {
 		if _, err := io.CopyN(io.Discard, in, int64(length)); err != nil {
 			b.Fatal(err)
 		}
-	}
+	}, len(body)
 }

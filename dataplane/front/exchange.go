@@ -158,12 +158,14 @@ func (x *Exchange) Gone() bool {
 // SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
 // follows; a later call with the same name replaces the value.
 func (x *Exchange) SetHeader(name, value string) {
-	value = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, value)
+	if strings.ContainsFunc(value, isControl) {
+		value = strings.Map(func(r rune) rune {
+			if isControl(r) {
+				return ' '
+			}
+			return r
+		}, value)
+	}
 	for i := range x.set {
 		if equalFold([]byte(x.set[i].name), name) {
 			x.set[i].value = value
@@ -172,6 +174,8 @@ func (x *Exchange) SetHeader(name, value string) {
 	}
 	x.set = append(x.set, setHeader{name, value})
 }
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 // identify takes the client's request id or makes one.
 func (x *Exchange) identify() {
@@ -198,9 +202,10 @@ func (x *Exchange) begin(status int) bool {
 	resp := &x.ctx.Response
 	resp.SetStatusCode(status)
 	resp.Header.DisableNormalizing()
-	resp.Header.Set("X-Request-Id", x.RequestID)
+	// None of these is there yet, so nothing need be looked for, as Set would.
+	resp.Header.Add("X-Request-Id", x.RequestID)
 	for i := range x.set {
-		resp.Header.Set(x.set[i].name, x.set[i].value)
+		resp.Header.Add(x.set[i].name, x.set[i].value)
 	}
 	x.c.ended = ending{x.Endpoint, status, x.Received}
 	return true

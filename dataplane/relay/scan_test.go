@@ -228,6 +228,7 @@ func TestUsageOf(t *testing.T) {
 		`{"usage":{"input_tokens":5,"output_tokens":4,"cache_read_input_tokens":2}}`:                                       {5, 4, 2},
 		`{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":1},"output_tokens":4}}`:                        {5, 4, 1},
 		`{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":7}"}}],"usage":{"prompt_tokens":1}}`:              {1, -1, -1},
+		`{"a\\":"\\","b\"":"\"usage\\\"","usage\"":{"prompt_tokens":7},"usage":{"prompt_tokens":1}}`:                       {1, -1, -1},
 		`{"usage":{"prompt_tokens":-1,"completion_tokens":1.5,"prompt_tokens_details":{"cached_tokens":"3"}}}`:             noUsage,
 		`{"usage":{"prompt_tokens":99999999999999999999}}`:                                                                 noUsage,
 		`{"usage":null}`: noUsage,

@@ -90,22 +90,19 @@ func (w *walker) fail() bool {
 // str gives the inside of the string it stands at, escapes as they are.
 func (w *walker) str() []byte {
 	start := w.i + 1
-	for i := start; i < len(w.b); i++ {
-		switch w.b[i] {
-		case '"':
-			w.i = i + 1
-			return w.b[start:i]
-		case '\\':
-			i++
-		default:
-			if i-start == 32 { // long: let the vector unit look for the quote
-				if n := bytes.IndexByte(w.b[i:], '"'); n > 0 {
-					if bytes.IndexByte(w.b[i:i+n], '\\') < 0 {
-						w.i = i + n + 1
-						return w.b[start : i+n]
-					}
-				}
-			}
+	for end := start; end < len(w.b); end++ {
+		n := bytes.IndexByte(w.b[end:], '"')
+		if n < 0 {
+			break
+		}
+		end += n
+		escapes := 0 // a quote behind an odd number of them is the string's own
+		for i := end - 1; i >= start && w.b[i] == '\\'; i-- {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			w.i = end + 1
+			return w.b[start:end]
 		}
 	}
 	w.fail()
@@ -168,21 +165,21 @@ func (w *walker) skip() {
 		}
 		return
 	}
-	depth := 0
-	for w.i < len(w.b) {
-		switch w.b[w.i] {
+	depth, b := 0, w.b
+	for i := w.i; i < len(b); i++ {
+		switch b[i] {
 		case '"':
+			w.i = i
 			w.str()
-			continue
+			i = w.i - 1
 		case '{', '[':
 			depth++
 		case '}', ']':
 			if depth--; depth == 0 {
-				w.i++
+				w.i = i + 1
 				return
 			}
 		}
-		w.i++
 	}
 	w.fail()
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Call is the handle by which another goroutine ends a leg. The zero value is
-// ready; one Call serves one Do.
+// ready; one Call serves one Do, and after Renew another.
 //
 // Memory order. The call holds one atomic pointer: nil (nothing to close), the
 // leg it owns, or the mark of a cut. Ownership of a connection moves by
@@ -21,6 +21,8 @@ import (
 type Call struct {
 	at   atomic.Pointer[leg]
 	sent atomic.Bool
+
+	cut, hangUp func() // made once; see Cutter
 }
 
 // leg is what a Cut closes. Its fields are set before it is attached and never
@@ -51,6 +53,30 @@ func (c *Call) Cut() {
 		abort(l.nc)
 		kept.start()
 	}
+}
+
+// Cutter gives Cut as a function, the same at each call. It is for the goroutine that
+// makes the legs, as is Hanger, which gives HangUp.
+func (c *Call) Cutter() func() {
+	if c.cut == nil {
+		c.cut = c.Cut
+	}
+	return c.cut
+}
+
+// Hanger: see Cutter.
+func (c *Call) Hanger() func() {
+	if c.hangUp == nil {
+		c.hangUp = c.HangUp
+	}
+	return c.hangUp
+}
+
+// Renew makes the Call ready for another Do. It is for a caller who alone has it: the
+// last leg's Response is released, and nobody is left who might cut it.
+func (c *Call) Renew() {
+	c.at.Store(nil)
+	c.sent.Store(false)
 }
 
 // hangUpFor is how long HangUp listens for an answer that was on its way. An engine

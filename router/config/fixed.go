@@ -31,7 +31,7 @@ var fixed = []fixedFields{
 	{"callers of the engine socket were told these terms when they connected", []string{"routed"}},
 	{"where workers come from is asked without a pause; another source begins with none, and would take the others out", []string{"discovery", "kube"}},
 	{"workers that are registered were let in by it, and sockets for their reports are open to these networks", []string{"register.networks"}},
-	{"the index is made with it, and another one would begin empty", []string{"index.max_bytes", "index.approx_ttl"}},
+	{"the index is made with it, and another one would begin empty", []string{"index.max_bytes"}},
 	{"who keeps the index's snapshot is made when the router starts", []string{"index.snapshot", "index.snapshot_interval"}},
 	{"the recording that runs was begun with it", []string{"record"}},
 	{"the table of records is made with this size", []string{"schedule.explain"}},

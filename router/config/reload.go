@@ -24,7 +24,7 @@ var live = []string{
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
 	"schedule.host_weight", "schedule.disk_weight", "schedule.awaited_weight", "schedule.temperature", "schedule.policy",
 	"schedule.prefill_ms", "schedule.transfer_ms", "schedule.block_ms", "tokens",
-	"register.token", "register.lease", "register.max_lease", "register.max_workers",
+	"index.approx_ttl", "register.token", "register.lease", "register.max_lease", "register.max_workers",
 }
 
 // Live says whether a running router takes over the field of this path.

@@ -50,7 +50,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	}
 	defer resp.Release()
 	defer choice.Reservation.Release()
-	q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
+	if !q.cutsOn() {
+		q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
+	}
 	var err error
 	if q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply()); err == nil && resp.Status == 200 {
 		err = q.join()
@@ -115,7 +117,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		}
 	}
 	q.nameWorkers(choice)
-	q.finish(choice, resp)
+	q.finish(choice, resp, began.Add(took))
 	return legAnswered
 }
 

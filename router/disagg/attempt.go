@@ -183,14 +183,19 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 // would join two requests (joinedByID) a pair's legs have an end of their own, which no
 // engine takes for its own random one (eight hexadecimal digits).
 func (q *request) legID() string {
-	id := q.x.RequestID
-	if n := q.before + q.attempt; n > 1 {
-		id += "-" + strconv.Itoa(n)
+	n, joined := q.before+q.attempt, q.pair.Token != 0 && q.joinedByID()
+	if n <= 1 && !joined {
+		return q.x.RequestID
 	}
-	if q.pair.Token != 0 && q.joinedByID() {
-		id += "-x" + strconv.FormatUint(q.pair.Token, 36)
+	var room [160]byte // front bounds an id to 128 bytes
+	id := append(room[:0], q.x.RequestID...)
+	if n > 1 {
+		id = strconv.AppendInt(append(id, '-'), int64(n), 10)
 	}
-	return id
+	if joined {
+		id = strconv.AppendUint(append(id, "-x"...), q.pair.Token, 36)
+	}
+	return string(id)
 }
 
 // joinedByID says whether the engines of the pair know its hand-over by X-Request-Id

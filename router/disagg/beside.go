@@ -76,6 +76,7 @@ func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *b
 	if !q.part(&b.parted, rank) {
 		return nil
 	}
+	q.rooms.handOn()
 	b.req.Deadline, b.keys = b.began.Add(q.r.opt().Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
 	b.cached.Store(-1)
 	q.r.opt().Observer.LegStarted(schedule.PrefillLeg, rank.ID)
@@ -155,7 +156,7 @@ func (b *beside) run() {
 			// after it: time that such a worker takes for each of its prompts.
 			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, found, 0)
-			b.r.learn(b.rank, b.keys, b.tokens, b.predicted, found)
+			b.r.learn(b.rank, b.keys, b.tokens, b.predicted, found, time.Since(b.began))
 			b.checkFact()
 		}
 	case b.call.WasCut():

@@ -51,6 +51,7 @@ func (q *request) beginPair(candidates []*worker.Rank) (prefill schedule.Choice,
 func (q *request) choosePair(candidates []*worker.Rank) (schedule.PairChoice, bool) {
 	opt := q.r.opt()
 	query := schedule.PairQuery{Query: q.queryOf(schedule.PrefillLeg, nil), Prefill: candidates, Decode: q.plan.Decode}
+	query.Reservations = [2]*schedule.Reservation{q.rooms.next(), q.rooms.next()}
 	if conditional(q.pd, q.plan.Traits) {
 		query.LocalTokens, query.LocalWhenFaster = q.pd.LocalPrefillTokens, q.pd.LocalWhenFaster
 	}

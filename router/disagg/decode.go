@@ -57,7 +57,7 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 			choice.Reservation.PullsNothing()
 		}
 		opt.Observer.LegStarted(leg, rank.ID)
-		call := new(upstream.Call)
+		call := q.newCall()
 		began := time.Now()
 		resp, err := q.callDecode(rank, call, began)
 		q.settleHandle(resp, call, err)
@@ -173,12 +173,8 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		head = q.r.opt().Timeouts.FirstByte
 	}
 	q.x.OnGone(q.cutWhenGone(rank, call, began))
-	defer func() {
-		q.leaves.ended()
-		q.x.OnGone(nil)
-	}()
 	q.guard(call)
-	return q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
+	resp, err := q.r.opt().Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
 		Path:        q.path(),
 		Fields:      q.headers(rank),
@@ -187,7 +183,16 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		Deadline:    q.decodeBy(began),
 		Grace:       q.grace(),
 	}, call)
+	q.leaves.ended()
+	if err != nil || !q.cutsOn() || !worthRetry(resp.Status) && q.relays(resp) {
+		q.x.OnGone(nil)
+	}
+	return resp, err
 }
+
+// cutsOn says that a client's leaving cuts the decode leg in the same way before its head
+// and behind it, while the answer is read whole.
+func (q *request) cutsOn() bool { return q.leaves == nil && q.beside == nil }
 
 // decodeBy is the end of a decode leg's time, which the caller's deadline does not cut
 // short: an engine that meets the end of the connection first leaves blocks to the lease.
@@ -210,11 +215,12 @@ func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time
 	if q.beside == nil {
 		by = q.leaseEnd()
 	}
-	q.leaves = &leaving{
+	q.leaves = q.newLeaving()
+	*q.leaves = leaving{
 		r: q.r, rank: rank, call: call, beside: q.beside, streamed: q.stream, releases: q.kept.Releases(),
-		by: by, known: began.Add(q.pd.CutAfter),
+		by: by, known: began.Add(q.pd.CutAfter), begin: q.leaves.begin,
 	}
-	return q.leaves.gone
+	return q.leaves.begin
 }
 
 // cutBoth cuts a leg whose head has come, and the one beside it; its engine hears of it
@@ -222,7 +228,7 @@ func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time
 func (q *request) cutBoth(call *upstream.Call) func() {
 	switch b := q.beside; {
 	case b == nil:
-		return call.Cut
+		return call.Cutter()
 	case q.plan.Traits.Unleased:
 		return func() { b.call.Cut(); call.Cut() }
 	default:

@@ -50,8 +50,8 @@ func (f *facts) learn(r *worker.Rank, text string) {
 			return
 		}
 	}
-	known := new(fact)
-	known.text.Store(&text)
+	known, learned := new(fact), text
+	known.text.Store(&learned)
 	f.known.Store(r, known)
 	if r.Left() { // and was forgotten before
 		f.forget(r)

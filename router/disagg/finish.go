@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,9 +14,9 @@ import (
 
 var kvTransferParams = []byte(`"kv_transfer_params"`)
 
-// finish passes a whole answer on and closes the books.
-func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
-	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: time.Since(q.x.Received)}
+// finish passes a whole answer on, which had come at a time, and closes the books.
+func (q *request) finish(choice *schedule.Choice, resp *upstream.Response, at time.Time) {
+	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
 	body := q.reply
 	if resp.Status == 200 {
 		use := relay.UsageOf(q.reply)
@@ -30,7 +31,7 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response) {
 			// what was cached is what prefill found.
 			out.CachedTokens = q.pair.PrefillCached
 		case q.x.Endpoint.Disaggregable:
-			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached)
+			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached, out.Total)
 		}
 		if a := q.answerer(); a != nil {
 			body = a.Body(nil, &q.pair, q.reply)
@@ -67,7 +68,7 @@ func (q *request) nameWorkers(choice *schedule.Choice) {
 }
 
 // withoutHandle blanks a handle in a decode engine's answer (a bidirectional
-// engine sends one): it names hosts that are no client's business.
+// engine sends one): it names hosts that are no client's business. body is changed.
 func withoutHandle(body []byte) []byte {
 	if !tellsHandle(body) {
 		return body
@@ -76,10 +77,7 @@ func withoutHandle(body []byte) []byte {
 	if err != nil || !ok || v.Kind <= jsonscan.Null {
 		return body
 	}
-	out := make([]byte, 0, len(body))
-	out = append(out, body[:v.Start]...)
-	out = append(out, "null"...)
-	return append(out, body[v.End:]...)
+	return slices.Replace(body, v.Start, v.End, 'n', 'u', 'l', 'l')
 }
 
 // tellsHandle says whether a handle that is not null may stand in body: vLLM writes a null

@@ -107,6 +107,7 @@ func (q *request) handBack(failed *worker.Rank) {
 		choice.Reservation.Release()
 		return
 	}
+	q.rooms.handOn()
 	h.req.Deadline = h.began.Add(min(handBackFor, q.pd.Lease, q.r.opt().Timeouts.Decode))
 	q.fellBack("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
 	go h.run()

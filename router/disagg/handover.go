@@ -57,6 +57,7 @@ func (q *request) guard(call *upstream.Call) {
 	if q.told {
 		stall = q.r.opt().TransferStall
 	}
+	q.call = nil // the wait may cut it until it is closed
 	q.wait.Guard(call, stall)
 }
 

@@ -33,6 +33,8 @@ type leaving struct {
 	releases  bool
 	by, known time.Time // known: by PD.CutAfter
 
+	begin func()      // gone, made once
+	told  atomic.Bool // that the client has left: what gone has started holds it yet
 	over  atomic.Bool // the call has its head, or has failed
 	doubt atomic.Bool // the engine may not have known the leg; set before the cut
 }
@@ -81,6 +83,7 @@ func reclaimBehind(h *sidechannel.Hold, grace time.Duration) {
 
 // gone is run when the client has left; it returns at once.
 func (l *leaving) gone() {
+	l.told.Store(true)
 	if l.beside != nil {
 		l.beside.call.HangUp()
 	}
@@ -89,6 +92,9 @@ func (l *leaving) gone() {
 	}
 	go l.run()
 }
+
+// wasTold says that gone was called. A nil one takes it.
+func (l *leaving) wasTold() bool { return l != nil && l.told.Load() }
 
 // inDoubt says that the leg was cut and that its engine may not have known it.
 func (l *leaving) inDoubt() bool { return l != nil && l.doubt.Load() }

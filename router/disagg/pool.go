@@ -17,8 +17,9 @@ import (
 // and returns false when there is nothing to run on.
 func (q *request) findPool() bool {
 	opt := q.r.opt()
-	q.model = string(q.x.Doc.String(jsonscan.KeyModel, nil))
+	q.model = borrow(q.x.Doc.String(jsonscan.KeyModel, nil))
 	q.takeView(opt.Fleet.View())
+	q.nameModel()
 	if q.pool != nil && q.plan.Unfit {
 		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.x.Endpoint.Path, q.pd.Family, q.plan.Why), 0)
 		return false

@@ -44,21 +44,21 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 
 	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	began := time.Now()
-	var call upstream.Call
+	call := q.newCall()
 	// While prefill runs nothing is pinned yet: a client that leaves takes it down at
 	// once. An answer that was on its way is read all the same, for its handle is the
 	// one thing by which its blocks can be freed.
 	if q.plan.Traits.Unleased {
-		q.x.OnGone(call.Cut)
+		q.x.OnGone(call.Cutter())
 	} else {
-		q.x.OnGone(call.HangUp)
+		q.x.OnGone(call.Hanger())
 	}
-	status, resp, err := q.callPrefill(rank, &call, began)
+	status, resp, err := q.callPrefill(rank, call, began)
 	q.x.OnGone(nil)
 	took := time.Since(began)
 
 	if err != nil {
-		return q.prefillFailed(rank, &call, err, took)
+		return q.prefillFailed(rank, call, err, took)
 	}
 	defer resp.Release()
 	opt.Fleet.Answered(rank, status)
@@ -95,7 +95,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.pair.PrefillCached = relay.UsageOf(q.answer).Cached
 	choice.Reservation.Report(q.x.RequestID, q.pair.PrefillCached, 0)
 	choice.Reservation.PrefillDone()
-	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.pair.PrefillCached)
+	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, q.pair.PrefillCached, took)
 	q.pair.Handle, err = q.plan.Family.Handle(&q.pair, q.answer)
 	switch {
 	case errors.Is(err, ErrFinal):

@@ -38,7 +38,7 @@ func (q *request) findPrompt() {
 
 // lookUp finds what every rank holds of the prompt.
 func (q *request) lookUp(now time.Time) {
-	salt := q.salted
+	salt, opt := q.salted, q.r.opt()
 	if len(q.prompt.Tokens) > 0 {
 		c := q.r.censuses.of(q.pool, now, &q.counted)
 		q.keys = q.seqs(q.keys[:0], salt, approxBlockTokens)
@@ -63,7 +63,9 @@ func (q *request) lookUp(now time.Time) {
 		q.keys = blockhash.TextSeqs(q.keys[:0], salt, q.prompt.Text, approxBlockBytes)
 	}
 	q.approx.Reset()
-	q.r.opt().Approx.Find(q.keys, &q.approx)
+	// Loads that wait for each other would take one miss of the caches after the other.
+	q.ahead = opt.Scheduler.Ahead(q.id, q.keys) + opt.Approx.Ahead(q.keys)
+	opt.Approx.Find(q.keys, &q.approx)
 }
 
 // salt separates prompts that share tokens but not KV. The model asked for may
@@ -99,8 +101,13 @@ func (q *request) firstRank() *worker.Rank {
 	return nil
 }
 
-// tokens asks the tokenizer, lending it a ready rank to ask in turn.
+// tokens asks the tokenizer, lending it a ready rank to ask in turn where the request
+// does not hold the ids itself.
 func (q *request) tokens() {
+	kind := tokenizeKind(q.x.Endpoint.Kind)
+	if q.r.opt().Tokenizer.Given(&q.prompt, kind, &q.x.Doc) {
+		return
+	}
 	var call upstream.Call
 	var ep *upstream.Endpoint
 	if r := q.askRank(); r != nil {
@@ -108,7 +115,7 @@ func (q *request) tokens() {
 		q.x.OnGone(call.Cut)
 		defer q.x.OnGone(nil)
 	}
-	q.r.opt().Tokenizer.Prompt(&q.prompt, tokenizeKind(q.x.Endpoint.Kind), &q.x.Doc, ep, &call)
+	q.r.opt().Tokenizer.Prompt(&q.prompt, kind, &q.x.Doc, ep, &call)
 }
 
 // askRank rotates over the candidates, prefill's first, so that tokenizing is
@@ -171,6 +178,7 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 // choose picks the rank of one leg.
 func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
 	q.query = q.queryOf(leg, candidates)
+	q.query.Reservation = q.rooms.next()
 	if leg == schedule.DecodeLeg {
 		q.query.Pulls = q.r.opt().Transfers.From(q.pair.Prefill)
 	}
@@ -250,10 +258,17 @@ func guessed(r *worker.Rank) bool {
 	return worker.FeedState(r.Feed.Load()) != worker.FeedLive
 }
 
+// confirmAfter is how long behind its choice a request's prompt counts as seen again.
+const confirmAfter = 5 * time.Second
+
 // learn compares what an engine found in its cache with what was foretold, and
 // corrects the approximate index by it, where keys (guessKeys) says it counts.
-// cached is -1 when the engine said nothing.
-func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int) {
+// cached is -1 when the engine said nothing; took is how long ago the choice was.
+//
+// Where as much was found as was foretold there is nothing to correct: what was counted on
+// is there, and what the request brought stays, also where another has counted on it
+// since. But if that was long ago, it is told again that it was.
+func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int, took time.Duration) {
 	r.opt().Observer.Cached(rank.ID, tokens, predicted, cached)
 	if rank.Found(predicted, cached) {
 		r.opt().Log.Info("the engine reports no cached tokens where hits were foretold; none are any more, until it reports some", "rank", rank.ID.String())
@@ -262,8 +277,9 @@ func (r *Runner) learn(rank *worker.Rank, keys []blockhash.Seq, tokens, predicte
 			r.opt().Approx.Clear(rank.Slot)
 		}()
 	}
-	if cached >= 0 && len(keys) > 0 {
-		r.opt().Approx.Confirm(rank.Slot, keys, cached/approxBlockTokens)
+	foretold, found := predicted/approxBlockTokens, cached/approxBlockTokens
+	if cached >= 0 && len(keys) > 0 && (found != foretold || found > 0 && took > confirmAfter) {
+		r.opt().Approx.Confirm(rank.Slot, keys, found)
 	}
 	r.noted(rank)
 }

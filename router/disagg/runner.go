@@ -9,7 +9,6 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
-	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/config"
 	"sluice/router/fleet"
@@ -172,85 +171,6 @@ func newModelPD(pd config.PD) (modelPD, error) {
 	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
 }
 
-// request is one client's request under way: the scratch of a run, pooled. It
-// is not used after the handler has returned; what a relayed stream needs then
-// stands in streamEnd.
-type request struct {
-	r     *Runner
-	x     *front.Exchange
-	id    string // X-Request-Id
-	model string
-	pool  *fleet.Pool
-	pd    *config.PD
-	plan  Plan
-
-	steering steering
-	named    Named      // what headers name, where there is a Namer
-	own      fleet.Pool // the pool with what was named in it
-
-	stream    bool
-	maxTokens int
-	attempt   int  // counts prefill/decode pairs from 1
-	suspects  int  // engines that broke after this request was sent to them
-	unsent    bool // the last leg failed before its engine saw anything of it
-
-	media      []Medium  // of the prompt, where the caller told them
-	waitsSince time.Time // it waited for a worker before it came here; zero: it did not
-
-	tells    bool      // the body asks for token ids in its engine's own words
-	output   int       // tokens the caller expects; 0: it did not say
-	tuned    *Hints    // of the choice, where the caller tunes it; else nil
-	deadline time.Time // the caller's; zero: none
-	leavesAt time.Time // when the caller leaves for that; zero: it does not by itself
-	shown    bool      // the body holds a handle: one engine may see it
-
-	texts     found // see Pair.textOnly
-	looked    bool  // movability was
-	movable   asked
-	unmovable string
-	why       string // of this leg
-
-	taking *taking   // the stream that this request is the rest of; nil: none
-	before int       // attempts of it
-	by     time.Time // its end, wherever it runs; zero: none
-
-	salted  blockhash.Salt
-	prompt  tokenize.Prompt
-	sized   []schedule.SizedOverlap // overlap per block size of the pool
-	approx  kvindex.Overlap
-	keys    []blockhash.Seq // of the approximate index
-	keyRoom []blockhash.Seq // scratch for the event index
-	asked   []blockhash.Seq // keys or keyRoom: what the event index was asked last
-	counted census          // of a small pool
-
-	query    schedule.Query
-	excluded []*worker.Rank
-	passed   []*worker.Rank // passed over by the last choice: excluded, or full
-	fields   []upstream.Field
-	pair     Pair // what the Family sees of this attempt
-	leg      Leg  // what it writes
-	segments [][]byte
-	answer   []byte // prefill's whole response; pair.Handle borrows from it
-	reply    []byte // decode's, where it is held whole
-	handleAt time.Time
-	leaves   *leaving // takes the decode leg down when its client leaves; nil: it is cut at once
-	holding  bool     // the handle is counted in Runner.pinned
-	beside   *beside  // the prefill leg that runs beside decode; nil: none
-
-	wait   *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
-	kept   *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
-	given  *sidechannel.Hold // the handle, from the head of decode's stream to its first token; nil: not kept
-	vigil  *vigil            // over prefill's engine while decode waits for its KV; nil until one was needed
-	told   bool              // the decode engine chosen runs the connector
-	ticket []byte            // scratch of pair.Ticket
-
-	booked        schedule.Choice // of decode, made before prefill was sent
-	planned       string          // X-Sluice-Plan, "" for none
-	prefillCached int             // predicted, tokens
-	prefilled     bool            // pair.Prefill's work is in the answer
-	handed        bool            // the Family wrote the decode leg
-}
-
 // ServeInference implements front.Handler.
 func (r *Runner) ServeInference(x *front.Exchange) {
 	q := r.requests.Get().(*request)
@@ -294,43 +214,6 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	} else {
 		q.runDisaggregated()
 	}
-}
-
-// recycle forgets what borrows from the exchange, keeps bounded scratch.
-func (q *request) recycle() {
-	const most = 1 << 20
-	r := q.r
-	q.hold(false)
-	q.unwatch()
-	q.abandon()
-	q.vigil.forget()
-	q.booked.Reservation.Release()
-	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
-		return // let the collector have what one huge prompt needed
-	}
-	keep := request{
-		prompt:   tokenize.Prompt{Tokens: q.prompt.Tokens[:0]},
-		sized:    q.sized[:0],
-		approx:   q.approx,
-		keys:     q.keys[:0],
-		keyRoom:  q.keyRoom[:0],
-		counted:  census{sizes: q.counted.sizes[:0], bases: q.counted.bases[:0]},
-		excluded: q.excluded[:0],
-		passed:   q.passed[:0],
-		fields:   q.fields[:0],
-		leg:      Leg{Edits: q.leg.Edits[:0], room: q.leg.room[:0]},
-		segments: q.segments[:0],
-		answer:   q.answer[:0],
-		ticket:   q.ticket[:0],
-		reply:    q.reply[:0],
-		vigil:    q.vigil,
-	}
-	clear(keep.fields[:cap(keep.fields)])
-	clear(keep.segments[:cap(keep.segments)])
-	clear(keep.counted.bases[:cap(keep.counted.bases)])
-	clear(keep.leg.Edits[:cap(keep.leg.Edits)])
-	*q = keep
-	r.requests.Put(q)
 }
 
 // hold counts the request's handle among the pinned ones, or takes it out.

@@ -59,7 +59,8 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		tokens: q.prompt.Count, predicted: choice.CachedTokens,
 		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside, given: q.given, grace: q.grace(),
 	}
-	q.given = nil
+	q.given, q.call = nil, nil
+	q.rooms.handOn()
 	if q.wait != nil {
 		s.wait, s.prefill, q.wait = q.wait, q.pair.Prefill, nil
 	}
@@ -151,7 +152,7 @@ func (s *streamEnd) end(res relay.Result) {
 	if s.prefilled {
 		out.CachedTokens = s.found
 	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.moved {
-		s.r.learn(s.rank, s.keys, s.tokens, s.predicted, res.Usage.Cached)
+		s.r.learn(s.rank, s.keys, s.tokens, s.predicted, res.Usage.Cached, out.Total)
 	}
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {

@@ -10,7 +10,7 @@ import (
 
 // A vigil costs a request a few stores, and no memory after its first.
 func TestVigilAllocatesNothing(t *testing.T) {
-	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank, call := &request{run: run{r: &Runner{vigils: newVigils()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
 	q.r.now.Store(&settled{Options: Options{Fleet: all}})
@@ -28,7 +28,7 @@ func TestVigilAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkVigil(b *testing.B) {
-	q, rank, call := &request{r: &Runner{vigils: newVigils()}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank, call := &request{run: run{r: &Runner{vigils: newVigils()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
 	q.r.now.Store(&settled{Options: Options{Fleet: all}})

@@ -178,7 +178,7 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 	use := relay.UsageOf(q.answer)
 	choice.Reservation.Report(q.x.RequestID, use.Cached, 0)
 	choice.Reservation.PrefillDone()
-	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, use.Cached)
+	q.r.learn(rank, q.guessKeys(rank), q.prompt.Count, choice.CachedTokens, use.Cached, took)
 	q.replyWarmed(rank, choice.CachedTokens, &use, took)
 	return false
 }

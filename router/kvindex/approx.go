@@ -31,7 +31,7 @@ type ApproxOptions struct {
 // prompts share may have all of it.
 type Approx struct {
 	max       int64
-	ttl       time.Duration
+	ttl       atomic.Int64 // ns
 	start     time.Time
 	index     *radix
 	sightings atomic.Int64
@@ -56,6 +56,7 @@ type approxShard struct {
 	first, last uint32
 	hashes      []EngineHash // on their way into the index, or out of it
 	gone        worker.Slot  // whose those are that go
+	ev          Stored       // what observe stores
 	_           [64]byte     // the next one's lock is on a cache line of its own
 }
 
@@ -78,10 +79,8 @@ func NewApprox(opt ApproxOptions) *Approx {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = 256 << 20
 	}
-	if opt.TTL <= 0 {
-		opt.TTL = 2 * time.Minute
-	}
-	a := &Approx{max: opt.MaxBytes, ttl: opt.TTL, start: time.Now()}
+	a := &Approx{max: opt.MaxBytes, start: time.Now()}
+	a.SetTTL(opt.TTL)
 	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
 	a.index.max = math.MaxInt64 // what goes at the bound is said here, with its sighting
 	for i := range a.shards {
@@ -90,6 +89,18 @@ func NewApprox(opt ApproxOptions) *Approx {
 	}
 	return a
 }
+
+// SetTTL is ApproxOptions.TTL from now on, for what was seen before too: what a shorter
+// one makes too old is forgotten by and by.
+func (a *Approx) SetTTL(ttl time.Duration) {
+	if ttl <= 0 {
+		ttl = 2 * time.Minute
+	}
+	a.ttl.Store(int64(ttl))
+}
+
+// past says whether what was seen at a time is past its own.
+func (a *Approx) past(at, now time.Duration) bool { return int64(now-at) > a.ttl.Load() }
 
 // shard is that of prompts that begin with a block.
 func (a *Approx) shard(first blockhash.Seq) *approxShard {
@@ -106,7 +117,7 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	s.observe(&Stored{Slot: slot, seqs: seqs}, now, true)
+	s.observe(slot, seqs, now, true)
 	s.unlock()
 	a.trim(now)
 	a.sweepRest(s, now)
@@ -163,15 +174,17 @@ func (s *approxShard) unlock() {
 	s.mu.Unlock()
 }
 
-// observe notes the blocks of ev.seqs, which follow ev.Parent if there is one, as
-// seen now, and says how many are new. It uses ev to store those.
-func (s *approxShard) observe(ev *Stored, now time.Duration, fresh bool) (added int) {
+// observe notes the blocks of seqs, which follow s.ev's parent if there is one, as seen
+// now, and says how many are new.
+func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) (added int) {
 	s.withdraw()
-	seqs := ev.seqs
+	ev := &s.ev // not on the stack: Store would have it moved to the heap
+	ev.Slot = slot
 	for int(ev.Slot) >= len(s.ranks) {
 		s.ranks = append(s.ranks, table{})
 	}
 	r := &s.ranks[ev.Slot]
+	s.of.index.ahead(slot, seqs, r)
 	store := func(end int) {
 		if len(s.hashes) > 0 {
 			from := end - len(s.hashes)
@@ -207,7 +220,30 @@ func (s *approxShard) observe(ev *Stored, now time.Duration, fresh bool) (added 
 		before = e
 	}
 	store(len(seqs))
+	s.ev = Stored{}
 	return added
+}
+
+// aheadMost bounds how many blocks ahead looks at: more would drive each other out of the
+// processor's caches before they are used.
+const aheadMost = 64
+
+// ahead looks at all that a Store of blocks will look at one after another: in the index,
+// and in the table of sightings of its rank. Loads that do not wait for each other take the
+// time of one.
+func (ix *radix) ahead(slot worker.Slot, seqs []blockhash.Seq, seen *table) {
+	seqs = seqs[:min(len(seqs), aheadMost)]
+	if len(seqs) == 0 || len(seen.cells) == 0 {
+		return
+	}
+	rank := ix.rank(slot)
+	rank.mu.Lock()
+	sink := ix.shardOf(uint64(seqs[0])).table.touch(seqs)
+	for _, seq := range seqs {
+		sink += uint64(seen.cells[seen.home(uint64(seq))].ref)
+	}
+	rank.sink += sink + touchSide(&rank.side, seqs, Device, ix.factor)
+	rank.mu.Unlock()
 }
 
 // Confirm tells how many leading blocks of a prompt the engine found in its
@@ -231,7 +267,7 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 			}
 		}
 	}
-	s.observe(&Stored{Slot: slot, seqs: seqs[:cachedBlocks]}, now, false)
+	s.observe(slot, seqs[:cachedBlocks], now, false)
 	s.unlock()
 	a.trim(now)
 	a.sweepRest(s, now)
@@ -249,6 +285,15 @@ func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 		}
 	}
 	a.index.Find(seqs, o)
+}
+
+// Ahead looks at the memory that a Find of these blocks will begin with: see
+// schedule.Scheduler.Ahead.
+func (a *Approx) Ahead(seqs []blockhash.Seq) (sum uint64) {
+	if len(seqs) == 0 {
+		return 0
+	}
+	return a.index.shardOf(uint64(seqs[0])).table.touch(seqs)
 }
 
 // Clear forgets everything of a rank and returns how many blocks it held. It does so
@@ -303,7 +348,7 @@ func (a *Approx) Evicted() uint64 { return a.evicted.Load() }
 // stale may be asked without the lock.
 func (s *approxShard) stale(now time.Duration) bool {
 	oldest := s.oldest.Load()
-	return oldest != noSighting && now-time.Duration(oldest) > s.of.ttl
+	return oldest != noSighting && s.of.past(time.Duration(oldest), now)
 }
 
 // approxStep bounds how many blocks are forgotten under one hold of a shard's lock, and
@@ -312,7 +357,7 @@ func (s *approxShard) stale(now time.Duration) bool {
 const approxStep = 128
 
 func (s *approxShard) expire(now time.Duration) {
-	for n := 0; n < approxStep && s.first != 0 && now-s.seen.at(s.first).at > s.of.ttl; n++ {
+	for n := 0; n < approxStep && s.first != 0 && s.of.past(s.seen.at(s.first).at, now); n++ {
 		s.forget(s.first)
 	}
 }
@@ -400,7 +445,6 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		return res
 	}
 	now := time.Since(a.start)
-	ev := Stored{Slot: slot, HasParent: x.HasParent, Parent: EngineHash(x.ParentSeq), parentSeq: x.ParentSeq, seqs: x.Seqs}
 	s := a.shard(x.Seqs[0])
 	s.mu.Lock()
 	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
@@ -415,7 +459,8 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s = &a.shards[i]
 		s.mu.Lock()
 	}
-	res.Added = s.observe(&ev, now, false)
+	s.ev.HasParent, s.ev.Parent, s.ev.parentSeq = x.HasParent, EngineHash(x.ParentSeq), x.ParentSeq
+	res.Added = s.observe(slot, x.Seqs, now, false)
 	res.Repeated = len(x.Seqs) - res.Added
 	s.unlock()
 	a.trim(now)

@@ -33,6 +33,32 @@ func TestApproxLearnsAndForgets(t *testing.T) {
 	})
 }
 
+func TestApproxTTLChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewApprox(ApproxOptions{TTL: time.Hour})
+		_, seqs := chain(0, 1, 10)
+		a.Observe(3, seqs)
+		time.Sleep(time.Minute)
+		if got := depthOf(a, 3, seqs); got != 10 {
+			t.Fatalf("depth %d within the hour, want 10", got)
+		}
+		a.SetTTL(30 * time.Second)
+		if got := depthOf(a, 3, seqs); got != 0 || a.Len() != 0 {
+			t.Errorf("depth %d, %d entries of what is older than the new time", got, a.Len())
+		}
+		a.SetTTL(0) // the default, two minutes
+		a.Observe(3, seqs)
+		time.Sleep(90 * time.Second)
+		if got := depthOf(a, 3, seqs); got != 10 {
+			t.Errorf("depth %d, want 10: the time is longer again", got)
+		}
+		time.Sleep(time.Minute)
+		if got := depthOf(a, 3, seqs); got != 0 {
+			t.Errorf("depth %d after the default time", got)
+		}
+	})
+}
+
 func TestApproxConfirm(t *testing.T) {
 	_, seqs := chain(0, 1, 10)
 	_, other := chain(0, 2, 10)

@@ -71,7 +71,7 @@ type rankState struct {
 	mu        sync.Mutex // held through a whole Clear
 	side      sideTable
 	displaced []uint64     // places in other shards, of blocks that an event has replaced
-	sink      uint64       // what sideTable.touch loads, so that it does
+	sink      uint64       // what is looked at ahead, so that it does
 	own       uint64       // blocks it has stored less those it has taken away; loaded by anyone
 	evicted   atomic.Int64 // of those, blocks that others took away
 	cells     atomic.Int64 // about how many are in use in side, for who has no lock

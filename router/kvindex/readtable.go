@@ -3,6 +3,8 @@ package kvindex
 import (
 	"math/bits"
 	"sync/atomic"
+
+	"sluice/router/blockhash"
 )
 
 // readTable leads from the sequence hash of a node's first block to the node: open
@@ -54,6 +56,20 @@ func (t *readTable) where(seq uint64) (at, tag uint64) {
 	x := seq * t.factor
 	return x >> partShift % partCount, (x ^ x>>32) << 32
 }
+
+// touch looks at the slots where a few of the hashes are looked for first.
+func (t *readTable) touch(seqs []blockhash.Seq) (sink uint64) {
+	for _, seq := range seqs[:min(len(seqs), touchNodes)] {
+		at, tag := t.where(uint64(seq))
+		p := t.parts[at].Load()
+		sink += atomic.LoadUint64(&p.slot[tag>>32&p.mask])
+	}
+	return sink
+}
+
+// touchNodes is of how many hashes touch looks at the slots: most blocks lie behind
+// others and are not looked for here.
+const touchNodes = 4
 
 // insert publishes a node. Its hash is not there yet.
 func (t *readTable) insert(seq uint64, id uint32) {

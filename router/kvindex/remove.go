@@ -34,7 +34,7 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 // take takes engine hashes out of the side table and gives the places they had.
 func (r *rankState) take(engine []EngineHash, b *batch, tier Tier, factor uint64) []uint64 {
 	if len(engine) > 1 {
-		r.sink += r.side.touch(engine, tier, factor)
+		r.sink += touchSide(&r.side, engine, tier, factor)
 	}
 	n := 0
 	for _, hash := range engine {

@@ -116,9 +116,9 @@ func (t *sideTable) get(hash uint64, tier Tier, factor uint64) (cells []sideCell
 	return nil, -1
 }
 
-// touch looks at the cells of keys before they are needed one after another: loads
+// touchSide looks at the cells of keys before they are needed one after another: loads
 // that do not wait for each other take the time of one.
-func (t *sideTable) touch(hashes []EngineHash, tier Tier, factor uint64) (sink uint64) {
+func touchSide[H ~uint64](t *sideTable, hashes []H, tier Tier, factor uint64) (sink uint64) {
 	if len(t.cells) == 0 {
 		return 0
 	}

@@ -77,7 +77,7 @@ func (s *storing) enter(at int) int {
 	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
 	side.room(len(hashes), s.ix.factor, s.ix.validPlace)
 	if len(hashes) > 1 {
-		s.rank.sink += side.touch(hashes, s.ev.Tier, s.ix.factor)
+		s.rank.sink += touchSide(side, hashes, s.ev.Tier, s.ix.factor)
 	}
 	mark := pending | uint64(s.ev.Tier)<<genBits
 	for i, hash := range hashes {

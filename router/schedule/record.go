@@ -245,7 +245,7 @@ func (s *Scheduler) Note(requestID, text string) {
 	if s.book == nil || requestID == "" {
 		return
 	}
-	r := s.book.current(requestID, s.now())
+	r := s.book.current(requestID, s)
 	if r == nil {
 		return
 	}
@@ -261,7 +261,7 @@ func (s *Scheduler) Note(requestID, text string) {
 }
 
 // current is the record under way of a request, made where there is none.
-func (b *book) current(requestID string, now int64) *record {
+func (b *book) current(requestID string, s *Scheduler) *record {
 	id := clipID(requestID)
 	h := hashID(id)
 	if r := b.open(id, h); r != nil {
@@ -270,7 +270,7 @@ func (b *book) current(requestID string, now int64) *record {
 		}
 		r.mu.Unlock()
 	}
-	return b.take(id, h, now)
+	return b.take(id, h, s.now())
 }
 
 // Late puts what was told of a hand-over after its request's End into the record.
@@ -290,7 +290,7 @@ func (s *Scheduler) Late(requestID string, t Transfer) {
 // End completes a request's record.
 func (s *Scheduler) End(requestID string, out Outcome) {
 	if s.book != nil && requestID != "" {
-		if r := s.book.current(requestID, s.now()); r != nil {
+		if r := s.book.current(requestID, s); r != nil {
 			out.Reason = strings.Clone(out.Reason)
 			r.outcome, r.ended = out, true
 			r.mu.Unlock()

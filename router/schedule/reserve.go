@@ -143,6 +143,12 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 // the prompt itself. Call it before the leg is sent.
 func (res *Reservation) PullsNothing() { res.joint = true }
 
+// Idle says that res holds nothing, and was released if it ever did: nobody who keeps to
+// the rules has a use for it any more. So may a nil one.
+func (res *Reservation) Idle() bool {
+	return res == nil || res.s == nil || res.state.Load()&released != 0
+}
+
 // Release takes everything off.
 func (res *Reservation) Release() {
 	if res == nil {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
 
@@ -166,6 +167,20 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	}
 	s.scratch.Put(sc)
 	return c, ok
+}
+
+// Ahead looks at the memory that a choice with these keys will look at in several places,
+// so that it comes while the caller does other things. The sum of what lies there is of no
+// use but that it was loaded.
+func (s *Scheduler) Ahead(requestID string, keys []blockhash.Seq) (sum uint64) {
+	if s.book != nil && requestID != "" {
+		sum = s.book.buckets[hashID(clipID(requestID))&s.book.mask][0].Load()
+	}
+	for d := nextDepth(len(keys) + 1); d > 0; d = nextDepth(d) {
+		b, _ := s.sent.cell(keys[d-1])
+		sum += b[0].Load()
+	}
+	return sum
 }
 
 // room is the Reservation that the caller brought, or a new one.

@@ -127,6 +127,19 @@ func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 	}
 }
 
+// mayHoldIDs says whether read may find ids, without looking far.
+func mayHoldIDs(kind Kind, doc *jsonscan.Doc) bool {
+	switch kind {
+	case Completion:
+		return doc.Values[jsonscan.KeyPrompt].Kind == jsonscan.Array
+	case Native:
+		return doc.Values[jsonscan.KeyInputIDs].Kind == jsonscan.Array
+	case Generate:
+		return true
+	}
+	return false
+}
+
 func (w *work) setPrompt(quoted []byte) {
 	w.prompt, w.text = quoted, inner(quoted)
 	w.estimate = tokensOf(len(w.text))

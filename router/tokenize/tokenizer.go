@@ -176,6 +176,26 @@ func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstre
 	t.sources[dst.Source].Add(1)
 }
 
+// Given is Prompt for a request that holds its prompt's ids and for which nobody need be
+// asked; false, and nothing done, for another.
+func (t *Tokenizer) Given(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
+	if !mayHoldIDs(kind, doc) {
+		return false
+	}
+	var w work
+	w.read(kind, doc)
+	if w.ids == nil {
+		return false
+	}
+	ids, err := jsonscan.TokenIDs(dst.Tokens[:0], w.ids)
+	if err != nil {
+		return false
+	}
+	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = FromRequest, ids, nil, len(ids)+w.more, ""
+	t.sources[FromRequest].Add(1)
+	return true
+}
+
 func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
 	w := getWork()
 	defer w.put()

@@ -1,0 +1,147 @@
+package disagg
+
+import (
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/kvindex"
+	"sluice/router/schedule"
+	"sluice/router/sidechannel"
+	"sluice/router/tokenize"
+	"sluice/router/transfers"
+	"sluice/router/worker"
+)
+
+// request is one client's request under way, pooled. It is not used after the handler has
+// returned; what a relayed stream needs then stands in streamEnd.
+type request struct {
+	scratch
+	run
+}
+
+// scratch is the memory of a request that the next one uses again.
+type scratch struct {
+	prompt  tokenize.Prompt
+	sized   []schedule.SizedOverlap // overlap per block size of the pool
+	approx  kvindex.Overlap
+	keys    []blockhash.Seq // of the approximate index
+	keyRoom []blockhash.Seq // scratch for the event index
+	counted census          // of a small pool
+	ahead   uint64          // what was looked at before it was needed
+
+	call  *upstream.Call // of the last leg, for the next; nil: somebody else may cut it yet
+	left  *leaving       // the memory of leaves
+	rooms rooms
+
+	excluded []*worker.Rank
+	passed   []*worker.Rank // passed over by the last choice: excluded, or full
+	fields   []upstream.Field
+	leg      Leg // what the Family writes
+	segments [][]byte
+	answer   []byte // prefill's whole response; pair.Handle borrows from it
+	reply    []byte // decode's, where it is held whole
+	ticket   []byte // scratch of pair.Ticket
+	vigil    *vigil // over prefill's engine while decode waits for its KV; nil until one was needed
+}
+
+// run is all else of it: the next one's begins empty.
+type run struct {
+	r     *Runner
+	x     *front.Exchange
+	id    string // X-Request-Id
+	model string
+	pool  *fleet.Pool
+	pd    *config.PD
+	plan  Plan
+
+	steering steering
+	named    Named      // what headers name, where there is a Namer
+	own      fleet.Pool // the pool with what was named in it
+
+	stream    bool
+	maxTokens int
+	attempt   int  // counts prefill/decode pairs from 1
+	suspects  int  // engines that broke after this request was sent to them
+	unsent    bool // the last leg failed before its engine saw anything of it
+
+	media      []Medium  // of the prompt, where the caller told them
+	waitsSince time.Time // it waited for a worker before it came here; zero: it did not
+
+	tells    bool      // the body asks for token ids in its engine's own words
+	output   int       // tokens the caller expects; 0: it did not say
+	tuned    *Hints    // of the choice, where the caller tunes it; else nil
+	deadline time.Time // the caller's; zero: none
+	leavesAt time.Time // when the caller leaves for that; zero: it does not by itself
+	shown    bool      // the body holds a handle: one engine may see it
+
+	texts     found // see Pair.textOnly
+	looked    bool  // movability was
+	movable   asked
+	unmovable string
+	why       string // of this leg
+
+	taking *taking   // the stream that this request is the rest of; nil: none
+	before int       // attempts of it
+	by     time.Time // its end, wherever it runs; zero: none
+
+	salted blockhash.Salt
+	asked  []blockhash.Seq // keys or keyRoom: what the event index was asked last
+
+	query    schedule.Query
+	pair     Pair // what the Family sees of this attempt
+	handleAt time.Time
+	leaves   *leaving // takes the decode leg down when its client leaves; nil: it is cut at once
+	holding  bool     // the handle is counted in Runner.pinned
+	beside   *beside  // the prefill leg that runs beside decode; nil: none
+
+	wait  *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
+	kept  *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
+	given *sidechannel.Hold // the handle, from the head of decode's stream to its first token; nil: not kept
+	told  bool              // the decode engine chosen runs the connector
+
+	booked        schedule.Choice // of decode, made before prefill was sent
+	planned       string          // X-Sluice-Plan, "" for none
+	prefillCached int             // predicted, tokens
+	prefilled     bool            // pair.Prefill's work is in the answer
+	handed        bool            // the Family wrote the decode leg
+}
+
+// recycle forgets what borrows from the exchange, keeps bounded scratch.
+func (q *request) recycle() {
+	const most = 1 << 20
+	r := q.r
+	q.hold(false)
+	q.unwatch()
+	q.abandon()
+	q.vigil.forget()
+	q.booked.Reservation.Release()
+	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
+		return // let the collector have what one huge prompt needed
+	}
+	q.scratch.empty()
+	q.run = run{}
+	r.requests.Put(q)
+}
+
+// empty leaves nothing but memory.
+func (s *scratch) empty() {
+	s.prompt = tokenize.Prompt{Tokens: s.prompt.Tokens[:0]}
+	s.sized, s.keys, s.keyRoom = s.sized[:0], s.keys[:0], s.keyRoom[:0]
+	clear(s.counted.bases[:cap(s.counted.bases)])
+	s.counted = census{sizes: s.counted.sizes[:0], bases: s.counted.bases[:0]}
+	if s.left.wasTold() {
+		s.call, s.left = nil, nil
+	}
+	s.rooms = s.rooms.again()
+	s.excluded, s.passed = s.excluded[:0], s.passed[:0]
+	clear(s.fields[:cap(s.fields)])
+	clear(s.leg.Edits[:cap(s.leg.Edits)])
+	clear(s.segments[:cap(s.segments)])
+	s.fields, s.segments = s.fields[:0], s.segments[:0]
+	s.leg.reset()
+	s.answer, s.reply, s.ticket = s.answer[:0], s.reply[:0], s.ticket[:0]
+}
