@@ -168,12 +168,16 @@ func TestRoutedEnds(t *testing.T) {
 		t.Run(fam.name, func(t *testing.T) {
 			f := routedFleet(t, fam)
 			dialEngine(t, f.router, "unix") // it is open from here on
+			handing := fam.handing
+			if handing.Delay > 0 {
+				handing.Delay = 500 * time.Millisecond // a busy machine must be able to stop it meanwhile
+			}
 			for i, phase := range []struct {
 				name string
 				departure
 			}{
 				{"prefill", departure{at: f.prefills, seen: f.prefills, fault: sim.Fault{Kind: sim.Stall}}},
-				{"between the legs", departure{at: f.decodes, seen: f.decodes, fault: f.family.handing, held: true}},
+				{"between the legs", departure{at: f.decodes, seen: f.decodes, fault: handing, held: true}},
 				{"decode", departure{at: f.decodes, seen: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, held: true, decoding: true}},
 			} {
 				for k, end := range routedEnds {
