@@ -76,6 +76,11 @@ func serveAPI(c *conn, r *httpRequest) *job {
 			h = nil // vLLM without a connector warns and ignores it
 		}
 	}
+	if r.path == "/v1/messages" && err == nil && l.e.o.release.checksBudget() {
+		if err = b.checkBudget(); err != nil {
+			h, pd = nil, nil // the body is looked at before anybody reads what it is for
+		}
+	}
 	leg := "plain"
 	switch {
 	case pd != nil:

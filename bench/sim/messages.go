@@ -1,6 +1,9 @@
 package sim
 
-import "strconv"
+import (
+	"encoding/json"
+	"strconv"
+)
 
 // messagesFormat is /v1/messages, Anthropic's: named events, no [DONE], errors of
 // its own shape.
@@ -160,4 +163,25 @@ func (f *messagesFormat) broken(w *chunker, j *job, status int, msg string) {
 	b := append(w.begin(), "event: error\ndata: "...)
 	b = append(b, anthropicError(anthropicType(status), msg)...)
 	w.end(append(b, "\n\n"...))
+}
+
+// checkBudget is vLLM's check of AnthropicMessagesRequest (0.32), which lets the prefill leg
+// of a hand-over by handle pass.
+func (b *body) checkBudget() error {
+	t := b.Thinking
+	if t == nil || t.Type != "enabled" || b.MaxTokens == nil || t.Budget < *b.MaxTokens {
+		return nil
+	}
+	var leg struct {
+		Prefill bool `json:"do_remote_decode"`
+	}
+	if len(b.KVTransfer) > 0 && json.Unmarshal(b.KVTransfer, &leg) == nil && leg.Prefill {
+		return nil
+	}
+	return refuse(400, "thinking", "thinking.budget_tokens (%d) must be less than max_tokens (%d).", t.Budget, *b.MaxTokens)
+}
+
+type thinking struct {
+	Type   string `json:"type"`
+	Budget int    `json:"budget_tokens"`
 }

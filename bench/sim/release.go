@@ -56,6 +56,7 @@ func (r release) lease() time.Duration {
 }
 
 func (r release) heartbeats() bool     { return r.since(22, 0) }
+func (r release) checksBudget() bool   { return r.since(32, 0) }  // of thinking, against max_tokens, but in a prefill leg
 func (r release) flatIDs() bool        { return !r.since(18, 0) } // remote_block_ids is a list, not one of lists
 func (r release) remoteID() bool       { return r.since(13, 0) }  // the handle names the request; before, both legs carry one X-Request-Id
 func (r release) idSuffix() bool       { return r.since(14, 0) }

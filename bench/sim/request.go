@@ -25,6 +25,7 @@ type body struct {
 	Tools         []tool          `json:"tools"`
 	ToolChoice    json.RawMessage `json:"tool_choice"`
 	StopSequences []string        `json:"stop_sequences"`
+	Thinking      *thinking       `json:"thinking"`
 	KVTransfer    json.RawMessage `json:"kv_transfer_params"`
 	RequestID     string          `json:"request_id"`
 	CacheSalt     string          `json:"cache_salt"`

@@ -51,8 +51,10 @@ func connect(t *testing.T, r *testRouter) *leaving {
 	return &leaving{nc: nc, br: bufio.NewReader(nc)}
 }
 
-func (l *leaving) send(id, body string) {
-	fmt.Fprintf(l.nc, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
+func (l *leaving) send(id, body string) { l.sendTo("/v1/chat/completions", id, body) }
+
+func (l *leaving) sendTo(path, id, body string) {
+	fmt.Fprintf(l.nc, "POST "+path+" HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
 }
 
 // event waits for the response head and the first event of its stream.
@@ -237,6 +239,65 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	}
 	if s := p.Stats().Sum(); s.LeasesExpired != 0 {
 		t.Errorf("%d leases were let run out, %d given back", s.LeasesExpired, s.LeasesFreed)
+	}
+}
+
+// A client that leaves between the legs of a message with a budget of thinking: decode would
+// refuse one token with such a budget, and the blocks would stay.
+func TestThinkerLeavesBetweenTheLegs(t *testing.T) {
+	for _, name := range []string{"nixl", "nixl-push"} {
+		t.Run(name, func(t *testing.T) {
+			engine := func(role string) *sim.Engine {
+				return startSim(t, func(o *sim.Options) { o.Role, o.Lease, o.AbortTimeout, o.PD = role, time.Hour, time.Hour, name })
+			}
+			p, d := engine("prefill"), engine("decode")
+			var client atomic.Pointer[leaving]
+			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				body, _ := io.ReadAll(req.Body)
+				out, _ := http.NewRequest(req.Method, p.URL()+req.URL.Path, bytes.NewReader(body))
+				out.Header = req.Header.Clone()
+				resp, err := http.DefaultClient.Do(out)
+				if err != nil {
+					return
+				}
+				defer resp.Body.Close()
+				answer, _ := io.ReadAll(resp.Body)
+				if l := client.Load(); l != nil && req.Method == "POST" && req.URL.Path == "/v1/messages" {
+					l.leave()
+				}
+				w.Header().Set("Content-Length", fmt.Sprint(len(answer)))
+				w.WriteHeader(resp.StatusCode)
+				w.Write(answer)
+			}))
+			defer front.Close()
+			defer front.CloseClientConnections()
+			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+			r := startRouter(t, func(c *config.Config) { c.PD.Family, c.PD.CutAfter = name, 100*time.Millisecond },
+				config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
+			for i := range 10 {
+				id := fmt.Sprint("thinks-", i)
+				l := connect(t, r)
+				client.Store(l)
+				l.sendTo("/v1/messages", id, fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"think of %d"}],"max_tokens":20000,"ignore_eos":true,"stream":%v,"thinking":{"type":"enabled","budget_tokens":1024}}`, i, i%2 == 0))
+				_, _ = io.ReadAll(l.br)
+				wantGone(t, r, id)
+			}
+			quiet(t, r, 30*time.Second, p, d)
+			if n := r.fellBack("abandoned_handle"); name == "nixl" && n == 0 {
+				t.Error("nobody left between the legs: the test shows nothing")
+			}
+			if s := p.Stats().Sum(); s.LeasesExpired != 0 {
+				t.Errorf("%d leases ran out", s.LeasesExpired)
+			}
+			if n := d.Stats().Sum().GeneratedTokens; n > 2000 {
+				t.Errorf("decode made %d tokens for nobody", n)
+			}
+			for _, rec := range generating(d) {
+				if got := member(t, rec.Body, "max_tokens"); got != "20000" {
+					t.Errorf("decode was asked for %s tokens, with the budget", got)
+				}
+			}
+		})
 	}
 }
 

@@ -38,8 +38,7 @@ func (q *request) giveBack() {
 		q.pair.Decode = rank
 		q.leg.reset()
 		q.plan.Family.Decode(&q.leg, &q.pair)
-		q.leg.notStreamed()
-		q.leg.oneToken(&q.pair)
+		stream := q.leg.briefly(&q.pair)
 		opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
 		began := time.Now()
 		by := began.Add(opt.Timeouts.Decode)
@@ -48,7 +47,7 @@ func (q *request) giveBack() {
 		}
 		outcome, unsent := q.callGivingBack(&upstream.Request{
 			Method: "POST", Path: q.path(), Fields: q.headers(rank), Body: q.body(), Deadline: by,
-		}, &choice)
+		}, &choice, stream)
 		choice.Reservation.Release()
 		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(began))
 		if !unsent {
@@ -59,7 +58,7 @@ func (q *request) giveBack() {
 
 // callGivingBack sends the leg and reads its answer, which is for nobody; unsent says
 // that no engine has seen the handle.
-func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice) (outcome string, unsent bool) {
+func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice, stream bool) (outcome string, unsent bool) {
 	fleet := q.r.opt().Fleet
 	resp, err := fleet.Endpoint(choice.Rank).Do(req, nil)
 	if err == nil || !sort(err).unsent {
@@ -69,7 +68,7 @@ func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice)
 	status := 0
 	if err == nil {
 		status = resp.Status
-		q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply())
+		q.reply, err = readAside(resp, q.reply[:0], stream)
 		resp.Release()
 	}
 	if err != nil {
@@ -78,6 +77,16 @@ func (q *request) callGivingBack(req *upstream.Request, choice *schedule.Choice)
 	}
 	fleet.Answered(choice.Rank, status)
 	return statusClass(status), false
+}
+
+// readAside reads an answer that is for nobody: of a stream as much as shows that its engine
+// has the KV.
+func readAside(resp *upstream.Response, dst []byte, stream bool) ([]byte, error) {
+	if stream && resp.Status == 200 {
+		_, err := resp.Peek()
+		return dst, err
+	}
+	return resp.ReadAll(dst, maxPrefillAnswer)
 }
 
 // handBackFor bounds how long a decode engine may wait for blocks that may be gone.
@@ -100,9 +109,7 @@ func (q *request) handBack(failed *worker.Rank) {
 	pair.Decode = choice.Rank
 	q.leg.reset()
 	q.plan.Family.Decode(&q.leg, &pair)
-	q.leg.notStreamed()
-	q.leg.oneToken(&pair)
-	h := &handingBack{r: q.r, choice: choice, began: time.Now()}
+	h := &handingBack{r: q.r, choice: choice, began: time.Now(), stream: q.leg.briefly(&pair)}
 	if !q.part(&h.parted, choice.Rank) {
 		choice.Reservation.Release()
 		return
@@ -118,6 +125,7 @@ type handingBack struct {
 	r      *Runner
 	choice schedule.Choice
 	began  time.Time
+	stream bool // see Leg.briefly
 	parted
 }
 
@@ -128,7 +136,7 @@ func (h *handingBack) run() {
 	resp, err := opt.Fleet.Endpoint(rank).Do(&h.req, nil)
 	if err == nil {
 		outcome = statusClass(resp.Status)
-		_, err = resp.ReadAll(nil, maxPrefillAnswer)
+		_, err = readAside(resp, nil, h.stream)
 		resp.Release()
 	}
 	if err != nil {

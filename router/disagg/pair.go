@@ -164,17 +164,37 @@ func (l *Leg) oneToken(p *Pair) {
 	}
 }
 
-// withoutBudget takes out a budget of thinking, which vLLM (0.32, AnthropicMessagesRequest)
-// holds against max_tokens but in the prefill leg of a hand-over by handle. What the prompt
-// ends with may differ by it, what it begins with does not.
-func (l *Leg) withoutBudget(p *Pair) {
+// budgeted says whether a request has a budget of thinking, which vLLM (0.32,
+// AnthropicMessagesRequest) holds against max_tokens but in the prefill leg of a hand-over
+// by handle.
+func budgeted(p *Pair) bool {
 	if p.Kind != front.Messages || !p.Doc.Has(jsonscan.KeyThinking) {
-		return
+		return false
 	}
 	raw := p.Doc.Raw(jsonscan.KeyThinking)
-	if kind, ok, _ := jsonscan.Find(raw, "type"); ok && string(raw[kind.Start:kind.End]) == `"enabled"` {
+	kind, ok, _ := jsonscan.Find(raw, "type")
+	return ok && string(raw[kind.Start:kind.End]) == `"enabled"`
+}
+
+// withoutBudget takes such a budget out of a leg of one token. What the prompt ends with
+// may differ by it, what it begins with does not.
+func (l *Leg) withoutBudget(p *Pair) {
+	if budgeted(p) {
 		l.Remove(jsonscan.KeyThinking)
 	}
+}
+
+// briefly asks for as little as has a decode engine read the KV and let go of it: one
+// token; or, where a budget stands against that, and its prompt must be prefill's to the
+// last token, a stream, to be left behind its first event.
+func (l *Leg) briefly(p *Pair) (stream bool) {
+	if budgeted(p) {
+		l.Set(jsonscan.KeyStream, jsonTrue)
+		return true
+	}
+	l.notStreamed()
+	l.oneToken(p)
+	return false
 }
 
 // notStreamed asks for one whole answer.
