@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -55,6 +56,17 @@ func (l *leaving) send(id, body string) { l.sendTo("/v1/chat/completions", id, b
 
 func (l *leaving) sendTo(path, id, body string) {
 	fmt.Fprintf(l.nc, "POST "+path+" HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
+}
+
+// left waits until somebody has called leave.
+func (l *leaving) left(t *testing.T) {
+	t.Helper()
+	l.nc.SetReadDeadline(time.Now().Add(30 * time.Second))
+	answer, err := io.ReadAll(l.br)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		l.nc.Close()
+		t.Errorf("the client did not leave within 30 s; it was answered %.300q", answer)
+	}
 }
 
 // event waits for the response head and the first event of its stream.
@@ -219,6 +231,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	r := startRouter(t, func(c *config.Config) {
 		c.PD.Lease, c.PD.CutAfter = lease, 100*time.Millisecond
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
 	},
 		config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
 	for i := range 40 {
@@ -227,7 +240,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		l := connect(t, r)
 		client.Store(l)
 		l.send(id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0)))
-		_, _ = io.ReadAll(l.br)
+		l.left(t)
 		wantGone(t, r, id)
 	}
 	quiet(t, r, lease+time.Second, p, d)
@@ -272,14 +285,17 @@ func TestThinkerLeavesBetweenTheLegs(t *testing.T) {
 			defer front.Close()
 			defer front.CloseClientConnections()
 			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
-			r := startRouter(t, func(c *config.Config) { c.PD.Family, c.PD.CutAfter = name, 100*time.Millisecond },
+			r := startRouter(t, func(c *config.Config) {
+				c.PD.Family, c.PD.CutAfter = name, 100*time.Millisecond
+				c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
+			},
 				config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
 			for i := range 10 {
 				id := fmt.Sprint("thinks-", i)
 				l := connect(t, r)
 				client.Store(l)
 				l.sendTo("/v1/messages", id, fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"think of %d"}],"max_tokens":20000,"ignore_eos":true,"stream":%v,"thinking":{"type":"enabled","budget_tokens":1024}}`, i, i%2 == 0))
-				_, _ = io.ReadAll(l.br)
+				l.left(t)
 				wantGone(t, r, id)
 			}
 			quiet(t, r, 30*time.Second, p, d)
