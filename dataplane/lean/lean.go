@@ -27,6 +27,10 @@ const (
 	held, made, ended = 24 << 20, 8 << 20, 256
 	// calm looks in a row without a collection of Go's own are a quiet moment.
 	calm = 3
+	// late looks behind a collection that was asked for comes another: connections that
+	// were kept for use again have ended meanwhile, which neither makes objects nor ends
+	// goroutines.
+	late = 15
 	// every is how often it is looked at.
 	every = time.Second
 )
@@ -46,6 +50,7 @@ type collector struct {
 	before  sample // the last look's
 	calm    int    // looks since Go has collected
 	asked   sample // when a collection was asked for last
+	later   int    // looks until it is asked for once more; 0: it is not
 }
 
 // look takes a sample in. quiet says that a collection is to be asked for: thousands
@@ -64,7 +69,21 @@ func (c *collector) look(s sample) (quiet bool) {
 	// What has ended since is counted from the most there were.
 	c.asked.goroutines = max(c.asked.goroutines, s.goroutines)
 	c.before = s
-	return c.calm >= calm && s.held >= held && (s.made-c.asked.made >= made || c.asked.goroutines-s.goroutines >= ended)
+	if c.later > 1 {
+		c.later--
+	}
+	if c.calm < calm || s.held < held {
+		return false
+	}
+	if s.made-c.asked.made >= made || c.asked.goroutines-s.goroutines >= ended {
+		c.later = late + 1
+		return true
+	}
+	if c.later == 1 {
+		c.later = 0
+		return true
+	}
+	return false
 }
 
 // collected notes that a collection was asked for and is over.

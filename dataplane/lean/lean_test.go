@@ -46,6 +46,24 @@ func TestLook(t *testing.T) {
 	}
 }
 
+// TestLookOnceMore: what is kept for use again ends without a sign, so a collection is
+// asked for once more behind the one that traffic has brought, and then no more.
+func TestLookOnceMore(t *testing.T) {
+	c := collector{percent: roomy}
+	s := sample{cycles: 1, held: held, made: made}
+	var asked []int
+	for i := range 10 * late {
+		if c.look(s) {
+			asked = append(asked, i)
+			s.cycles += 2
+			c.collected(s)
+		}
+	}
+	if len(asked) != 2 || asked[1]-asked[0] != late {
+		t.Errorf("asked at the looks %v, want two, %d apart", asked, late)
+	}
+}
+
 // TestKeep holds Keep to its word in this process: what a burst has left goes back to
 // the system in a quiet moment, without a word from who made it.
 func TestKeep(t *testing.T) {

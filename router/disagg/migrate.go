@@ -164,7 +164,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	c := &carried{
 		s: s, kind: kind, asked: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
 		model: q.pool.Model, salt: q.salted, most: q.maxTokens,
-		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: q.orDeadline(q.decodeBy(s.began)),
+		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: q.orDeadline(q.decodeBy(s.began.time())),
 	}
 	c.Form = forms[kind]
 	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate
@@ -317,9 +317,10 @@ func (s *streamEnd) closeLeg(outcome string) {
 		s.beside = nil
 	}
 	if s.wait != nil {
-		s.transfer, s.wait = s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, s.tokens-s.predicted), nil
+		told := s.handedOver()
+		s.transfer, s.wait = &told, nil
 	}
-	s.r.opt().Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
+	s.r.opt().Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
 	s.closed = true
 }
 

@@ -17,24 +17,26 @@ import (
 )
 
 // streamEnd is what a relayed stream still needs when its request's scratch has
-// gone back to the pool.
+// gone back to the pool. There are thousands: it just fills a size class of 224 bytes.
 type streamEnd struct {
 	r           *Runner
-	leg         schedule.Leg
 	rank        *worker.Rank
 	requestID   string
 	endpoint    string
 	reservation *schedule.Reservation
 	pass        front.Pass // nil: no keys are asked for
-	status      int
-	received    time.Time
-	began       time.Time
-	tokens      int // of the prompt
-	predicted   int
+	received    moment
+	began       moment
+	status      int32
+	tokens      int32 // of the prompt
+	predicted   int32
 	// With a prefill leg, what its engine found cached (-1 unknown); without,
 	// the decode engine's own report is learned from.
+	found     int32
 	prefilled bool
-	found     int
+	moved     bool // it goes on from another engine
+	closed    bool // the leg's books are: its engine failed, and no other took the stream
+	leg       schedule.Leg
 	beside    *beside         // may still run
 	keys      []blockhash.Seq // of the approximate index; nil where events tell
 
@@ -43,21 +45,30 @@ type streamEnd struct {
 	wait    *transfers.Wait   // of the hand-over
 	prefill *worker.Rank
 
-	transfer  schedule.Transfer // what became of the hand-over, once its wait is closed
-	immovable string            // why the stream cannot go on from another engine
-	moved     bool              // it did
-	closed    bool              // the leg's books are: its engine failed, and no other took the stream
-	carried   *carried          // nil: it cannot
-	on        *worker.Worker    // where Runner.movers has it
+	transfer  *schedule.Transfer // what became of the hand-over of a leg that was closed
+	immovable string             // why the stream cannot go on from another engine
+	carried   *carried           // nil: it cannot
+	on        *worker.Worker     // where Runner.movers has it
 }
+
+// moment is a time counted from the package's start, which takes a third of a Time's room.
+type moment time.Duration
+
+var epoch = time.Now()
+
+func momentOf(t time.Time) moment { return moment(t.Sub(epoch)) }
+
+func (m moment) time() time.Time { return epoch.Add(time.Duration(m)) }
+
+func (m moment) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
 
 // relay hands the stream to the front; it goes on after the handler returned.
 func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
 	s := &streamEnd{
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
-		reservation: choice.Reservation, pass: q.x.Pass(), status: resp.Status, received: q.x.Received, began: began,
-		tokens: q.prompt.Count, predicted: choice.CachedTokens,
-		prefilled: q.prefilled, found: q.pair.PrefillCached, beside: q.beside, given: q.given, grace: q.grace(),
+		reservation: choice.Reservation, pass: q.x.Pass(), status: int32(resp.Status), received: momentOf(q.x.Received), began: momentOf(began),
+		tokens: int32(q.prompt.Count), predicted: int32(choice.CachedTokens),
+		prefilled: q.prefilled, found: int32(q.pair.PrefillCached), beside: q.beside, given: q.given, grace: q.grace(),
 	}
 	q.given, q.call = nil, nil
 	q.rooms.handOn()
@@ -90,7 +101,7 @@ func (s *streamEnd) firstToken() {
 	s.beside.arrived()
 	s.given.Passed()
 	s.reservation.PrefillDone()
-	s.r.opt().Observer.FirstToken(s.endpoint, time.Since(s.received))
+	s.r.opt().Observer.FirstToken(s.endpoint, s.received.since())
 }
 
 func (s *streamEnd) end(res relay.Result) {
@@ -120,7 +131,7 @@ func (s *streamEnd) end(res relay.Result) {
 			b.call.Cut() // prefill would wait for a decode that is no more
 		}
 		if !s.moved {
-			s.found = b.found(-1)
+			s.found = int32(b.found(-1))
 		}
 	}
 	switch {
@@ -132,27 +143,29 @@ func (s *streamEnd) end(res relay.Result) {
 		outcome = "engine_error"
 	}
 	if !s.closed {
-		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, time.Since(s.began))
+		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
 	}
 	opt.Observer.Streamed(s.endpoint, &res)
 	out := schedule.Outcome{
-		Status: s.status, CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
-		OutputTokens: max(res.Usage.Completion, 0), Total: time.Since(s.received),
+		Status: int(s.status), CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
+		OutputTokens: max(res.Usage.Completion, 0), Total: s.received.since(),
 	}
 	if outcome != "ok" {
 		out.Reason = outcome
 	}
-	if s.wait != nil {
-		s.transfer = s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, s.tokens-s.predicted)
+	switch {
+	case s.wait != nil:
+		out.Transfer = s.handedOver()
+	case s.transfer != nil:
+		out.Transfer = *s.transfer
 	}
-	out.Transfer = s.transfer
 	if !res.FirstToken.IsZero() {
-		out.TTFT = res.FirstToken.Sub(s.received)
+		out.TTFT = res.FirstToken.Sub(s.received.time())
 	}
 	if s.prefilled {
-		out.CachedTokens = s.found
+		out.CachedTokens = int(s.found)
 	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.moved {
-		s.r.learn(s.rank, s.keys, s.tokens, s.predicted, res.Usage.Cached, out.Total)
+		s.r.learn(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
 	}
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
@@ -164,6 +177,11 @@ func (s *streamEnd) end(res relay.Result) {
 	}
 }
 
+// handedOver closes the wait for the stream's hand-over and says what became of it.
+func (s *streamEnd) handedOver() schedule.Transfer {
+	return s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
+}
+
 // spend books the stream's tokens to the client's key: what the engine reported, else
 // the prompt's as counted here and an event for each of the output's.
 func (s *streamEnd) spend(res *relay.Result) {
@@ -172,7 +190,7 @@ func (s *streamEnd) spend(res *relay.Result) {
 	}
 	prompt, output := res.Usage.Prompt, res.Usage.Completion
 	if prompt < 0 {
-		prompt = s.tokens
+		prompt = int(s.tokens)
 	}
 	if output < 0 {
 		output = int(min(res.Events, 1<<30))
