@@ -95,6 +95,11 @@ bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw r
 	@scripts/bootstrap.sh --bench
 	@scripts/bench_relay.py --sluice "sluice on event loops=SLUICE_RELAY_DRIVER=loop"
 
+.PHONY: bench-streams
+bench-streams: build ## what a running stream costs the whole router in memory: docs/relay.md
+	@scripts/bench_streams.py
+	@scripts/bench_streams.py --streams 9000 --only ids
+
 .PHONY: bench-routed
 bench-routed: build ## what an item costs over the framed socket, HTTP and gRPC: docs/routed.md
 	@scripts/bench_routed.py --report docs/routed.md

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What a running stream costs a whole router in memory: bin/sluice serve before one
+simulated engine, thousands of streams that come at once and then get an event every
+3 s. Printed is the resident memory of the process (VmRSS) over what it had before they
+came, divided by the streams, so many seconds after the first request.
+
+  ids     prompts of 64 token ids; before them the router has served eight streams, and rested
+  text    as ids, with prompts of some 512 tokens of text, all different: what is learned of
+          them, token ids and who holds which blocks, is kept as well, within bounds of its own
+
+  scripts/bench_streams.py [--streams N] [--at 8,16,24,32] [--only ids,text] [--binary NAME=PATH] [--rounds N]
+"""
+
+import argparse
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+from bench_proxies import wait_ready
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SLUICE = os.path.join(ROOT, "bin", "sluice")
+STEP = 3  # seconds between two events of a stream
+REST = 8  # seconds before the first measurement, in which what ended is let go of
+IDS = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64"]
+TEXT = ["--endpoint", "chat", "--prompt-tokens", "512", "--shared-prefix", "0"]
+CASES = {"ids": IDS, "text": TEXT}
+
+
+class Process:
+    def __init__(self, *argv, binary=SLUICE):
+        self.err = tempfile.TemporaryFile()
+        self.p = subprocess.Popen([binary, *argv], stdout=subprocess.PIPE, stderr=self.err, text=True)
+        self.addr = self.p.stdout.readline().strip()
+        if not self.addr:
+            sys.exit("%s did not start: %s" % (" ".join(argv), self.stderr()))
+
+    def stderr(self):
+        self.err.seek(0)
+        return self.err.read().decode(errors="replace")[-2000:]
+
+    def rss_kib(self):
+        with open("/proc/%d/status" % self.p.pid) as f:
+            return int(re.search(r"^VmRSS:\s+(\d+)", f.read(), re.M).group(1))
+
+    def stop(self):
+        self.p.terminate()
+        try:
+            self.p.wait(10)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+            self.p.wait()
+
+
+def load(addr, users, *flags):
+    """Starts a load; it is over when each of its requests is."""
+    return subprocess.Popen([SLUICE, "load", "--quiet", "--url", "http://" + addr, "--concurrency", str(users), "--seed", str(time.time_ns() % 2**32), *flags],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(running, what):
+    if running.wait():
+        sys.exit("%s failed: %s" % (what, running.stderr.read()[-1000:]))
+
+
+def measure(binary, case, streams, at):
+    prompts = CASES[case]
+    procs = []
+    sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", str(2 * streams), "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", str(80 * streams)]
+    try:
+        engine = Process(*sim, "--cost-step", "%ds" % STEP)
+        procs.append(engine)
+        wait_ready(engine.addr, "/health")
+        router = Process("serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine.addr, binary=binary)
+        procs.append(router)
+        wait_ready(router.addr, "/readyz")
+        finish(load(router.addr, 8, *prompts, "--requests", "8", "--output-tokens", "2", "--duration", "60s"), "the first streams")
+        time.sleep(REST)
+        idle = router.rss_kib()
+        began = time.time()
+        tokens = (at[-1] + 60) // STEP
+        running = load(router.addr, streams, *prompts, "--requests", str(streams), "--output-tokens", str(tokens), "--duration", "%ds" % (at[-1] + 120))
+        row = []
+        for t in at:
+            time.sleep(max(0, began + t - time.time()))
+            if running.poll() is not None:
+                sys.exit("the streams ended early: " + running.stderr.read()[-1000:])
+            row.append((router.rss_kib() - idle) / streams)
+        running.kill()
+        running.wait()
+        return idle, row
+    finally:
+        for p in reversed(procs):
+            p.stop()
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--streams", type=int, default=3000)
+    ap.add_argument("--at", default="8,16,24,32", help="seconds after the first request")
+    ap.add_argument("--rounds", type=int, default=1)
+    ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more build of the router; may be repeated")
+    a = ap.parse_args()
+    if not os.path.exists(SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 2 * a.streams + 200 > most:
+        sys.exit("%d streams take %d descriptors in the router, and this machine gives a process %d" % (a.streams, 2 * a.streams + 200, most))
+    at = [int(t) for t in a.at.split(",")]
+    builds = [b.split("=", 1) for b in a.binary] + [("sluice", SLUICE)]
+    print("| KiB a stream, of %d | before, MiB | %s |" % (a.streams, " | ".join("%d s" % t for t in at)))
+    print("|" + " --- |" * (len(at) + 2), flush=True)
+    for case in a.only.split(","):
+        for _ in range(a.rounds):
+            for name, path in builds:
+                idle, row = measure(path, case, a.streams, at)
+                label = case if len(builds) == 1 else "%s: %s" % (case, name)
+                print("| %s | %.0f | %s |" % (label, idle / 1024, " | ".join("%.1f" % k for k in row)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
