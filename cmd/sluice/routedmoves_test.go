@@ -46,7 +46,7 @@ const movedTokens = 1500
 func underMove(t *testing.T, r *testRouter, engines map[string]*sim.Engine, prompt []uint32, n int, move routedMove) (a *routedAnswer, on string) {
 	t.Helper()
 	for _, e := range engines {
-		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 1})
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 2}) // a trial that is declined, and the stream
 	}
 	req := routedRequest(prompt, n)
 	req.Annotations = []string{"decision"}
