@@ -274,7 +274,7 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		{"reasoning", "/v1/chat/completions", chat + `"reasoning_effort":"high"`},
 		{"tools", "/v1/messages", chat + `"tools":[{"name":"f","input_schema":{}}]`},
 		{"stop", "/v1/messages", chat + `"stop_sequences":["zzz"]`},
-		{"reasoning", "/v1/messages", chat + `"thinking":{"type":"enabled","budget_tokens":1024}`},
+		{"reasoning", "/v1/messages", chat + `"thinking":{"type":"enabled","budget_tokens":20}`},
 		{"no_prompt_ids", "/v1/messages", `"messages":[{"role":"user","content":[{"type":"text","text":"a part"}]}]`},
 		{"structured", "/v1/responses", `"input":"go on","text":{"format":{"type":"json_schema","schema":{}}}`},
 		{"logprobs", "/v1/responses", `"input":"go on","include":["message.output_text.logprobs"]`},

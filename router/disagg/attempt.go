@@ -130,6 +130,10 @@ func (q *request) startPair() {
 // where the configuration or the family forbids it.
 func (q *request) decodePlainly() bool {
 	q.pair.Handle = nil
+	if q.x.Gone() { // an engine that is hung up may still answer, with nothing
+		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
+		return false
+	}
 	tries := ", after " + strconv.Itoa(q.attempt) + " tries, and "
 	switch {
 	case q.plan.Traits.NoPlain:
