@@ -73,7 +73,9 @@ func (st *stream) begin() *beginning {
 func (st *stream) begun() {
 	if b := st.first; b != nil {
 		*b = beginning{room: b.room[:0]}
-		beginnings.Put(b)
+		if cap(b.room) <= joinBytes { // a whole answer's events may be in it
+			beginnings.Put(b)
+		}
 		st.first, st.head = nil, nil
 	}
 }

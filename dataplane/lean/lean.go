@@ -31,6 +31,9 @@ const (
 	// were kept for use again have ended meanwhile, which neither makes objects nor ends
 	// goroutines.
 	late = 15
+	// share is how many times as long as one took none is asked for behind it: of a large
+	// heap it takes long, and 8 MiB are made in a moment where there is traffic.
+	share = 100
 	// every is how often it is looked at.
 	every = time.Second
 )
@@ -51,6 +54,7 @@ type collector struct {
 	calm    int    // looks since Go has collected
 	asked   sample // when a collection was asked for last
 	later   int    // looks until it is asked for once more; 0: it is not
+	rest    int    // looks until one may be asked for at all
 }
 
 // look takes a sample in. quiet says that a collection is to be asked for: thousands
@@ -72,7 +76,10 @@ func (c *collector) look(s sample) (quiet bool) {
 	if c.later > 1 {
 		c.later--
 	}
-	if c.calm < calm || s.held < held {
+	if c.rest > 0 {
+		c.rest--
+	}
+	if c.calm < calm || c.rest > 0 || s.held < held {
 		return false
 	}
 	if s.made-c.asked.made >= made || c.asked.goroutines-s.goroutines >= ended {
@@ -140,8 +147,10 @@ func Keep(ctx context.Context) {
 		if quiet {
 			// Pools let go of what lies in them at the second collection, which is the
 			// one that gives what is free back.
+			began := time.Now()
 			runtime.GC()
 			debug.FreeOSMemory()
+			c.rest = min(int(share*time.Since(began)/every), 300)
 			if s, ok = from.read(); ok {
 				c.collected(s)
 			}

@@ -64,6 +64,16 @@ func TestLookOnceMore(t *testing.T) {
 	}
 }
 
+// TestLookRests: behind a collection that took long there is none for long.
+func TestLookRests(t *testing.T) {
+	c := collector{percent: roomy, rest: 10}
+	for i := range 10 {
+		if quiet := c.look(sample{cycles: 1, held: held, made: made}); quiet != (i == 9) {
+			t.Errorf("look %d: quiet %v", i, quiet)
+		}
+	}
+}
+
 // TestKeep holds Keep to its word in this process: what a burst has left goes back to
 // the system in a quiet moment, without a word from who made it.
 func TestKeep(t *testing.T) {

@@ -24,6 +24,7 @@ const (
 // cannot fail: with nothing found, the choice goes by load alone.
 func (q *request) findPrompt() {
 	if !q.x.Endpoint.Disaggregable {
+		q.approx.Reset() // what another request found
 		return
 	}
 	if q.chosen() {

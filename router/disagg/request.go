@@ -114,6 +114,9 @@ type run struct {
 func (q *request) recycle() {
 	const most = 1 << 20
 	r := q.r
+	if q.x != nil {
+		q.x.OnGone(nil) // behind a panic the last leg's cut may be armed yet
+	}
 	q.hold(false)
 	q.unwatch()
 	q.abandon()
@@ -137,6 +140,8 @@ func (s *scratch) empty() {
 		s.call, s.left = nil, nil
 	}
 	s.rooms = s.rooms.again()
+	clear(s.excluded[:cap(s.excluded)]) // lets go of ranks that have left
+	clear(s.passed[:cap(s.passed)])
 	s.excluded, s.passed = s.excluded[:0], s.passed[:0]
 	clear(s.fields[:cap(s.fields)])
 	clear(s.leg.Edits[:cap(s.leg.Edits)])
