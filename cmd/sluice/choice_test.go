@@ -254,3 +254,22 @@ func TestBurstSpreads(t *testing.T) {
 	}
 	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
 }
+
+// TestEmbeddingsAreNobodysPrompt: what has no prompt in any cache is placed by load alone,
+// not by what a request before it was found to hold.
+func TestEmbeddingsAreNobodysPrompt(t *testing.T) {
+	a := startSim(t, func(o *sim.Options) { o.KVEvents = "off" })
+	r := startRouter(t, nil, at(a, worker.Aggregated, "a"))
+	chat := fmt.Sprintf(`{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("a long prompt ", 200))
+	for range 8 {
+		for range 2 {
+			if got := post(t, r.URL+"/v1/chat/completions", chat); got.Status != 200 {
+				t.Fatal(got.Status)
+			}
+		}
+		got := post(t, r.URL+"/v1/embeddings", `{"model":"sim","input":"hello"}`)
+		if cached := got.Header.Get("X-Sluice-Cached-Tokens"); got.Status != 200 || cached != "" && cached != "0" {
+			t.Fatalf("status %d, %q cached tokens foretold", got.Status, cached)
+		}
+	}
+}
