@@ -52,6 +52,41 @@ func TestWholeStreamBeginsBadly(t *testing.T) {
 	}
 }
 
+// TestStreamBeginsBadlyBeforeItsIDs: a stream could go on elsewhere once its first event has
+// told the prompt's ids; one that fails with that is run again.
+func TestStreamBeginsBadlyBeforeItsIDs(t *testing.T) {
+	e0, e1 := startSim(t, nil), startSim(t, nil)
+	r := startRouter(t, both(hasty, func(c *config.Config) { c.Tokens.Mode = "text" }), at(e0, worker.Aggregated, "w0"), at(e1, worker.Aggregated, "w1"))
+	want := post(t, e0.URL()+"/v1/chat/completions", chat("")).text(t)
+	for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Status: 429}, {Kind: sim.Cut, Phase: "body"}} {
+		fault.N = 1
+		e0.Fault(fault)
+		for range 2 {
+			a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`))
+			if a.Status != 200 || a.text(t) != want || strings.Count(string(a.Body), "[DONE]") != 1 {
+				t.Errorf("%s %d: %d %s", fault.Kind, fault.Status, a.Status, a.Body)
+			}
+		}
+	}
+	if n := e0.Stats().Faults; n != 3 {
+		t.Errorf("%d faults struck, want 3", n)
+	}
+}
+
+// TestCommentsBeginWithTheHead: where comments are asked for a head waits for no event, of
+// a stream that cannot go on elsewhere either.
+func TestCommentsBeginWithTheHead(t *testing.T) {
+	e0, e1 := startSim(t, nil), startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) { c.Relay.KeepAlive = 10 * time.Millisecond }, at(e0, worker.Aggregated, "w0"), at(e1, worker.Aggregated, "w1"))
+	for _, e := range []*sim.Engine{e0, e1} {
+		e.Fault(sim.Fault{Kind: sim.Stall, Phase: "body", Delay: 500 * time.Millisecond})
+	}
+	a := post(t, r.URL+"/v1/chat/completions", chat(`,"seed":3,"stream":true`))
+	if a.Status != 200 || !strings.HasPrefix(string(a.Body), keepAliveComment) || strings.Count(string(a.Body), "[DONE]") != 1 {
+		t.Errorf("%d %s, want comments and then the answer", a.Status, a.Body)
+	}
+}
+
 // SGLang tells in an ordinary event of /generate that KV did not come.
 func TestNativeStreamBeginsAborted(t *testing.T) {
 	engine := func(role string) *sim.Engine {

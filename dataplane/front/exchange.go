@@ -155,6 +155,12 @@ func (x *Exchange) Gone() bool {
 	return c.gone.left.Load() || c.gone.id == 0 && c.raw != nil && hasLeft(c.raw)
 }
 
+// Comments says that a stream's head is to go out with the engine's, for comments begin
+// behind it (Options.KeepAlive).
+func (x *Exchange) Comments() bool {
+	return x.srv != nil && x.srv.live().KeepAlive > 0 && !x.srv.live().EarlyHead
+}
+
 // SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
 // follows; a later call with the same name replaces the value.
 func (x *Exchange) SetHeader(name, value string) {

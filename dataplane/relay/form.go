@@ -57,7 +57,7 @@ func (t *Transcript) keep(text []byte) {
 // status as code, 0 for none: it is held back, or, where it speaks of the request,
 // the client's to see.
 func (t *Transcript) broke(dst, event []byte, code int) []byte {
-	if t.holds && (code < 400 || code >= 500) {
+	if t.holds && (code < 400 || code >= 500 || code == 429) {
 		t.Failed = append([]byte(nil), event...)
 		return dst
 	}

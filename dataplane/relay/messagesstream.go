@@ -115,7 +115,7 @@ func (t *Transcript) follow(dst, event, data []byte) []byte {
 		t.stuck("unreadable")
 		return dst
 	case n.failed:
-		if t.Failed = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 {
+		if t.Failed = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 && n.failedCode != 429 {
 			t.stuck("refused")
 		}
 		return dst

@@ -106,19 +106,21 @@ func statusIn(object []byte, name string) int {
 
 // awaitsBeginning says whether a stream is looked at before anything of it goes to the
 // client: where a hand-over may be lost, where what follows repeats its first event, and
-// where it could be run again and could not go on elsewhere later.
+// where it could be run again and could not go on elsewhere later, unless comments are to
+// go out from the engine's head on.
 func (q *request) awaitsBeginning(resp *upstream.Response, rank *worker.Rank, candidates []*worker.Rank) bool {
 	switch {
 	case q.beside != nil, q.pair.Trial, q.told, q.taking != nil, q.vigil.watches(), q.firstByText():
 		return true
 	}
-	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && q.attempt < q.pd.MaxAttempts && q.others(candidates, rank)
+	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && !q.x.Comments() && q.attempt < q.pd.MaxAttempts && q.others(candidates, rank)
 }
 
 // goesOn says whether the stream will be carried (see carry), who then takes care of what
-// befalls it from its first byte on.
+// befalls it from its first byte on. Where the prompt's ids are to come with the first
+// event it cannot before that.
 func (q *request) goesOn(resp *upstream.Response) bool {
-	return q.unmovable == "" && (q.why == "" || q.why == "engine" && q.ownIDs()) && resp.ContentLength == upstream.LengthChunked
+	return q.unmovable == "" && q.knowsPrompt() && (q.why == "" || q.why == "engine" && q.ownIDs()) && resp.ContentLength == upstream.LengthChunked
 }
 
 // beginning waits for as much of a stream as tells how it begins; declined says that a

@@ -222,7 +222,9 @@ func (q *request) join() error {
 	if b.failed || b.call.WasCut() {
 		return upstream.ErrCut
 	}
-	q.pair.Answer = b.answer
+	if b.answer != nil {
+		q.pair.Answer, b.answer = b.answer, nil // the stream keeps b, and need not keep this too
+	}
 	return nil
 }
 

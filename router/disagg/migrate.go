@@ -277,6 +277,9 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 // grammar, nil where there is none; why says that the client's text is no beginning of
 // what it allows.
 func (c *carried) grammar() (member []byte, why string) {
+	if c.asked.oneOf == nil {
+		return nil, ""
+	}
 	told := jsonscan.Unquote(make([]byte, 0, len(c.Text)), append(append([]byte{'"'}, c.Text...), '"'))
 	member, ok := c.asked.left(nil, told)
 	switch {
