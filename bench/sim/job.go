@@ -207,12 +207,17 @@ func (j *job) abort() {
 	<-j.done
 }
 
+// usage counts every prompt once; of several vLLM tells what was found of the first that
+// began, SGLang of all together.
 func (j *job) usage() (prompt, completion, cached int) {
-	for _, s := range j.seqs {
+	sums := j.c.life.e.o.Engine == "sglang"
+	for i, s := range j.seqs {
 		completion += len(s.out)
 		if s.index%j.params.n == 0 {
 			prompt += len(s.prompt)
-			cached += s.cached
+			if sums || i == 0 {
+				cached += s.cached
+			}
 		}
 	}
 	if h := j.params.handle; h != nil && h.prefillCached != nil {

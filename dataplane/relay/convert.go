@@ -58,6 +58,7 @@ type Seam struct {
 	of    []*Sequence // the choices that the engine was asked for, in its order; nil: the first
 	begun []bool      // of them, those whose first event is out
 	all   func() int  // tokens of all choices, where there are several
+	sums  int         // of how many prompts cached_tokens is the sum; 0: it is of one
 }
 
 // sequence is what the engine's choice i belongs to, nil where nothing.
@@ -226,9 +227,10 @@ func (c *Conversion) details(dst []byte, w *walker) []byte {
 			continue
 		}
 		if c.Seam != nil && string(key) == "cached_tokens" {
-			// What was told counts as output, not as prompt that was found.
+			// What was told counts as output, not as prompt that was found. The client has one
+			// prompt: of a sum over several, which all begin with it, the mean is told.
 			cached := walker{b: value}
-			dst = strconv.AppendInt(dst, int64(min(max(cached.digits(), 0), c.Seam.Prompt)), 10)
+			dst = strconv.AppendInt(dst, int64(min(max(cached.digits(), 0)/max(c.Seam.sums, 1), c.Seam.Prompt)), 10)
 			continue
 		}
 		dst = append(dst, value...)

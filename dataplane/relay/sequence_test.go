@@ -112,6 +112,29 @@ func TestManyGoOn(t *testing.T) {
 	}
 }
 
+// TestManyHaveOnePrompt: cached_tokens is of the client's one prompt, whether the engine
+// that was given one for each choice tells what it found of the first or of all together.
+func TestManyHaveOnePrompt(t *testing.T) {
+	usage := func(cached int) string {
+		return strings.Replace(usageEvent, `"completion_tokens":100`, fmt.Sprintf(`"completion_tokens":100,"prompt_tokens_details":{"cached_tokens":%d}`, cached), 1)
+	}
+	for _, k := range []struct {
+		sums       bool
+		told, want int
+	}{
+		{false, 4, 4}, {false, 9, 6}, // what was told before is output, though it was found
+		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
+	} {
+		tr := &Transcript{Choices: 3, Prompt: []uint32{1, 2, 3, 4, 5, 6}, Limit: 2, SumsCached: k.sums}
+		got, _, _ := relayMany(t, tr,
+			chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"), many(2, "B", `"stop"`, "[21]")), // two are left
+			chunksOf(many(0, "d", `"length"`, "[31]"), many(1, "e", `"length"`, "[12]"), usage(k.told), doneEvent)+"0\r\n\r\n")
+		if want := fmt.Sprintf(`"prompt_tokens_details":{"cached_tokens":%d}`, k.want); !strings.Contains(got, want) {
+			t.Errorf("sums %v, %d told: want %s in\n%s", k.sums, k.told, want, got)
+		}
+	}
+}
+
 // many2 is many without ids, as a Conversion writes it.
 func many2(index int, text, finish string) string {
 	return strings.Replace(strings.Replace(many(index, text, finish, "null"), `,"prompt_token_ids":null,"token_ids":null`, "", 1), `"stop_reason":null`, `"stop_reason":null,"token_ids":null,"prompt_token_ids":null`, 1)

@@ -47,6 +47,9 @@ type Transcript struct {
 	// limit, another round follows.
 	Choices int
 	Limit   int
+	// SumsCached: the next engine's cached_tokens is the sum of what it found of each prompt
+	// that it was given (SGLang's), not what it found of the first (vLLM's).
+	SumsCached bool
 	// Before, when set, makes of the engine's events those that the client's
 	// endpoint has.
 	Before Rewriter
@@ -244,6 +247,9 @@ func (t *Transcript) seam() *Seam {
 	}
 	if t.Choices > 1 {
 		s.all = t.tokens
+		if t.SumsCached {
+			s.sums = len(t.asks)
+		}
 	}
 	return s
 }

@@ -247,6 +247,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		return nil, nil
 	}
 	c.ByText, c.Before = false, t.rewriter
+	c.SumsCached = t.s.rank.Worker.Info().Engine == "sglang"
 	if again {
 		s.moveTo(t.s)
 		return t.resp, t.call
