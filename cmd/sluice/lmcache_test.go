@@ -33,18 +33,24 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// lmcacheRig is one prefill and two decode workers of two tensor-parallel ranks,
+// lmcacheRig is one prefill and some decode workers of two tensor-parallel ranks,
 // with notifications over ZMQ, and a whole engine to compare with.
 type lmcacheRig struct {
 	p, whole *sim.Engine
-	d        [2]*sim.Engine
+	d        []*sim.Engine
 	*testRouter
 }
 
 func startLMCache(t *testing.T, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheRig {
 	t.Helper()
+	return startLMCacheOf(t, 2, prefill, cfg)
+}
+
+// startLMCacheOf starts so many decode workers.
+func startLMCacheOf(t *testing.T, decode int, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheRig {
+	t.Helper()
 	port := freePort(t)
-	g := &lmcacheRig{whole: startSim(t, nil)}
+	g := &lmcacheRig{whole: startSim(t, nil), d: make([]*sim.Engine, decode)}
 	g.p = startSim(t, func(o *sim.Options) {
 		o.PD, o.Role, o.LMCacheProxy = "lmcache", "prefill", fmt.Sprintf("tcp://127.0.0.1:%d", port)
 		if prefill != nil {

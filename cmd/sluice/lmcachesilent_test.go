@@ -75,6 +75,48 @@ func TestLMCacheSilentWorkerIsPassedOver(t *testing.T) {
 	}
 }
 
+// The only decode worker is not asked for a prompt of which it may hold blocks that nobody
+// wrote, be it that no notification came or that prefill broke: a plain request would find
+// them too. Other prompts go on.
+func TestLMCacheOneDecodeWorker(t *testing.T) {
+	for _, c := range []struct {
+		name, look string
+		fault      sim.Fault
+		waits      float64
+	}{
+		{"never written", "pd_proxy_host", sim.Fault{Kind: sim.Stall, Path: "write", N: 1}, 1},
+		{"prefill breaks", "prefill on p0/0 failed", sim.Fault{Kind: sim.Reset, Leg: "prefill"}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			g := startLMCacheOf(t, 1, nil, impatient(300*time.Millisecond))
+			g.p.Fault(c.fault)
+			f := phrasings(35, "")
+			a := post(t, g.URL+f[0].path, f[0].body)
+			if msg, _, _ := a.errorOf(t); a.Status != 503 || a.Header.Get("X-Sluice-Reason") != "kv_not_written" || !strings.Contains(msg, c.look) || !strings.Contains(msg, "d0/0") {
+				t.Errorf("%d %s: %s", a.Status, a.Header.Get("X-Sluice-Reason"), msg)
+			}
+			if n := len(generating(g.d[0])); n != 0 {
+				t.Errorf("decode was sent %d requests", n)
+			}
+			if n := g.fellBack("not_completed"); n != c.waits {
+				t.Errorf("%v waits given up, want %v", n, c.waits)
+			}
+			if n := g.metric(`sluice_requests_refused_total{endpoint="` + f[0].path + `",reason="kv_not_written"}`); n != 1 {
+				t.Errorf("%v refusals counted, want 1", n)
+			}
+			g.p.ClearFaults()
+			for _, other := range phrasings(36, "")[:2] {
+				g.like(t, other)
+			}
+			if n := g.d[0].Stats().Sum().GarbageReads; n != 0 {
+				t.Errorf("%d reads of blocks that were not written", n)
+			}
+			quiet(t, g.testRouter, 20*time.Second, g.p, g.d[0])
+		})
+	}
+}
+
 // Where no prefill worker tells, decode workers do it all, without a wait for each request.
 func TestLMCacheAllAreSilent(t *testing.T) {
 	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy = "" }, impatient(50*time.Millisecond))

@@ -166,8 +166,9 @@ type PD struct {
 	CutAfter time.Duration `yaml:"cut_after" min:"0s"`
 	// NotifyWait is how long after prefill's answer the completions of a transfer are awaited
 	// that come from elsewhere (family lmcache), never beyond lease minus lease_margin; then
-	// others run the request, and a worker that is silent again and again gets no more. 0:
-	// they are not awaited, for prefill workers with pd_skip_proxy_notification [5s].
+	// others run the request, or it is refused (kv_not_written) where no other decode worker
+	// is left, and a worker that is silent again and again gets no more. 0: they are not
+	// awaited, for prefill workers with pd_skip_proxy_notification [5s].
 	NotifyWait  time.Duration `yaml:"notify_wait" min:"0s"`
 	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
 	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]

@@ -26,9 +26,9 @@ func (q *request) expect() Expectation {
 const partyCheck = 200 * time.Millisecond
 
 // await waits between the legs until the transfer is told complete. When that takes longer
-// than PD.NotifyWait the pair is run again with others; where there is no other decode worker
-// the wait goes on to the end of the lease, and then decode runs all the same. So it is too,
-// with others, when one of the two engines is lost meanwhile. It answers when the client leaves.
+// than PD.NotifyWait the pair is run again with others, or another decode worker does it all;
+// so it is too when one of the two engines is lost meanwhile. Where there is no other decode
+// worker the request is refused. It answers when the client leaves.
 func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	select {
 	case <-awaited.Done():
@@ -39,13 +39,9 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	gone := make(chan struct{})
 	q.x.OnGone(func() { close(gone) })
 	defer q.x.OnGone(nil)
-	limit := q.handleAt.Add(q.pd.Lease - q.pd.LeaseMargin)
-	if by := began.Add(q.r.opt().Timeouts.Prefill); by.Before(limit) {
-		limit = by
-	}
-	until, missed := q.handleAt.Add(q.pd.NotifyWait), false
-	if limit.Before(until) {
-		until = limit
+	until := q.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
+	if by := began.Add(q.r.opt().Timeouts.Prefill); by.Before(until) {
+		until = by
 	}
 	timer, check := time.NewTimer(time.Until(until)), time.NewTicker(partyCheck)
 	defer timer.Stop()
@@ -60,19 +56,8 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 				return q.transferLost(lost)
 			}
 		case <-timer.C:
-			if !missed {
-				missed = true
-				q.r.silences.missed(q.pair.Prefill, q.r.opt().Log)
-			}
-			if q.others(q.plan.Decode, q.pair.Decode) {
-				return q.notWritten()
-			}
-			if left := time.Until(limit); left > 0 {
-				timer.Reset(left)
-				continue
-			}
-			q.fellBack("not_completed", q.silentFor())
-			return prefillDone
+			q.r.silences.missed(q.pair.Prefill, q.r.opt().Log)
+			return q.notWritten()
 		case <-gone:
 			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
 			return prefillAnswered
@@ -80,30 +65,38 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 	}
 }
 
-func (q *request) silentFor() string {
-	return fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
-}
-
 // notWritten takes in that nobody told that the KV has been written: the pair is run again
 // with other workers, or another decode worker does it all.
 func (q *request) notWritten() prefillEnd {
 	q.pair.Handle, q.prefilled, q.unsent = nil, false, false
-	q.fellBack("not_completed", q.silentFor()+"; "+q.pair.Decode.ID.String()+" may have blocks of it that were never written, and is passed over")
+	silent := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
+	q.fellBack("not_completed", silent+"; "+q.pair.Decode.ID.String()+" may have blocks of it that were never written")
 	q.excluded = append(q.excluded, q.pair.Prefill)
-	q.taint()
+	if !q.taint(silent + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.notify_wait 0)") {
+		return prefillAnswered
+	}
 	if q.attempt < q.pd.MaxAttempts && q.other(q.plan.Prefill) && q.retryGranted() {
 		return prefillAgain
 	}
 	return prefillNone
 }
 
-// taint passes over the decode worker that a prefill leg named which broke, where there is
-// another: LMCache's receiver shows blocks from when it has made room for them, written or
-// not, and would read, and not ask for again, what was in that memory before.
-func (q *request) taint() {
-	if d := q.pair.Decode; d != nil && q.plan.Traits.NamesDecode && !q.isExcluded(d) && q.others(q.plan.Decode, d) {
+// taint passes over the decode worker that a prefill leg named which broke: LMCache's
+// receiver shows blocks from when it has made room for them, written or not, and would
+// read, and not ask for again, what was in that memory before. It would whatever it is sent
+// of this prompt, a plain request too; so where there is no other the request is refused, why
+// being what befell the leg, and false returned.
+func (q *request) taint(why string) bool {
+	d := q.pair.Decode
+	switch {
+	case d == nil || !q.plan.Traits.NamesDecode || q.isExcluded(d):
+	case q.others(q.plan.Decode, d):
 		q.excluded = append(q.excluded, d)
+	default:
+		q.refuse(front.KVNotWritten, fmt.Sprintf("%s may hold blocks of this prompt that were never written, and no other decode worker is left: %s", d.ID, why), 0)
+		return false
 	}
+	return true
 }
 
 // lostParty is an engine of the transfer that is no longer ready; nil: none.
@@ -123,8 +116,10 @@ func (q *request) lostParty() *worker.Rank {
 func (q *request) transferLost(lost *worker.Rank) prefillEnd {
 	q.pair.Handle, q.prefilled = nil, false
 	q.excluded = append(q.excluded, lost)
-	q.taint()
 	q.fellBack("transfer_lost", lost.ID.String()+" is not ready any more; the pair is run again")
+	if !q.taint(lost.ID.String() + " is not ready any more, and has not told that it has written") {
+		return prefillAnswered
+	}
 	if q.other(q.plan.Prefill) && q.other(q.plan.Decode) {
 		return prefillAgain
 	}

@@ -179,8 +179,8 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 	}
 	f := q.failed(rank, "prefill", err)
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
-	if f.suspect {
-		q.taint()
+	if f.suspect && !q.taint(fmt.Sprintf("prefill on %s failed: %v", rank.ID, err)) {
+		return prefillAnswered
 	}
 	if q.suspects >= maxSuspects {
 		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
