@@ -3,8 +3,10 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -138,6 +140,65 @@ func TestNativeScoresAreLost(t *testing.T) {
 				t.Errorf("%d faults struck, want 1", n)
 			}
 			quiet(t, r, 20*time.Second, p0, p1, d)
+		})
+	}
+}
+
+// TestNativeScoresAreCounted: what every event of a stream repeats of prefill's answer is held
+// until the stream ends, against limits.body_budget; what does not fit in is refused.
+func TestNativeScoresAreCounted(t *testing.T) {
+	list := strings.Repeat(`[-1.5,1001,null],`, 5000)
+	scored := `{"text":"a","meta_info":{"id":"x","finish_reason":{"type":"length","length":1},"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[` + strings.TrimSuffix(list, ",") + `]},"disaggregated_params":{"bootstrap_host":"127.0.0.1","bootstrap_port":8998,"bootstrap_room":7}}`
+	const event = `data: {"text":"a","meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[]}}` + "\n\n"
+	for _, c := range []struct {
+		name   string
+		beside bool
+		budget int64
+	}{{"beside", true, 1 << 20}, {"first", false, 1 << 20}, {"beside, no room", true, 64 << 10}, {"first, no room", false, 64 << 10}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			end, cut := make(chan struct{}), make(chan struct{})
+			p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, scored) })
+			d := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprintf(w, event, "null")
+				w.(http.Flusher).Flush()
+				select {
+				case <-end:
+					fmt.Fprintf(w, event+"data: [DONE]\n\n", `{"type":"length","length":1}`)
+				case <-r.Context().Done():
+					close(cut)
+				}
+			})
+			pw := p.at(worker.Prefill, "p0")
+			if c.beside {
+				pw = p.withBootstrap("p0")
+			}
+			r := startRouter(t, both(sglangPD, func(cfg *config.Config) { cfg.Limits.MaxBody, cfg.Limits.BodyBudget = 16<<10, c.budget }), pw, d.at(worker.Decode, "d0"))
+			used := func() float64 { return r.metric("sluice_memory_budget_used_bytes") }
+			var a *answer
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				a = post(t, r.URL+"/generate", `{"input_ids":[1001,1002],"return_logprob":true,"logprob_start_len":0,"stream":true}`)
+			})
+			if c.budget < int64(len(scored)) {
+				wg.Wait()
+				wantReason(t, a, 503, "memory_budget")
+				select {
+				case <-cut:
+				case <-time.After(30 * time.Second):
+					t.Error("decode was not cut")
+				}
+			} else {
+				eventually(t, 30*time.Second, "the scores are counted", func() bool { return used() >= float64(len(scored)) })
+				close(end)
+				wg.Wait()
+				if n := strings.Count(string(a.Body), list[:len(list)-1]); a.Status != 200 || n != 2 {
+					t.Errorf("%d, the scores %d times", a.Status, n)
+				}
+			}
+			idle(t, r)
+			eventually(t, 30*time.Second, "the budget is whole again", func() bool { return used() == 0 })
 		})
 	}
 }

@@ -43,6 +43,15 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 			defer choice.Reservation.Release()
 			return q.lostOn(rank, time.Since(began))
 		}
+		if !q.keepAnswer(resp) {
+			call.Cut()
+			resp.Release()
+			choice.Reservation.Release()
+			opt.Fleet.Answered(rank, resp.Status)
+			opt.Observer.LegEnded(leg, rank.ID, string(front.BudgetSpent), time.Since(began))
+			q.refuseForMemory()
+			return legAnswered
+		}
 		q.nameWorkers(choice)
 		resp.EndBy(q.deadline) // until here a caller whose time is over was as one who leaves
 		q.relay(leg, choice, call, resp, began)

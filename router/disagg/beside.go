@@ -228,6 +228,25 @@ func (q *request) join() error {
 	return nil
 }
 
+// keepAnswer has prefill's answer, where every event of a stream repeats a part of it
+// (Joiner), last as long as the stream, and counted in limits.body_budget; false when there
+// is no memory for it.
+func (q *request) keepAnswer(resp *upstream.Response) (ok bool) {
+	if _, joins := q.answerer().(Joiner); !joins || resp.Status != 200 || !isEvents(resp) {
+		return true
+	}
+	q.lent = new(membudget.Lease)
+	if *q.lent, ok = q.x.Lend(len(q.pair.Answer)); ok {
+		copy(q.lent.Bytes(), q.pair.Answer)
+		q.pair.Answer = q.lent.Bytes()
+	}
+	return ok
+}
+
+func (q *request) refuseForMemory() {
+	q.refuse(front.BudgetSpent, "the memory for request bodies (limits.body_budget) is spent; try again", time.Second)
+}
+
 // broke says whether the leg has ended badly by now.
 func (b *beside) broke() bool {
 	if b == nil {
@@ -284,7 +303,7 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 	if q.beside = q.startBeside(&prefill, call); q.beside == nil {
 		prefill.Reservation.Release()
 		choice.Reservation.Release()
-		q.refuse(front.BudgetSpent, "the memory for request bodies (limits.body_budget) is spent; try again", time.Second)
+		q.refuseForMemory()
 		return legAnswered
 	}
 	defer func() { q.beside = nil }()

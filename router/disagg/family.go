@@ -153,7 +153,7 @@ type Answerer interface {
 	// Body appends what the client gets in place of a whole 200 answer.
 	Body(dst []byte, p *Pair, body []byte) []byte
 	// Events rewrites a stream; nil passes it as it comes. The Rewriter must
-	// not keep p or anything borrowed from it.
+	// not keep p or anything borrowed from it, but a Joiner's p.Answer.
 	Events(p *Pair) relay.Rewriter
 }
 
@@ -171,7 +171,7 @@ type Joiner interface {
 	Answerer
 	// Joins says whether this is one of them. The runner then waits for prefill's answer,
 	// in whatever order the legs run, before anything goes to the client, and has it in
-	// Pair.Answer.
+	// Pair.Answer, for as long as a stream lasts.
 	Joins(p *Pair) bool
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/config"
@@ -94,9 +95,10 @@ type run struct {
 	query    schedule.Query
 	pair     Pair // what the Family sees of this attempt
 	handleAt time.Time
-	leaves   *leaving // takes the decode leg down when its client leaves; nil: it is cut at once
-	holding  bool     // the handle is counted in Runner.pinned
-	beside   *beside  // the prefill leg that runs beside decode; nil: none
+	leaves   *leaving         // takes the decode leg down when its client leaves; nil: it is cut at once
+	holding  bool             // the handle is counted in Runner.pinned
+	beside   *beside          // the prefill leg that runs beside decode; nil: none
+	lent     *membudget.Lease // pair.Answer, where the stream outlives the request with it; nil: it does not
 
 	wait  *transfers.Wait   // for what is told of the hand-over; nil: nobody would tell
 	kept  *sidechannel.Hold // the handle, while no decode engine has seen it; nil: not kept
@@ -122,6 +124,9 @@ func (q *request) recycle() {
 	q.abandon()
 	q.vigil.forget()
 	q.booked.Reservation.Release()
+	if q.lent != nil {
+		q.lent.Release()
+	}
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
 	}

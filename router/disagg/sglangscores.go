@@ -46,7 +46,7 @@ func (sglang) Body(dst []byte, p *Pair, body []byte) []byte {
 
 // Events implements Answerer.
 func (sglang) Events(p *Pair) relay.Rewriter {
-	return &scoreJoiner{of: scoresOf(bytes.Clone(p.Answer))}
+	return &scoreJoiner{of: scoresOf(p.Answer)}
 }
 
 // scoresOf reads prefill's answer, an object or, of a batch, a list of them; it borrows.

@@ -86,6 +86,13 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		return
 	}
 	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end, By: q.deadline}
+	if lent := q.lent; lent != nil {
+		q.lent = nil
+		hooks.OnEnd = func(res relay.Result) {
+			s.end(res)
+			lent.Release()
+		}
+	}
 	if c := q.carry(s, resp); c != nil {
 		s.carried = c
 		q.r.movers.add(c)
