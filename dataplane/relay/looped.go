@@ -58,8 +58,9 @@ func (s *stream) drain() bool {
 
 // attach hands both descriptors to a loop, which may call back before it returns.
 func (s *stream) attach() bool {
-	t := &loop.Task{Handler: (*looped)(s), WriteTimeout: s.writeTimeout, Idle: s.idleTimeout}
-	ok := false
+	lending := new(lending)
+	t, ok := &lending.task, false
+	t.Handler, t.WriteTimeout, t.Idle = (*looped)(s), s.writeTimeout, s.idleTimeout
 	switch client := s.dst.(type) {
 	case loop.Sink:
 		t.Out, t.Sink = -1, client
@@ -70,7 +71,7 @@ func (s *stream) attach() bool {
 	default:
 		return false
 	}
-	if t.In, t.Until, ok = s.resp.Lend(t.Cut); !ok {
+	if t.In, t.Until, ok = s.resp.Lend(&lending.place, t); !ok {
 		return false
 	}
 	if !s.armed.never() {
@@ -84,6 +85,19 @@ func (s *stream) attach() bool {
 	s.loops.Attach(t)
 	return true
 }
+
+// lending is what a loop needs of a stream, and what the engine's connection does while
+// it is lent. There are thousands: it fills a size class.
+type lending struct {
+	task  loop.Task
+	place upstream.Lending
+}
+
+// shutter is a stream whose engine's connection no loop has.
+type shutter stream
+
+// Cut implements upstream.Cutter.
+func (s *shutter) Cut() { (*stream)(s).shut() }
 
 // looped is a stream as its loop sees it.
 type looped stream
@@ -127,7 +141,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 	if e.Why == loop.Full {
 		// The client takes no more for now: that is waited for here, where no loop reads
 		// that a Cut could end. So it shuts the connection, which stays open until Release.
-		if _, _, ok := s.resp.Lend(s.shut); !ok {
+		if _, _, ok := s.resp.Lend(new(upstream.Lending), (*shutter)(s)); !ok {
 			s.shut()
 		}
 		if failed = s.writeAt(nil, time.Now()); failed == nil && !s.isOver() && !s.leaving {

@@ -27,31 +27,23 @@ type Call struct {
 
 // leg is what a Cut closes. Its fields are set before it is attached and never
 // changed afterwards, so the cutter may read them without a lock.
-type leg struct {
-	c      *conn              // nil while dialling, and while lent
-	nc     link               // likewise
-	cancel context.CancelFunc // set while dialling
-	stop   func()             // set while lent: see Response.Lend
-}
+type leg struct{ end Cutter }
+
+// Cutter is what can be cut, from any goroutine.
+type Cutter interface{ Cut() }
+
+// dialling is that of a connection that is being made.
+type dialling context.CancelFunc
+
+func (d dialling) Cut() { d() }
 
 var cutMark = new(leg)
 
 // Cut closes the leg's connection (see Request.Grace); a Do or read under way returns
 // ErrCut. It may be called at any time, before Do as well, more than once, from anywhere.
 func (c *Call) Cut() {
-	l := c.at.Swap(cutMark)
-	if l == nil || l == cutMark {
-		return
-	}
-	switch {
-	case l.cancel != nil:
-		l.cancel()
-	case l.stop != nil:
-		l.stop()
-	default:
-		kept := l.c.linger()
-		abort(l.nc)
-		kept.start()
+	if l := c.at.Swap(cutMark); l != nil && l != cutMark {
+		l.end.Cut()
 	}
 }
 
@@ -94,30 +86,28 @@ func (c *Call) HangUp() {
 	if l == nil || l == cutMark {
 		return
 	}
-	switch {
-	case l.cancel != nil:
-		l.cancel()
-		return
-	case l.stop != nil: // a stream under way
-		l.stop()
+	own, ok := l.end.(*conn)
+	if !ok { // dialled, or a stream under way
+		l.end.Cut()
 		return
 	}
-	if kept := l.c.linger(); kept.on() { // no answer was on its way
-		abort(l.nc)
+	nc := own.nc
+	if kept := own.linger(); kept.on() { // no answer was on its way
+		abort(nc)
 		kept.start()
 		return
 	}
-	half, ok := plain(l.nc).(interface {
+	half, ok := plain(nc).(interface {
 		CloseWrite() error
 		CloseRead() error
 	})
 	if !ok || half.CloseWrite() != nil {
-		abort(l.nc)
+		abort(nc)
 		return
 	}
 	time.AfterFunc(hangUpFor, func() {
 		if half.CloseRead() != nil { // its owner closes it
-			abort(l.nc)
+			abort(nc)
 		}
 	})
 }

@@ -17,16 +17,14 @@ import (
 // with a small body: nearly every JSON leg is one write and one read.
 const blockSize = 16 << 10
 
-type block struct {
-	b      []byte      // blockSize, by itself: with fields it would not fill its size class
-	fields []headField // room for those of the head in b, lent with it
-}
+type block [blockSize]byte
 
-// blocks are lent to a connection for one exchange; an idle connection, and a
-// stream once its head was passed on, hold none.
-var blocks = sync.Pool{New: func() any { return &block{b: make([]byte, blockSize)} }}
+// blocks are lent to a connection while bytes of a request or of an answer are in them:
+// one that waits for an answer, an idle one, and a stream once its head was passed on,
+// hold none.
+var blocks = sync.Pool{New: func() any { return new(block) }}
 
-// smallHead is what a streaming connection keeps of its response head.
+// smallHead is what a connection keeps of its response head while it waits for the body.
 type smallHead [1 << 10]byte
 
 var smallHeads = sync.Pool{New: func() any { return new(smallHead) }}
@@ -40,26 +38,38 @@ type link interface {
 }
 
 // conn is one connection to an engine. It belongs to one goroutine at a time:
-// the idle list hands it over under its lock. Only leg is seen by others.
+// the idle list hands it over under its lock. Only leg is seen by others. There are
+// thousands, most of them lent (Response.Lend): it just fills a size class of 192 bytes,
+// and what it needs until then only stands in its exchange.
 type conn struct {
-	leg
-	lent         *leg // in the place of leg while fd is lent, a new one each time
-	fd           int  // lent, else -1
-	ep           *Endpoint
-	raw          syscall.RawConn // nil for TLS
-	grace        atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
-	stepFunc     func(fd uintptr) bool
-	peekFunc     func(fd uintptr)
-	newer, older *conn // idle list
-	idleSince    time.Duration
-	made         time.Duration
-	spread       float32 // see born
+	*exchange      // from a request's first byte until its answer is over, or lent; else nil
+	leg       leg  // its legs' but the lent one
+	lent      *leg // in the place of leg while fd is lent, a new one each time
+	ep        *Endpoint
+	nc        link            // nil while lent, as raw is
+	raw       syscall.RawConn // nil for TLS
+	grace     atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
+	idleSince time.Duration
+	made      time.Duration
+	// armed is the read deadline set on the socket; it may be earlier than
+	// the wanted one (see read).
+	armed  time.Duration
+	spread float32 // see born
+	fd     int32   // lent, else -1
 
-	dead bool // peek's answer
-	one  [1]byte
+	resp Response
+}
+
+// exchange is what a connection has only while a request is written and its answer read.
+// It is lent to one after the other, so that its functions are made once.
+type exchange struct {
+	c        *conn
+	stepFunc func(fd uintptr) bool
+	peekFunc func(fd uintptr)
 
 	// buf is the exchange's buffer: request out, then response in. In it,
-	// [0:w) has been received, [r:w) not yet consumed.
+	// [0:w) has been received, [r:w) not yet consumed. It is nil while nothing was
+	// received and the answer is waited for.
 	buf   []byte
 	blk   *block
 	small *smallHead
@@ -73,26 +83,36 @@ type conn struct {
 	writeErr error
 	readErr  error
 
-	// armed is the read deadline set on the socket; it may be earlier than
-	// the wanted one (see read).
-	armed time.Duration
+	dead bool // peek's answer
+	one  [1]byte
 
 	head headParser
-	resp Response
 }
 
+var exchanges = sync.Pool{New: func() any {
+	x := new(exchange)
+	x.stepFunc = func(fd uintptr) bool { return x.c.step(fd) }
+	x.peekFunc = x.peek
+	return x
+}}
+
 func newConn(e *Endpoint, nc net.Conn) *conn {
-	c := &conn{ep: e, fd: -1}
+	c := &conn{ep: e, fd: -1, nc: nc}
 	c.born()
-	c.nc, c.leg.c = nc, c
+	c.leg.end, c.resp.c = c, c
 	if t, ok := nc.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
 			c.raw = raw
 		}
 	}
-	c.stepFunc, c.peekFunc = c.step, c.peek
-	c.resp.c = c
 	return c
+}
+
+// Cut ends the connection for a Call, whose leg it was.
+func (c *conn) Cut() {
+	kept := c.linger()
+	abort(c.nc)
+	kept.start()
 }
 
 // close ends the connection for good; only the owner calls it, once.
@@ -100,7 +120,7 @@ func (c *conn) close() {
 	c.giveBuffers()
 	kept := c.linger()
 	if c.fd >= 0 {
-		_ = syscall.Close(c.fd)
+		_ = syscall.Close(int(c.fd))
 		c.fd = -1
 	} else {
 		abort(c.nc)
@@ -109,55 +129,86 @@ func (c *conn) close() {
 	c.ep.open.Add(-1)
 }
 
-func (c *conn) takeBlock() {
-	if c.blk == nil {
-		c.blk = blocks.Get().(*block)
+// takeExchange lends c what a request needs.
+func (c *conn) takeExchange() {
+	if c.exchange == nil {
+		c.exchange = exchanges.Get().(*exchange)
+		c.exchange.c = c
 	}
-	if c.head.fields == nil {
-		c.head.fields, c.blk.fields = c.blk.fields, nil
-	}
-	c.buf = c.blk.b
-	c.r, c.w = 0, 0
 }
 
+// giveBuffers gives it back, with what it holds.
 func (c *conn) giveBuffers() {
-	if c.blk != nil {
-		c.blk.fields, c.head.fields = c.head.fields[:0], nil
-		blocks.Put(c.blk)
-		c.blk = nil
+	x := c.exchange
+	if x == nil {
+		return
 	}
-	if c.small != nil {
-		smallHeads.Put(c.small)
-		c.small = nil
+	x.giveBlock()
+	if x.small != nil {
+		smallHeads.Put(x.small)
+		x.small = nil
 	}
-	c.buf, c.out = nil, nil
-	c.r, c.w = 0, 0
+	x.c, x.buf, x.out, x.call = nil, nil, nil, nil
+	x.writeErr, x.readErr = nil, nil
+	x.r, x.w = 0, 0
+	c.exchange = nil
+	exchanges.Put(x)
+}
+
+// unread says whether bytes of the answer were received that nobody has taken.
+func (c *conn) unread() bool { return c.exchange != nil && c.r < c.w }
+
+func (x *exchange) giveBlock() {
+	if x.blk != nil {
+		blocks.Put(x.blk)
+		x.blk = nil
+	}
 }
 
 // shrink leaves only the head, in a small buffer, where it fits; called when
-// everything behind the head was consumed and the rest goes around buf.
-func (c *conn) shrink() {
-	n := c.head.pos
-	if c.blk == nil || n > len(smallHead{}) {
+// everything behind the head was consumed.
+func (x *exchange) shrink() {
+	if n := x.head.pos; x.blk != nil && n <= len(smallHead{}) {
+		x.r, x.w = n, n
+		x.putAside()
+	}
+}
+
+// putAside gives the block back where what was received fits in less.
+func (x *exchange) putAside() {
+	if x.blk == nil || x.w > len(smallHead{}) {
 		return
 	}
-	c.small = smallHeads.Get().(*smallHead)
-	copy(c.small[:], c.buf[:n])
-	blocks.Put(c.blk)
-	c.blk = nil
-	c.buf = c.small[:]
-	c.r, c.w = n, n
+	var rest []byte
+	if x.w > 0 {
+		x.small = smallHeads.Get().(*smallHead)
+		copy(x.small[:], x.buf[:x.w])
+		rest = x.small[:]
+	}
+	x.giveBlock()
+	x.buf = rest
+}
+
+// takeBlock takes a block, with what was put aside of one.
+func (x *exchange) takeBlock() {
+	if x.blk != nil || x.buf != nil && x.small == nil { // grown
+		return
+	}
+	x.blk = blocks.Get().(*block)
+	if x.small != nil {
+		copy(x.blk[:], x.buf[:x.w])
+		smallHeads.Put(x.small)
+		x.small = nil
+	}
+	x.buf = x.blk[:]
 }
 
 // grow makes room behind w, for a head beyond the block.
-func (c *conn) grow() {
-	bigger := make([]byte, 2*len(c.buf))
-	copy(bigger, c.buf[:c.w])
-	if c.blk != nil {
-		blocks.Put(c.blk)
-		c.blk = nil
-	}
-	c.buf = bigger
+func (x *exchange) grow() {
+	bigger := make([]byte, 2*len(x.buf))
+	copy(bigger, x.buf[:x.w])
+	x.giveBlock()
+	x.buf = bigger
 }
 
 // until arms the socket's read deadline so that it fires no later than t
@@ -205,7 +256,7 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 	}
 }
 
-// exchange writes out and waits for the first bytes of the answer in one stay
+// send writes out and waits for the first bytes of the answer in one stay
 // in the network poller: write(2), wait, read(2). The net package would try
 // read(2) before it waits, a system call that always comes too early here.
 //
@@ -214,8 +265,39 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 // writes, so an answer can only be signalled after the forgetting; after a
 // time-out and a second RawConn.Read, step tries to read first. An engine that
 // closed the connection a moment before shows by the reset our write provokes.
-func (c *conn) exchange(t time.Duration) {
-	c.sent, c.writeErr, c.readErr = false, nil, nil
+//
+// The buffer goes back meanwhile: thousands may wait for a head until a prompt is
+// computed.
+func (c *conn) send(t time.Duration) {
+	c.sent, c.writeErr = false, nil
+	c.stay(t)
+}
+
+// fill receives some more of the answer into buf, until t. Where all that is in it is a
+// head, or nothing, its block goes back while that is waited for.
+func (c *conn) fill(t time.Duration) error {
+	had := c.w
+	if c.raw == nil { // TLS: what it reads may be no byte of ours
+		c.takeBlock()
+	}
+	if c.w > 0 && c.w == len(c.buf) && c.small == nil {
+		c.grow()
+	}
+	if c.raw == nil {
+		n, err := c.readBody(c.buf[c.w:], t)
+		c.w += n
+		return err
+	}
+	c.stay(t)
+	if c.w > had {
+		c.grace.Store(0)
+	}
+	return c.readErr
+}
+
+// stay runs step in the network poller until it is done, or t.
+func (c *conn) stay(t time.Duration) {
+	c.readErr = nil
 	c.until(t)
 	for {
 		err := c.raw.Read(c.stepFunc)
@@ -236,7 +318,7 @@ func (c *conn) exchange(t time.Duration) {
 func (c *conn) step(fd uintptr) bool {
 	if !c.sent {
 		c.sent = true
-		n, errno := c.send(int(fd))
+		n, errno := c.sendOut(int(fd))
 		consume(&c.out, n)
 		if errno != 0 {
 			if errno != syscall.EAGAIN {
@@ -245,11 +327,14 @@ func (c *conn) step(fd uintptr) bool {
 			return true
 		}
 		c.call.markSent()
+		c.putAside()
 		return false
 	}
+	c.takeBlock()
 	n, errno := sock.Recv(int(fd), c.buf[c.w:])
 	switch {
 	case errno == syscall.EAGAIN:
+		c.putAside()
 		return false
 	case errno != 0:
 		c.readErr = os.NewSyscallError("recvfrom", errno)
@@ -261,7 +346,7 @@ func (c *conn) step(fd uintptr) bool {
 	return true
 }
 
-func (c *conn) send(fd int) (int, syscall.Errno) {
+func (c *conn) sendOut(fd int) (int, syscall.Errno) {
 	if len(c.out) == 1 {
 		return sock.Send(fd, c.out[0])
 	}

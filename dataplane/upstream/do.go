@@ -32,19 +32,20 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 	if call.WasCut() {
 		return nil, e.fail(PhaseDial, ErrCut, call)
 	}
-	c := e.take()
+	start := now()
+	c := e.take(start)
 	if c != nil {
 		if !call.attach(&c.leg) {
+			c.giveBuffers()
 			e.park(c)
 			return nil, e.fail(PhaseDial, ErrCut, call)
 		}
 		e.reused.Add(1)
-		start := now()
-		phase, err := c.roundTrip(req, call)
+		phase, err := c.roundTrip(req, call, start)
 		if err == nil {
 			return &c.resp, nil
 		}
-		stale := c.w == 0 && isClosed(err) && now()-start < e.staleWindow
+		stale := (c.exchange == nil || c.w == 0) && isClosed(err) && now()-start < e.staleWindow
 		detached := call.detach(&c.leg)
 		c.close()
 		if !stale || !detached {
@@ -61,7 +62,7 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 			return nil, e.fail(PhaseDial, err, call)
 		}
 	}
-	phase, err := c.roundTrip(req, call)
+	phase, err := c.roundTrip(req, call, now())
 	if err != nil {
 		call.detach(&c.leg)
 		c.close()
@@ -107,13 +108,13 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), by)
 	defer cancel()
-	dialling := &leg{cancel: cancel}
-	if !call.attach(dialling) {
+	dials := &leg{dialling(cancel)}
+	if !call.attach(dials) {
 		return nil, ErrCut
 	}
 	nc, err := e.dialContext(ctx)
 	if err != nil {
-		call.detach(dialling)
+		call.detach(dials)
 		var ne net.Error
 		if descriptors.Wanting(err) {
 			return nil, fmt.Errorf("%w: %w", ErrWanting, err)
@@ -124,7 +125,7 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 		return nil, err
 	}
 	c := newConn(e, nc)
-	if !call.swap(dialling, &c.leg) {
+	if !call.swap(dials, &c.leg) {
 		abort(nc)
 		return nil, ErrCut
 	}
@@ -163,14 +164,15 @@ func short(t *net.TCPConn) (is bool) {
 	return is
 }
 
-// roundTrip sends req and reads the response head.
-func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
+// roundTrip sends req, at t, and reads the response head.
+func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, error) {
 	size := req.size()
 	deadline := req.deadline()
-	by := headBy(req, deadline)
-	if deadline != 0 && now() >= deadline {
+	by := headBy(req, deadline, t)
+	if deadline != 0 && t >= deadline {
 		return PhaseDial, ErrTimeout
 	}
+	c.takeExchange()
 	c.takeBlock()
 	c.head.reset(0)
 	c.call = call
@@ -187,18 +189,18 @@ func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
 	c.out = c.vecSpare
 	defer c.forgetOut()
 	if c.raw != nil {
-		c.exchange(by)
+		c.send(by)
 		switch {
 		case c.writeErr == nil && len(c.out) > 0 && c.readErr == nil:
 			c.writeErr = c.write(size, deadline)
-			by = headBy(req, deadline)
+			by = headBy(req, deadline, now())
 		case !c.sent:
 			return PhaseDial, c.readErr
 		}
 	} else {
-		c.sent, c.readErr = true, nil
+		c.sent = true
 		c.writeErr = c.write(size, deadline)
-		by = headBy(req, deadline)
+		by = headBy(req, deadline, now())
 	}
 	if c.writeErr == nil {
 		call.markSent()
@@ -220,11 +222,11 @@ func (c *conn) roundTrip(req *Request, call *Call) (Phase, error) {
 }
 
 // headBy is until when the response head must have come.
-func headBy(req *Request, deadline time.Duration) time.Duration {
+func headBy(req *Request, deadline, t time.Duration) time.Duration {
 	if req.HeadTimeout <= 0 {
 		return deadline
 	}
-	by := now() + req.HeadTimeout
+	by := t + req.HeadTimeout
 	if deadline != 0 && deadline < by {
 		return deadline
 	}
@@ -259,12 +261,7 @@ func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) er
 			c.head.reset(c.head.pos)
 			continue
 		}
-		if c.w == len(c.buf) {
-			c.grow()
-		}
-		n, err := c.read(c.buf[c.w:], by)
-		c.w += n
-		if err != nil {
+		if err := c.fill(by); err != nil {
 			return err
 		}
 	}

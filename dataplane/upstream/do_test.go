@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 func TestRequestAsSent(t *testing.T) {
@@ -186,7 +187,7 @@ func TestDeadlineOfAnEarlierRequest(t *testing.T) {
 	mustAsk(t, e, "first")
 	for i, req := range []*Request{post("long"), {Method: "GET", Path: "/"}} {
 		armed := now() + 20*time.Millisecond
-		e.newest.setReadDeadline(armed) // as an earlier request would have left it
+		e.newest().setReadDeadline(armed) // as an earlier request would have left it
 		done := make(chan error, 1)
 		go func() { _, err := ask(e, req, nil); done <- err }()
 		eventually(t, "the old deadline has passed", func() bool { return now() > armed+10*time.Millisecond })
@@ -286,9 +287,12 @@ func TestTwoSystemCalls(t *testing.T) {
 	if _, err := ask(e, req, nil); err != nil {
 		t.Fatal(err)
 	}
-	c := e.newest
+	c := e.newest()
 	steps := 0
-	c.stepFunc = func(fd uintptr) bool { steps++; return c.step(fd) }
+	c.takeExchange()
+	own := c.stepFunc
+	c.stepFunc = func(fd uintptr) bool { steps++; return own(fd) }
+	defer func(x *exchange) { x.stepFunc = own }(c.exchange)
 	c.idleSince = now() // as under load
 	resp, err := e.Do(req, nil)
 	if err != nil {
@@ -369,4 +373,71 @@ func BenchmarkHead(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// TestStreamSize: there are thousands of streams, each with a connection that is lent, and
+// a few bytes more would take that into the next size class.
+func TestStreamSize(t *testing.T) {
+	if size := unsafe.Sizeof(conn{}); size > 192 {
+		t.Errorf("a connection has %d bytes; a size class ends at 192", size)
+	}
+}
+
+// TestWaitHoldsNoBuffer: thousands may wait for an answer's head, or for the first byte of
+// its body, until a prompt is computed.
+func TestWaitHoldsNoBuffer(t *testing.T) {
+	headNow, bodyNow := make(chan struct{}), make(chan struct{})
+	e := newEngine(t, func(p *peer) {
+		p.request()
+		<-headNow
+		p.send("HTTP/1.1 200 OK\r\nX-A: b\r\nContent-Length: 2\r\n\r\n")
+		<-bodyNow
+		p.send("ok")
+	}).endpoint(t, Options{})
+	req := post(strings.Repeat("x", 8<<10))
+	c, err := e.dial(req, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type step struct {
+		w        int
+		blk, buf bool
+	}
+	c.takeExchange()
+	own := c.stepFunc
+	defer func(x *exchange) { x.stepFunc = own }(c.exchange)
+	waits := make(chan step, 64)
+	c.stepFunc = func(fd uintptr) bool {
+		done := own(fd)
+		if !done {
+			waits <- step{c.w, c.blk != nil, len(c.buf) > len(smallHead{})}
+		}
+		return done
+	}
+	seen := make(chan [2]step, 1)
+	go func() {
+		head := <-waits
+		close(headNow)
+		body := <-waits
+		for ; body.w == 0; body = <-waits { // woken for nothing
+		}
+		close(bodyNow)
+		seen <- [2]step{head, body}
+	}()
+	if _, err := c.roundTrip(req, nil, now()); err != nil {
+		t.Fatal(err)
+	}
+	first, err := c.resp.Peek()
+	if err != nil || string(first) != "ok" || string(c.resp.Header("X-A")) != "b" {
+		t.Fatalf("%q, header %q: %v", first, c.resp.Header("X-A"), err)
+	}
+	for i, s := range <-seen {
+		if s.blk || s.buf || (i == 0) != (s.w == 0) {
+			t.Errorf("wait %d: %+v: want no block", i, s)
+		}
+	}
+	if b, err := c.resp.ReadAll(nil, 10); err != nil || string(b) != "ok" {
+		t.Errorf("%q, %v", b, err)
+	}
+	c.resp.Release()
 }

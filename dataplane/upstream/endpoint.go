@@ -82,12 +82,10 @@ type Endpoint struct {
 	staleWindow time.Duration // the constant, but in tests
 	acks        ackHabit
 
-	// idle connections, newest first; mu guards the list and the fields below,
+	// idle connections, the newest last; mu guards the list and the fields below,
 	// and is held for a few pointer writes only.
 	mu        sync.Mutex
-	newest    *conn
-	oldest    *conn
-	idle      int
+	idle      []*conn
 	closed    bool
 	reaper    *time.Timer
 	reaperSet bool
@@ -185,7 +183,7 @@ type Stats struct {
 // Stats reads the counters; cheap, from any goroutine.
 func (e *Endpoint) Stats() Stats {
 	e.mu.Lock()
-	idle := e.idle
+	idle := len(e.idle)
 	e.mu.Unlock()
 	return Stats{
 		Dialed: e.dialed.Load(), Reused: e.reused.Load(), Retried: e.retried.Load(), Stale: e.stale.Load(), Aged: e.aged.Load(),

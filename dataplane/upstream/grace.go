@@ -62,7 +62,7 @@ func (l lingering) run() {
 
 // beginGrace begins it when the head has come with nothing of the body behind it.
 func (r *Response) beginGrace(req *Request) {
-	if req.Grace > 0 && !r.finished && r.c.r == r.c.w {
+	if req.Grace > 0 && !r.finished && !r.c.unread() {
 		r.c.grace.Store(int64(now() + req.Grace))
 	}
 }

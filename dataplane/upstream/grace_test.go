@@ -75,7 +75,7 @@ var giveUps = map[string]func(t *testing.T, resp *Response, call *Call){
 	},
 	"cut while it is lent": func(t *testing.T, resp *Response, call *Call) {
 		stopped := make(chan struct{})
-		if _, _, ok := resp.Lend(func() { close(stopped) }); !ok {
+		if _, _, ok := resp.Lend(new(Lending), dialling(func() { close(stopped) })); !ok {
 			t.Fatal("it is not to be lent")
 		}
 		call.Cut()
@@ -83,7 +83,7 @@ var giveUps = map[string]func(t *testing.T, resp *Response, call *Call){
 		resp.Release()
 	},
 	"released while it is lent": func(t *testing.T, resp *Response, _ *Call) {
-		if _, _, ok := resp.Lend(func() {}); !ok {
+		if _, _, ok := resp.Lend(new(Lending), dialling(func() {})); !ok {
 			t.Fatal("it is not to be lent")
 		}
 		resp.Release()
@@ -193,7 +193,7 @@ func TestNoGraceBehindAnEvent(t *testing.T) {
 			call.Cut()
 		}},
 		"told by whom it was lent to": {time.Hour, func(t *testing.T, _ *doorstep, resp *Response, call *Call) {
-			if _, _, ok := resp.Lend(func() {}); !ok {
+			if _, _, ok := resp.Lend(new(Lending), dialling(func() {})); !ok {
 				t.Fatal("it is not to be lent")
 			}
 			resp.Began()

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"time"
 
@@ -29,15 +30,16 @@ func (c *conn) tooOld(t, age time.Duration) bool {
 	return age > 0 && t-c.made >= age+time.Duration(float64(c.spread)*float64(age))
 }
 
-// take gives the newest idle connection, or nil. Connections past their time
+// take gives the newest idle connection at t, or nil. Connections past their time
 // or closed by the engine are closed on the way.
-func (e *Endpoint) take() *conn {
-	t, bounds := now(), e.bounds.Load()
+func (e *Endpoint) take(t time.Duration) *conn {
+	bounds := e.bounds.Load()
 	for {
+		var c *conn
 		e.mu.Lock()
-		c := e.newest
-		if c != nil {
-			e.unlink(c)
+		if n := len(e.idle); n > 0 {
+			c, e.idle[n-1] = e.idle[n-1], nil
+			e.idle = e.idle[:n-1]
 		}
 		e.mu.Unlock()
 		if c == nil {
@@ -73,19 +75,12 @@ func (e *Endpoint) park(c *conn) {
 		return
 	}
 	e.mu.Lock()
-	if e.closed || e.idle >= e.opt.MaxIdle || e.open.Load() > int64(bounds.MaxConns) {
+	if e.closed || len(e.idle) >= e.opt.MaxIdle || e.open.Load() > int64(bounds.MaxConns) {
 		e.mu.Unlock()
 		c.close()
 		return
 	}
-	c.older, c.newer = e.newest, nil
-	if e.newest != nil {
-		e.newest.newer = c
-	} else {
-		e.oldest = c
-	}
-	e.newest = c
-	e.idle++
+	e.idle = append(e.idle, c)
 	if !e.reaperSet {
 		e.reaperSet = true
 		if e.reaper == nil {
@@ -97,35 +92,25 @@ func (e *Endpoint) park(c *conn) {
 	e.mu.Unlock()
 }
 
-// unlink takes c out of the list; mu is held.
-func (e *Endpoint) unlink(c *conn) {
-	if c.newer != nil {
-		c.newer.older = c.older
-	} else {
-		e.newest = c.older
-	}
-	if c.older != nil {
-		c.older.newer = c.newer
-	} else {
-		e.oldest = c.newer
-	}
-	c.newer, c.older = nil, nil
-	e.idle--
+// unlink takes the n oldest out of the list; mu is held.
+func (e *Endpoint) unlink(n int) []*conn {
+	dead := slices.Clone(e.idle[:n])
+	e.idle = slices.Delete(e.idle, 0, n)
+	return dead
 }
 
 // reap closes connections idle for too long. It runs on a timer that is set
 // only while there are idle connections.
 func (e *Endpoint) reap() {
 	t := now()
-	var dead *conn
 	e.mu.Lock()
-	limit := e.bounds.Load().IdleTimeout
-	for c := e.oldest; c != nil && t-c.idleSince >= limit; c = e.oldest {
-		e.unlink(c)
-		c.older, dead = dead, c
+	limit, n := e.bounds.Load().IdleTimeout, 0
+	for n < len(e.idle) && t-e.idle[n].idleSince >= limit {
+		n++
 	}
-	if e.oldest != nil && !e.closed {
-		e.reaper.Reset(max(limit-(t-e.oldest.idleSince), time.Millisecond))
+	dead := e.unlink(n)
+	if len(e.idle) > 0 && !e.closed {
+		e.reaper.Reset(max(limit-(t-e.idle[0].idleSince), time.Millisecond))
 	} else {
 		e.reaperSet = false
 	}
@@ -138,11 +123,7 @@ func (e *Endpoint) reap() {
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	e.closed = true
-	var dead *conn
-	for c := e.oldest; c != nil; c = e.oldest {
-		e.unlink(c)
-		c.older, dead = dead, c
-	}
+	dead := e.unlink(len(e.idle))
 	if e.reaper != nil {
 		e.reaper.Stop()
 	}
@@ -156,10 +137,8 @@ func (e *Endpoint) isClosed() bool {
 	return e.closed
 }
 
-func closeAll(list *conn) {
-	for list != nil {
-		c := list
-		list, c.older = c.older, nil
+func closeAll(list []*conn) {
+	for _, c := range list {
 		c.close()
 	}
 }
@@ -167,12 +146,13 @@ func closeAll(list *conn) {
 // peerClosed asks the kernel, without waiting, whether an idle connection has
 // an end of stream, an error, or bytes nobody asked for.
 func (c *conn) peerClosed() bool {
+	c.takeExchange()
 	c.dead = false
 	err := c.raw.Control(c.peekFunc)
 	return err != nil || c.dead
 }
 
-func (c *conn) peek(fd uintptr) {
-	_, errno := sock.Peek(int(fd), c.one[:])
-	c.dead = errno != syscall.EAGAIN
+func (x *exchange) peek(fd uintptr) {
+	_, errno := sock.Peek(int(fd), x.one[:])
+	x.dead = errno != syscall.EAGAIN
 }

@@ -157,7 +157,7 @@ func TestMaxAge(t *testing.T) {
 	const age = time.Hour
 	e := newEngine(t, echo).endpoint(t, Options{MaxAge: age, IdleTimeout: long})
 	mustAsk(t, e, "a")
-	first := e.newest
+	first := e.newest()
 	if first.tooOld(now()+age*7/8-time.Minute, age) || !first.tooOld(now()+age*9/8, age) || first.tooOld(now()+age, 0) {
 		t.Errorf("made at %v, let off %v: want it too old after %v give or take an eighth", first.made, first.spread, age)
 	}
@@ -334,7 +334,7 @@ func TestClosedIdleNoticed(t *testing.T) {
 	}).endpoint(t, Options{})
 	mustAsk(t, e, "one")
 	eventually(t, "the kernel knows", func() bool {
-		c := e.newest
+		c := e.newest()
 		return c != nil && now()-c.idleSince > trustIdle && c.peerClosed()
 	})
 	mustAsk(t, e, "two")
@@ -364,7 +364,7 @@ func TestUnaskedBytes(t *testing.T) {
 	}
 	resp.Release()
 	<-sent
-	if c := e.newest; c != nil {
+	if c := e.newest(); c != nil {
 		eventually(t, "the kernel has them", func() bool { return now()-c.idleSince > trustIdle && c.peerClosed() })
 	}
 	mustAsk(t, e, "two")
@@ -429,4 +429,14 @@ func TestChangeOfBounds(t *testing.T) {
 	if _, err := b.Do(post("x"), nil); !errors.Is(err, ErrTimeout) {
 		t.Errorf("connecting: %v", err)
 	}
+}
+
+// newest is the connection that the next request gets.
+func (e *Endpoint) newest() *conn {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.idle) == 0 {
+		return nil
+	}
+	return e.idle[len(e.idle)-1]
 }

@@ -64,7 +64,7 @@ func (r *Response) EndBy(t time.Time) {
 }
 
 // Header gives the first value of a header, matched without case; nil when
-// absent. Borrowed until Release or the first ReadRaw.
+// absent. Borrowed until Release, Peek or the first ReadRaw.
 func (r *Response) Header(name string) []byte {
 	buf := r.c.buf
 	for i := range r.c.head.fields {
@@ -78,8 +78,8 @@ func (r *Response) Header(name string) []byte {
 
 // VisitHeaders calls f for every header line in order, hop-by-hop ones
 // (Connection and those it names, Keep-Alive, Transfer-Encoding, Content-Length,
-// Upgrade, Trailer, TE, Proxy-*) left out. Slices are borrowed until Release or
-// the first ReadRaw.
+// Upgrade, Trailer, TE, Proxy-*) left out. Slices are borrowed until Release, Peek
+// or the first ReadRaw.
 func (r *Response) VisitHeaders(f func(name, value []byte)) {
 	buf := r.c.buf
 	for i := range r.c.head.fields {
@@ -172,10 +172,8 @@ func (r *Response) Peek() ([]byte, error) {
 		return nil, nil
 	}
 	if c.r == c.w {
-		if c.w == len(c.buf) {
-			c.grow()
-		}
-		n, err := c.readBody(c.buf[c.w:], r.by())
+		c.shrink()
+		err := c.fill(r.by())
 		if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
 			r.finished = true
 			return nil, nil
@@ -183,7 +181,6 @@ func (r *Response) Peek() ([]byte, error) {
 		if err != nil {
 			return nil, r.fail(err)
 		}
-		c.w += n
 	}
 	return c.buf[c.r:c.w], nil
 }
@@ -212,7 +209,12 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 
 // Buffered is how many bytes of the body came together with the head, and can
 // be had without waiting for the engine.
-func (r *Response) Buffered() int { return r.c.w - r.c.r }
+func (r *Response) Buffered() int {
+	if r.c.exchange == nil { // lent
+		return 0
+	}
+	return r.c.w - r.c.r
+}
 
 // Ended says whether the body was consumed to its end.
 func (r *Response) Ended() bool { return r.finished }
@@ -227,7 +229,7 @@ func (r *Response) Finish() { r.finished = true }
 func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
-	keep := r.finished && !r.broken && c.r == c.w
+	keep := r.finished && !r.broken && !c.unread()
 	at := &c.leg
 	if c.fd >= 0 {
 		at = c.lent
