@@ -255,8 +255,8 @@ func (l *Loop) enter(t *Task) {
 	if l.count == 0 {
 		l.checkAt(l.now.Add(l.tick))
 	}
-	if !t.Until.IsZero() && t.Until.Before(l.next) {
-		l.checkAt(t.Until)
+	if until := epoch.Add(time.Duration(t.until)); t.until != 0 && until.Before(l.next) {
+		l.checkAt(until)
 	}
 	if n := len(l.free); n > 0 {
 		t.slot = l.free[n-1]
@@ -270,7 +270,7 @@ func (l *Loop) enter(t *Task) {
 	t.gen = l.gens[t.slot] & genMask
 	l.tasks[t.slot] = t
 	l.count++
-	t.state, t.lastIn, t.attached = inside, l.now, true
+	t.state, t.lastIn, t.attached = inside, at(l.now), true
 	l.lastIn = l.now
 	if t.cut.Load() {
 		l.leave(t, WasCut, nil)
@@ -300,7 +300,7 @@ func (l *Loop) find(slot, gen uint32) *Task {
 // either way through the kernel is longer than the processor's nearest cache. p stays
 // as it is until flushed; where t is queued, the poller has flushed before it read.
 func (l *Loop) took(t *Task, p []byte) {
-	t.lastIn, l.lastIn = l.now, l.now
+	t.lastIn, l.lastIn = at(l.now), l.now
 	l.current = t
 	out, done := t.Handler.Take(p, l.now)
 	l.current = nil
@@ -367,7 +367,7 @@ func (l *Loop) pass(t *Task, p []byte) {
 		l.give(t, p)
 		return
 	}
-	if t.held == nil {
+	if t.slow == nil {
 		n, errno := t.sendSome(p)
 		t.sent += int64(n)
 		if errno != 0 {
@@ -382,7 +382,7 @@ func (l *Loop) pass(t *Task, p []byte) {
 			return
 		}
 	}
-	if !t.hold(p, l.now, l.budget) {
+	if !t.hold(p, at(l.now), l.budget) {
 		l.leave(t, NoRoom, nil)
 		return
 	}
@@ -391,24 +391,25 @@ func (l *Loop) pass(t *Task, p []byte) {
 
 // writable goes on with what is held.
 func (l *Loop) writable(t *Task) {
-	if t.state != inside || t.held == nil {
+	s := t.slow
+	if t.state != inside || s == nil {
 		return
 	}
-	n, errno := t.sendSome(t.held.B[t.from:])
+	n, errno := t.sendSome(s.held.B[s.from:])
 	t.sent += int64(n)
-	t.from += n
+	s.from += n
 	if errno != 0 {
 		l.leave(t, SendFailed, errno)
 		return
 	}
 	if n > 0 {
-		t.unsent = -1
+		s.unsent = -1
 	}
 	if t.heldBytes() > 0 {
 		return // it is told when Out takes more
 	}
 	t.drop(l.budget)
-	t.paused, t.lastIn = false, l.now
+	t.paused, t.lastIn = false, at(l.now)
 	if err := l.poll.watch(t); err != nil {
 		l.leave(t, ReadFailed, err)
 	}
@@ -435,18 +436,18 @@ func (l *Loop) checkAt(t time.Time) {
 
 // check looks, once a tick and when a task's time is over, for those that wait too long.
 func (l *Loop) check() {
-	next := l.now.Add(l.tick)
+	now, next := at(l.now), l.now.Add(l.tick)
 	for _, t := range l.tasks {
 		switch {
 		case t == nil || t.state != inside:
-		case t.held != nil && l.stalled(t):
+		case t.slow != nil && l.stalled(t, now):
 			l.leave(t, SendStalled, nil)
-		case !t.Until.IsZero() && !l.now.Before(t.Until):
+		case t.until != 0 && now >= t.until:
 			l.leave(t, ReadLate, nil)
-		case t.Idle > 0 && !t.paused && l.now.Sub(t.lastIn) >= t.Idle:
+		case t.Idle > 0 && !t.paused && time.Duration(now-t.lastIn) >= t.Idle:
 			l.leave(t, ReadIdle, nil)
-		case !t.Until.IsZero() && t.Until.Before(next):
-			next = t.Until
+		case t.until != 0 && t.until < at(next):
+			next = epoch.Add(time.Duration(t.until))
 		}
 	}
 	if l.count > 0 { // else the timer is stopped
@@ -457,12 +458,12 @@ func (l *Loop) check() {
 // stalled says whether Out has taken next to nothing for WriteTimeout. A socket is not
 // writable again before a third of what may be megabytes has been taken, so that alone
 // would call a client stalled that reads slowly: what is in the socket is looked at too.
-func (l *Loop) stalled(t *Task) bool {
-	unsent := sock.Unsent(t.Out)
-	if t.unsent < 0 || unsent <= t.unsent-MinProgress {
-		t.unsent, t.blocked = unsent, l.now
+func (l *Loop) stalled(t *Task, now instant) bool {
+	s, unsent := t.slow, sock.Unsent(t.Out)
+	if s.unsent < 0 || unsent <= s.unsent-MinProgress {
+		s.unsent, s.blocked = unsent, now
 	}
-	return l.now.Sub(t.blocked) >= t.WriteTimeout
+	return time.Duration(now-s.blocked) >= t.WriteTimeout
 }
 
 // leave ends t.
@@ -484,10 +485,10 @@ func (l *Loop) giveBack(t *Task, why Why, err error) {
 	l.count--
 	t.state = outside
 	end := End{Why: why, Err: err, Sent: t.sent}
-	if t.held != nil {
-		end.Held, end.counted, end.budget = t.held, t.counted, l.budget
-		end.Held.B = end.Held.B[t.from:]
-		t.held, t.counted = nil, 0
+	if s := t.slow; s != nil {
+		end.Held, end.counted, end.budget = s.held, s.counted, l.budget
+		end.Held.B = end.Held.B[s.from:]
+		t.slow = nil
 	}
 	if l.count == 0 {
 		l.timer.Stop()

@@ -126,7 +126,7 @@ func TestSilence(t *testing.T) {
 	const idle = 150 * time.Millisecond
 	silent := open(t, s, func(t *Task) { t.Idle = idle })
 	talks := open(t, s, func(t *Task) { t.Idle = idle })
-	late := open(t, s, func(t *Task) { t.Until = time.Now().Add(idle) })
+	late := open(t, s, func(t *Task) { t.EndBy(time.Now().Add(idle)) })
 	began := time.Now()
 	for time.Since(began) < 3*idle {
 		talks.send("x")
@@ -149,9 +149,9 @@ func TestUntil(t *testing.T) {
 	stays := open(t, s, nil)
 	for range 3 {
 		soon := time.Now().Add(50 * time.Millisecond)
-		late := open(t, s, func(t *Task) { t.Until = soon })
-		later := open(t, s, func(t *Task) { t.Until = soon.Add(50 * time.Millisecond) })
-		last := open(t, s, func(t *Task) { t.Until = time.Now().Add(time.Hour) })
+		late := open(t, s, func(t *Task) { t.EndBy(soon) })
+		later := open(t, s, func(t *Task) { t.EndBy(soon.Add(50 * time.Millisecond)) })
+		last := open(t, s, func(t *Task) { t.EndBy(time.Now().Add(time.Hour)) })
 		late.ends(ReadLate)
 		later.ends(ReadLate)
 		if now := time.Now(); now.Before(soon.Add(50 * time.Millisecond)) {

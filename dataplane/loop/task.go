@@ -74,7 +74,8 @@ type End struct {
 // Task is one stream. The caller fills the exported fields; both descriptors are
 // non-blocking, belong to nobody else's poller for reading, and stay open until Left.
 //
-// A Task is attached once.
+// A Task is attached once. There are thousands: with what package relay lays beside it, it
+// just fills a size class of 144 bytes.
 //
 // Memory order: Attach hands the Task to the loop's thread through the inbox's lock,
 // Left hands it back. Between them everything but loop and cut is the loop's. Cut
@@ -86,28 +87,48 @@ type Task struct {
 	Handler      Handler
 	WriteTimeout time.Duration
 	Idle         time.Duration // 0: none
-	Until        time.Time     // zero: none
 
-	loop     atomic.Pointer[Loop]
+	until  instant // EndBy
+	lastIn instant
+	sent   int64
+	slow   *slow // while Out has not taken all
+	loop   atomic.Pointer[Loop]
+	slot   uint32
+	gen    uint32
+
 	cut      atomic.Bool
 	attached bool // the loop has begun with it, once
+	state    state
+	paused   bool // In is not read: Out takes no more, and something is held
+	polling  bool // Out is in the poller
+	queued   bool // stands in the loop's outbox
+	again    bool // stands in the loop's list of those to be read once more
+	reading  bool // In is in the poller
+}
 
-	slot    uint32
-	gen     uint32
-	state   state
-	sent    int64
-	paused  bool // In is not read: Out takes no more, and something is held
-	polling bool // Out is in the poller
-	queued  bool // stands in the loop's outbox
-	again   bool // stands in the loop's list of those to be read once more
-	reading bool // In is in the poller
-
-	lastIn  time.Time
+// slow is what a Task has besides while its Out has not taken all that it was given.
+type slow struct {
 	held    *membudget.Buffer // held.B[from:] is to be sent
 	from    int
-	counted int64     // of Options.Budget
-	blocked time.Time // since then Out has taken less than MinProgress
-	unsent  int       // of the socket at that time; -1: not looked at
+	counted int64   // of Options.Budget
+	blocked instant // since then Out has taken less than MinProgress
+	unsent  int     // of the socket at that time; -1: not looked at
+}
+
+// instant is a time counted from the package's start, in ns; 0 for none.
+type instant int64
+
+var epoch = time.Now()
+
+// at is 0 at no time a Task can see: epoch is past by then.
+func at(t time.Time) instant { return instant(t.Sub(epoch)) }
+
+// EndBy says until when the Task may last at the most; zero for ever. It is called
+// before the Task is attached.
+func (t *Task) EndBy(by time.Time) {
+	if !by.IsZero() {
+		t.until = max(at(by), 1)
+	}
 }
 
 type state uint8
@@ -130,19 +151,16 @@ func (t *Task) Cut() {
 
 // heldBytes is how much Out has not taken yet.
 func (t *Task) heldBytes() int {
-	if t.held == nil {
+	if t.slow == nil {
 		return 0
 	}
-	return len(t.held.B) - t.from
+	return len(t.slow.held.B) - t.slow.from
 }
 
 // hold keeps a copy of p for Out; false when the budget is spent. It takes as much room
 // as it needs, since what follows is not read before this has gone.
-func (t *Task) hold(p []byte, now time.Time, budget *membudget.Budget) bool {
+func (t *Task) hold(p []byte, now instant, budget *membudget.Budget) bool {
 	have := t.heldBytes()
-	if have == 0 {
-		t.blocked, t.unsent = now, -1
-	}
 	size := int64(membudget.SizeOf(have + len(p)))
 	if budget != nil && !budget.Acquire(size) {
 		if size > leastHeld {
@@ -151,25 +169,30 @@ func (t *Task) hold(p []byte, now time.Time, budget *membudget.Budget) bool {
 		size = 0 // any client may be a moment late
 	}
 	room := membudget.Default.Get(have + len(p))
-	if t.held != nil {
-		copy(room.B, t.held.B[t.from:])
+	next := &slow{held: room, counted: size, blocked: now, unsent: -1}
+	if was := t.slow; was != nil {
+		copy(room.B, was.held.B[was.from:])
+		if have > 0 {
+			next.blocked, next.unsent = was.blocked, was.unsent
+		}
 		t.drop(budget)
 	}
 	copy(room.B[have:], p)
-	t.held, t.from, t.counted = room, 0, size
+	t.slow = next
 	return true
 }
 
 // drop gives the held bytes' memory back.
 func (t *Task) drop(budget *membudget.Budget) {
-	if t.held == nil {
+	s := t.slow
+	if s == nil {
 		return
 	}
-	membudget.Default.Put(t.held)
+	membudget.Default.Put(s.held)
 	if budget != nil {
-		budget.Release(t.counted)
+		budget.Release(s.counted)
 	}
-	t.held, t.from, t.counted = nil, 0, 0
+	t.slow = nil
 }
 
 // sendSome writes what Out takes of p at once; errno is 0 when that was not all

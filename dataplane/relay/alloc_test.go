@@ -91,4 +91,7 @@ func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(stream{}); size > 320 {
 		t.Errorf("a stream has %d bytes; a size class ends at 320", size)
 	}
+	if size := unsafe.Sizeof(lending{}); size > 144 {
+		t.Errorf("what a loop needs of it has %d bytes; a size class ends at 144", size)
+	}
 }

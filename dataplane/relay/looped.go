@@ -71,9 +71,11 @@ func (s *stream) attach() bool {
 	default:
 		return false
 	}
-	if t.In, t.Until, ok = s.resp.Lend(&lending.place, t); !ok {
+	var until time.Time
+	if t.In, until, ok = s.resp.Lend(&lending.place, t); !ok {
 		return false
 	}
+	t.EndBy(until)
 	if !s.armed.never() {
 		s.armed = 0
 		_ = s.dst.SetWriteDeadline(time.Time{})
