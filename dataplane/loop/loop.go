@@ -22,8 +22,8 @@ const (
 	// awake: for awakeWait at most, without a word to Go's scheduler. That would take
 	// the thread's P away meanwhile, and have to find one when bytes come; and it is
 	// what wakes and keeps awake the runtime's monitor, which runs every 20 µs then:
-	// half of the cost of an event. In exchange a P is idle: Start adds one for each
-	// thread. A stop of the world ends the wait by its signal.
+	// half of the cost of an event. In exchange a P is idle: one is added for each
+	// thread that waits so, and taken away again once it has been quiet for restAfter. A stop of the world ends the wait by its signal.
 	awake
 	// asleep: as every Go program waits. For a loop that has been quiet for a while.
 	asleep
@@ -40,6 +40,10 @@ const (
 	untilSlack = 20 * time.Millisecond
 	// awakeFor is how long after the last bytes a loop waits awake.
 	awakeFor = 100 * time.Millisecond
+	// restAfter is how long after the last bytes its thread's P is taken away. To add or
+	// take one stops the world; to have one that no thread holds costs each request a
+	// switch between two threads of Go's that share a core.
+	restAfter = 10 * time.Second
 )
 
 // Loop is one thread and its streams.
@@ -66,6 +70,7 @@ type Loop struct {
 	lastIn  time.Time
 	next    time.Time // of check
 	timer   *time.Timer
+	added   bool // a P, for the thread
 	current *Task
 	done    chan struct{}
 	onFail  func(error)
@@ -146,6 +151,10 @@ func (l *Loop) run(opened chan<- error) {
 // kernel says: its poller is closed.
 func (l *Loop) end() {
 	l.timer.Stop()
+	if l.added {
+		l.added = false
+		processors.add(-1)
+	}
 	l.mu.Lock()
 	l.ended = true
 	l.poll.close()
@@ -201,6 +210,7 @@ func (l *Loop) turn() (ended bool) {
 	case l.count == 0 || l.now.Sub(l.lastIn) >= awakeFor:
 		h = asleep
 	}
+	l.provide(h)
 	if err := l.poll.wait(h); err != nil {
 		l.onFail(err)
 		l.end()
@@ -208,6 +218,22 @@ func (l *Loop) turn() (ended bool) {
 	}
 	l.now = time.Now()
 	return false
+}
+
+// provide sees to the P that the thread holds while it waits awake.
+func (l *Loop) provide(h haste) {
+	quiet := l.now.Sub(l.lastIn)
+	switch {
+	case h == awake && !l.added:
+		l.added = true
+		processors.add(1)
+	case h != asleep || !l.added:
+	case quiet >= restAfter:
+		l.added = false
+		processors.add(-1)
+	case l.count == 0: // nothing else would wake it
+		l.timer.Reset(restAfter - quiet)
+	}
 }
 
 // readOn reads once more from those that had more than their turn's share.

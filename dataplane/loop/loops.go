@@ -25,7 +25,6 @@ type Options struct {
 type Loops struct {
 	all    []*Loop
 	next   atomic.Uint32
-	procs  int // added for them
 	closed atomic.Bool
 }
 
@@ -42,8 +41,6 @@ func Start(opt Options) (*Loops, error) {
 		opt.OnFail = func(error) {}
 	}
 	s := new(Loops)
-	processors.add(opt.Loops)
-	s.procs = opt.Loops
 	for range opt.Loops {
 		l := newLoop(&opt)
 		opened := make(chan error, 1)
@@ -108,5 +105,4 @@ func (s *Loops) Close() {
 	for _, l := range s.all {
 		<-l.done
 	}
-	processors.add(-s.procs)
 }
