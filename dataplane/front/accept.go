@@ -107,17 +107,17 @@ func (s *connSet) endStreams() (n int) {
 	return n
 }
 
-// listener accepts for fasthttp: it wraps, counts and limits, and waits where
-// fasthttp would give up.
+// listener wraps, counts and limits what it accepts, and waits where nothing can be
+// accepted now.
 type listener struct {
 	net.Listener
 	srv *Server
 }
 
-// Accept gives the next connection within the limits. Want of descriptors or
+// accept gives the next connection within the limits. Want of descriptors or
 // memory is waited out: it ends by itself, while a server that stopped accepting
 // does not start again.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *listener) accept() (*conn, error) {
 	var delay time.Duration
 	for {
 		nc, err := l.Listener.Accept()
@@ -153,7 +153,6 @@ func (s *Server) admit(nc net.Conn) *conn {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
 			if s.opt.TLS == nil {
-				c.ahead.fresh = true
 				c.transfer.do, c.askFunc = c.transferSome, c.early.atSocket
 			}
 		}

@@ -42,7 +42,7 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 	}
 	defer nc.Close()
 	l := &listener{&scripted{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, s}
-	c, err := l.Accept()
+	c, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 	}
 
 	l = &listener{&scripted{inner, []error{acceptError(syscall.EINVAL)}}, s}
-	if _, err := l.Accept(); !errors.Is(err, syscall.EINVAL) {
+	if _, err := l.accept(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("EINVAL became %v", err)
 	}
 }

@@ -86,7 +86,6 @@ type Options struct {
 	StreamIdleTimeout time.Duration // between two reads from the engine of a stream [0: the Call's own deadlines]
 	MaxConns          int           // [100_000]
 	MaxConnsPerIP     int           // [0: no limit]
-	Concurrency       int           // connections served at once [256k, fasthttp's own]
 
 	// CompressMin: answers of so many bytes and more that are no streams go out in
 	// the coding that the client accepts; 0: none does. Encoded requests are always

@@ -36,6 +36,7 @@ type body struct {
 	read    int64     // payload taken from stream
 	ended   bool      // stream came to its end
 	broken  bool      // stream failed: nothing behind it can be found
+	whole   []byte    // it came with the head, and lies in the connection's read-ahead
 	lease   membudget.Lease
 	special membudget.Lease // of the edited body, where fields were stripped
 }
@@ -52,6 +53,24 @@ func (b *body) open(x *Exchange) bool {
 	}
 	b.ended = false
 	return b.stream != nil && seen == b.length
+}
+
+// here begins a plain request's body, which may have come whole; false when the
+// connection fails.
+func (b *body) here(x *Exchange) bool {
+	a := &x.c.ahead
+	b.length, b.read, b.ended, b.broken = x.head.length, 0, true, false
+	if b.length == framingNone {
+		return true
+	}
+	if came := a.buf.B[a.r:a.w]; b.length <= int64(len(came)) {
+		b.whole, b.read = came[:b.length:b.length], b.length
+		a.r += int(b.length)
+		return true
+	}
+	x.rest = rest{x.c, b.length}
+	b.stream, b.ended = &x.rest, false
+	return x.c.SetReadDeadline(x.Received.Add(x.srv.bodyTime(min(b.length, x.srv.live().MaxBodyBytes)))) == nil
 }
 
 // next reads on; it notes the end and failures.
@@ -105,7 +124,7 @@ func (b *body) cutShort(c *conn) bool {
 func (b *body) release() {
 	b.lease.Release()
 	b.special.Release()
-	b.stream = nil
+	b.stream, b.whole = nil, nil
 }
 
 // readBody reads the whole body into leased memory and makes it Doc.Body's
@@ -116,6 +135,7 @@ func (x *Exchange) readBody() bool {
 		return x.tooLarge()
 	}
 	if b.stream == nil {
+		x.Doc.Body = b.whole
 		return true
 	}
 	first := int64(firstBody)

@@ -288,7 +288,7 @@ func TestTricklingHeadsHoldLittle(t *testing.T) {
 		defer r.s.conns.mu.Unlock()
 		for c := range r.s.conns.all {
 			if c.active.Load() {
-				t.Error("fasthttp was told of half a head")
+				t.Error("half a head of a new connection would hold up a drain")
 			}
 		}
 		return len(r.s.conns.all) == 2

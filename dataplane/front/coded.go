@@ -35,26 +35,30 @@ func (x *Exchange) decode(c coding.Coding) bool {
 // setBody makes a copy of body the answer's, in a coding that the client accepts
 // where that makes it shorter.
 func (x *Exchange) setBody(body []byte) {
-	resp, least := &x.ctx.Response, x.srv.live().CompressMin
+	least := x.srv.live().CompressMin
 	if least == 0 || len(body) < least {
-		resp.SetBody(body)
+		x.putBody(body)
 		return
 	}
-	resp.Header.Set("Vary", x.vary("Accept-Encoding"))
+	if x.ctx != nil {
+		x.ctx.Response.Header.Set("Vary", x.vary("Accept-Encoding"))
+	} else {
+		addLine(x, "Vary", "Accept-Encoding")
+	}
 	c := coding.Accepted(x.head.findAll("Accept-Encoding"))
 	if c == coding.Identity {
-		resp.SetBody(body)
+		x.putBody(body)
 		return
 	}
 	room := membudget.Default.Get(len(body))
 	defer membudget.Default.Put(room)
 	encoded := c.Append(room.B[:0], body)
 	if len(encoded) >= len(body) {
-		resp.SetBody(body)
+		x.putBody(body)
 		return
 	}
-	resp.Header.Set("Content-Encoding", c.String())
-	resp.SetBody(encoded)
+	addLine(x, "Content-Encoding", c.String())
+	x.putBody(encoded)
 }
 
 // coder puts a coding on a stream; its buffers are kept from one stream to the next.

@@ -27,17 +27,17 @@ const (
 	lingerBytes = 4 << 20
 )
 
-// conn is a client's connection as fasthttp sees it. It puts a deadline on every
-// write, counts itself in and out, and takes part in the hand-over of a stream:
-// fasthttp lets go of a hijacked connection on two goroutines (the worker's, told
-// by ConnState, and that of the hijack handler, told by Close), and only when
-// both have the connection is ours. That makes it safe to give the same conn to
-// ServeConn again, and lets fasthttp recycle the 16 KiB reader which it would
-// drop if it were told to keep hijacked connections.
+// conn is a client's connection, for the plain lane (see lane.go) and as fasthttp sees
+// it. It puts a deadline on every write, counts itself in and out, and takes part in
+// fasthttp's hand-over of a stream: fasthttp lets go of a hijacked connection on two
+// goroutines (that of ServeConn, told by ConnState, and that of the hijack handler, told
+// by Close), and only when both have the connection is ours. That makes it safe to give
+// the same conn to ServeConn again, and lets fasthttp recycle the 16 KiB reader which it
+// would drop if it were told to keep hijacked connections.
 //
-// Memory order: hand orders everything between Relay and the stream's start;
-// the fields without atomics belong to whoever serves the connection: fasthttp's
-// goroutine, then the relaying one, then fasthttp's again.
+// Memory order: hand orders everything between Relay and the stream's start; the fields
+// without atomics belong to whoever serves the connection: one goroutine at a time, or
+// the loop that drives its stream.
 type conn struct {
 	net.Conn
 	srv    *Server
@@ -128,14 +128,17 @@ func (c *conn) read(p []byte) (int, error) {
 		return a.take(p), nil
 	case a.failed != nil:
 		return 0, a.failed
-	case a.fresh && len(p) == 1:
-		return c.firstByte(p)
 	case c.secure != nil && !c.shaken:
 		if err := c.handshake(); err != nil {
 			c.readErr = err
 			return 0, io.EOF // which ends the connection without an answer
 		}
 	}
+	return c.receiveOn(p)
+}
+
+// receiveOn is receive until the real deadline; it notes what fails.
+func (c *conn) receiveOn(p []byte) (int, error) {
 	n, err := c.receive(p)
 	for err != nil && c.tooEarly(err) {
 		n, err = c.receive(p)
@@ -159,17 +162,11 @@ func (c *conn) readFailure() Reason {
 	return ClientGone
 }
 
-// Write writes what fasthttp has of an answer, or holds it until the next read.
+// Write writes what fasthttp has of an answer.
 func (c *conn) Write(p []byte) (int, error) {
 	if c.early.asks {
-		if c.hold(p) {
-			return len(p), nil
-		}
 		c.lookAhead()
 		c.lingered = c.lingered || c.early.came
-	}
-	if err := c.release(); err != nil {
-		return 0, err
 	}
 	return c.writeOut(p)
 }
@@ -284,7 +281,11 @@ func (c *conn) letGo(bit int32) {
 	switch now := c.hand.Or(bit) | bit; now {
 	case handStart:
 		c.hand.Store(0)
-		go c.srv.runStream(c, c.stream)
+		go func() {
+			if c.srv.runStream(c, c.stream) {
+				c.srv.serveConn(c)
+			}
+		}()
 	case handAbort:
 		c.hand.Store(0)
 		c.srv.abortStream(c, c.stream)
@@ -365,16 +366,13 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	}
 	switch state {
 	case fasthttp.StateActive:
-		_ = c.release() // a request lay in fasthttp's reader
 		c.active.Store(true)
 		c.due = dueHead
 		c.early.active()
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()
-		if c.held.buf == nil {
-			c.left()
-		}
+		c.left()
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)
 	case fasthttp.StateClosed:

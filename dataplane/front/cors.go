@@ -93,7 +93,7 @@ func (x *Exchange) cors(method []byte, known bool) (answered bool) {
 	x.SetHeader("Access-Control-Allow-Headers", c.headers)
 	x.SetHeader("Access-Control-Max-Age", c.maxAge)
 	if x.begin(204) {
-		x.ctx.Response.SkipBody = true
+		x.putBody(nil)
 	}
 	return true
 }

@@ -24,18 +24,17 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 	if !x.begin(reason.Status()) {
 		return
 	}
-	resp := &x.ctx.Response
-	resp.Header.Set("X-Sluice-Reason", string(reason))
+	addLine(x, "X-Sluice-Reason", string(reason))
 	if retryAfter > 0 {
-		resp.Header.Set("Retry-After", retrySeconds(retryAfter))
+		addLine(x, "Retry-After", retrySeconds(retryAfter))
 	}
 	protocol := relay.OpenAI
 	if x.Endpoint != nil {
 		protocol = x.Endpoint.Protocol
 	}
-	resp.Header.SetContentType("application/json")
+	addLine(x, "Content-Type", "application/json")
 	x.scratch = appendError(x.scratch[:0], protocol, reason, param, message, x.RequestID)
-	resp.SetBody(x.scratch)
+	x.putBody(x.scratch)
 	x.refused(reason, param)
 }
 

@@ -31,10 +31,12 @@ type Exchange struct {
 	early     *pulse // of a head that may go out before an engine's; see Dispatched
 	parting   *pulse // of a drain that answered; guarded by Server.telling
 	srv       *Server
-	ctx       *fasthttp.RequestCtx
+	ctx       *fasthttp.RequestCtx // nil: a plain request
 	c         *conn
 	head      head
 	body      body
+	rest      rest // of a plain request's body
+	room      room // of a plain request's whole answer
 	answer    answer
 	holder    Pass // nil: no keys are asked for
 	untrusted bool // where the next request begins cannot be known
@@ -46,7 +48,7 @@ type Exchange struct {
 	scratch   []byte
 	log       *slog.Logger
 	pass      func(name, value []byte) // x.passHeader, made once
-	passed    *[]byte                  // where passHeader writes a stream's head; nil: to fasthttp's answer
+	passed    *[]byte                  // where passHeader writes a stream's head; nil: to a whole answer
 	ip        netip.Addr               // the client's
 	ipText    []byte                   // as engines are told it
 	counted   netip.Addr               // for connSet.leave
@@ -64,7 +66,7 @@ type answer uint8
 
 const (
 	unanswered answer = iota
-	short             // fasthttp writes it
+	short             // whole, in room or fasthttp's response
 	relayed           // the stream owns the connection now
 )
 
@@ -205,15 +207,18 @@ func (x *Exchange) begin(status int) bool {
 		return false
 	}
 	x.answer = short
-	resp := &x.ctx.Response
-	resp.SetStatusCode(status)
-	resp.Header.DisableNormalizing()
-	// None of these is there yet, so nothing need be looked for, as Set would.
-	resp.Header.Add("X-Request-Id", x.RequestID)
-	for i := range x.set {
-		resp.Header.Add(x.set[i].name, x.set[i].value)
-	}
 	x.c.ended = ending{x.Endpoint, status, x.Received}
+	if x.ctx != nil {
+		x.ctx.Response.SetStatusCode(status)
+		x.ctx.Response.Header.DisableNormalizing()
+	} else {
+		x.room.status(status)
+	}
+	// None of these is there yet, so nothing need be looked for.
+	addLine(x, "X-Request-Id", x.RequestID)
+	for i := range x.set {
+		addLine(x, x.set[i].name, x.set[i].value)
+	}
 	return true
 }
 
@@ -234,7 +239,7 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	}
 	resp.VisitHeaders(x.pass)
 	if len(resp.Header("Content-Encoding")) > 0 {
-		x.ctx.Response.SetBody(body) // an engine's own, although it was not asked for one
+		x.putBody(body) // an engine's own, although it was not asked for one
 		return
 	}
 	x.setBody(body)
@@ -253,7 +258,7 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 	if !x.begin(status) {
 		return
 	}
-	x.ctx.Response.Header.SetContentType("application/json")
+	addLine(x, "Content-Type", "application/json")
 	x.setBody(body)
 }
 
@@ -270,11 +275,11 @@ func (x *Exchange) ReplyEvents(body []byte) {
 	if !x.begin(200) {
 		return
 	}
-	x.ctx.Response.Header.SetContentType("text/event-stream; charset=utf-8")
+	addLine(x, "Content-Type", "text/event-stream; charset=utf-8")
 	if x.Converter != nil {
 		body, _ = x.Converter(false).Convert(body)
 	}
-	x.ctx.Response.SetBody(body)
+	x.putBody(body)
 }
 
 // passHeader passes one of the engine's header lines on, unless ours takes its
@@ -292,7 +297,10 @@ func (x *Exchange) passHeader(name, value []byte) {
 		*x.passed = appendLine(*x.passed, name, value)
 		return
 	}
-	x.ctx.Response.Header.AddBytesKV(name, value)
+	if x.ctx == nil && equalFold(name, "Date") {
+		return // ours takes its place; fasthttp sees to it itself
+	}
+	addLine(x, name, value)
 }
 
 // finish ends what serve began: it recovers, sees to it that nothing of the
@@ -307,8 +315,13 @@ func (x *Exchange) finish() {
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
 		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
 		keep := x.reusable()
-		x.c.early.asks, x.c.held.ok = true, keep
-		if !keep {
+		switch {
+		case x.ctx == nil:
+			x.seal(keep)
+		case keep:
+			x.c.early.asks = true
+		default:
+			x.c.early.asks = true
 			x.ctx.Response.Header.SetConnectionClose()
 		}
 	}
@@ -334,7 +347,10 @@ func (x *Exchange) panicked(v any, stack []byte) {
 		return
 	}
 	if x.answer == short {
-		x.ctx.Response.Reset()
+		x.room.drop()
+		if x.ctx != nil {
+			x.ctx.Response.Reset()
+		}
 		x.answer = unanswered
 	}
 	x.Error(Internal, "", "the router failed on this request", 0)

@@ -27,6 +27,7 @@ type head struct {
 	http11  bool
 	close   bool // the client wants the connection closed
 	named   bool // Connection names header lines that are hop-by-hop
+	expects bool // there is an Expect line
 	options [][2]uint32
 }
 
@@ -64,7 +65,7 @@ func (h *head) findAll(name string) (all []byte) {
 // After a refusal nothing that follows on the connection can be trusted.
 func (h *head) read(method, target, protocol, raw []byte) (refused string) {
 	h.raw, h.lines, h.options = raw, h.lines[:0], h.options[:0]
-	h.length, h.close, h.named = framingNone, false, false
+	h.length, h.close, h.named, h.expects = framingNone, false, false, false
 	switch {
 	case bytes.Equal(protocol, []byte("HTTP/1.1")):
 		h.http11 = true
@@ -170,6 +171,8 @@ func (h *head) judge() string {
 					return "Transfer-Encoding must be chunked"
 				}
 			}
+		case len("Expect"):
+			h.expects = h.expects || equalFold(name, "Expect")
 		case len("Connection"):
 			if equalFold(name, "Connection") {
 				h.connection(l)

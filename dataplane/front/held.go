@@ -1,6 +1,7 @@
 package front
 
 import (
+	"io"
 	"os"
 	"syscall"
 
@@ -8,53 +9,61 @@ import (
 	"sluice/dataplane/sock"
 )
 
-// held is a short answer that leaves with the wait for the next request: one stay in the
-// runtime's poller that reads, writes and then waits. The read comes first. What it finds
-// came before the answer left, which is what early asks; and after it a wait begins
-// without another: a connection waited for by itself must be read first, in vain.
+// held is a plain request's whole answer. A short one leaves with the wait for the next
+// request: one stay in the runtime's poller that reads, writes and then waits. The read
+// comes first. What it finds came before the answer left, which is what early asks; and
+// after it a wait begins without another: a connection waited for by itself must be read
+// first, in vain.
 //
 // Nothing of an answer is held while anybody waits but its own goroutine, which goes
-// from fasthttp's write to its next read without a stop. Where the next step is another
-// (a request that lies in fasthttp's reader, a close) the answer is written before it.
+// from the handler's return to that wait without a stop.
 type held struct {
 	buf *membudget.Buffer
-	n   int32 // of buf
-	out int32 // of n: written
-	ok  bool  // the answer that is written now may be held
+	n   int  // of buf
+	out int  // of n: written
+	ok  bool // the connection may serve another request
 }
 
-// hold keeps p until the next read; false where it must be written now.
-func (c *conn) hold(p []byte) bool {
-	h := &c.held
-	if !h.ok || h.buf != nil || len(p) > membudget.MinBuffer || c.transfer.do == nil {
+// turn is run in the poller: it reads into the read-ahead, sends what is held, and says
+// whether there is anything to look at.
+func (c *conn) turn(fd int) bool {
+	a, h, t := &c.ahead, &c.held, &c.transfer
+	if a.buf == nil || len(a.buf.B) < aheadSize {
+		a.resize(aheadSize)
+	}
+	n, errno := sock.Recv(fd, a.buf.B[a.w:])
+	if errno == 0 {
+		a.w += n
+	}
+	if h.buf != nil {
+		c.early.sees(a.buf.B[:a.w])
+		sent, failed := sock.Send(fd, h.buf.B[h.out:h.n])
+		h.out += sent
+		switch failed {
+		case 0:
+			c.left()
+		case syscall.EAGAIN: // it is written by a wait of its own
+			return true
+		default:
+			t.err = os.NewSyscallError("sendto", failed)
+			return true
+		}
+	}
+	switch {
+	case errno == syscall.EAGAIN:
+		switch {
+		case a.w == 0:
+			a.drop()
+		case a.w <= membudget.MinBuffer:
+			a.resize(membudget.MinBuffer)
+		}
 		return false
+	case errno != 0:
+		t.err = os.NewSyscallError("recvfrom", errno)
+	case n == 0:
+		t.err = io.EOF
 	}
-	h.buf = membudget.Default.Get(membudget.MinBuffer)
-	h.n, h.out = int32(copy(h.buf.B, p)), 0
 	return true
-}
-
-// exchange is what receive does in the poller while an answer is held.
-func (c *conn) exchange(fd int) bool {
-	h, t := &c.held, &c.transfer
-	came := t.read(fd)
-	if h.buf == nil {
-		return came
-	}
-	if came {
-		c.early.sees(t.p[:t.n])
-	}
-	n, errno := sock.Send(fd, h.buf.B[h.out:h.n])
-	switch h.out += int32(n); errno {
-	case 0:
-		c.left()
-	case syscall.EAGAIN: // it is written by a wait of its own
-		return true
-	default:
-		t.err = os.NewSyscallError("sendto", errno)
-		return true
-	}
-	return came
 }
 
 // release writes what is held, and waits where it must.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
-
-	"github.com/valyala/fasthttp"
 )
 
 // Changeable is o with nothing but what Server.Change takes over.
@@ -81,7 +79,6 @@ func (o Options) withDefaults() (Options, error) {
 		{"MaxConns", &o.MaxConns, 100_000, 1},
 		{"MaxConnsPerIP", &o.MaxConnsPerIP, 0, 0},
 		{"CompressMin", &o.CompressMin, 0, 0},
-		{"Concurrency", &o.Concurrency, fasthttp.DefaultConcurrency, 1},
 	}
 	for _, f := range counts {
 		if *f.at == 0 {

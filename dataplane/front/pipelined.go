@@ -20,9 +20,10 @@ import (
 //
 // What came is looked for as the last bytes of an answer leave, so a client that sends
 // its next request as soon as it has the answer is never taken for one that did not
-// wait. The bytes are in one of two places. fasthttp's reader may have read them with
-// the request before: then it has no need to read while it waits for the next one. Or
-// they are in the socket still (or in TLS), which is asked.
+// wait. The bytes are in one of two places. They may have been read with the request before:
+// the plain lane sees them in its read-ahead; fasthttp's reader then has no need to read
+// while it waits for the next request. Or they are in the socket still (or in TLS),
+// which is asked. What the plain lane finds it leaves to fasthttp's, which refuses it.
 //
 // It belongs to whoever serves the connection, as the plain fields of conn do.
 type early struct {

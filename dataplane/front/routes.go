@@ -77,7 +77,7 @@ func pathOf(target []byte) []byte {
 	return target
 }
 
-// serve runs one request from its head to its answer.
+// serve runs one request that fasthttp has read from its head to its answer.
 func (x *Exchange) serve() {
 	h := &x.ctx.Request.Header
 	if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
@@ -105,24 +105,27 @@ func (x *Exchange) serve() {
 	switch {
 	case !ok:
 		x.Error(UnknownRoute, "", "unknown path "+shown(pathOf(target))+"; known are: "+x.srv.routes.known, 0)
-	case found.page != nil:
-		if string(method) != "GET" && string(method) != "HEAD" {
-			x.SetHeader("Allow", "GET, HEAD")
-			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
-			return
-		}
-		if found.asks && !x.enter(false) {
-			return
-		}
-		found.page(x)
-	default:
+	case found.page != nil && string(method) != "GET" && string(method) != "HEAD":
+		x.SetHeader("Allow", "GET, HEAD")
+		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
+	case found.endpoint != nil && string(method) != "POST":
 		x.Endpoint = found.endpoint
-		if string(method) != "POST" {
-			x.SetHeader("Allow", "POST")
-			x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use POST", 0)
-			return
-		}
+		x.SetHeader("Allow", "POST")
+		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use POST", 0)
+	default:
+		x.lead(found)
+	}
+}
+
+// lead has the route answer a request of its method.
+func (x *Exchange) lead(found route) {
+	if found.page == nil {
+		x.Endpoint = found.endpoint
 		x.infer()
+		return
+	}
+	if !found.asks || x.enter(false) {
+		found.page(x)
 	}
 }
 
@@ -189,14 +192,12 @@ func (x *Exchange) showJSON(status int, body []byte) { x.show(status, "applicati
 
 func (x *Exchange) show(status int, contentType string, body []byte) {
 	x.begin(status)
-	x.ctx.Response.Header.SetContentType(contentType)
+	addLine(x, "Content-Type", contentType)
 	x.setBody(body)
 }
 
 func (x *Exchange) showMetrics() {
-	x.begin(200)
-	resp := &x.ctx.Response
-	resp.Header.SetContentType("text/plain; version=0.0.4; charset=utf-8")
-	x.srv.opt.Pages.Metrics(resp.BodyWriter())
-	x.setBody(resp.Body())
+	var text bytes.Buffer
+	x.srv.opt.Pages.Metrics(&text)
+	x.show(200, "text/plain; version=0.0.4; charset=utf-8", text.Bytes())
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -75,10 +76,8 @@ func New(opt Options) (*Server, error) {
 		ConnState:      connState,
 		Logger:         quietLogger{opt.Log},
 
-		Concurrency: opt.Concurrency,
-		// A burst's goroutines are let go of soon, and their stacks with them.
-		MaxIdleWorkerDuration: 2 * time.Second,
-		ReadBufferSize:        opt.MaxHeadBytes,
+		Concurrency:    math.MaxInt32, // MaxConns is the limit
+		ReadBufferSize: opt.MaxHeadBytes,
 		// An answer of this size, head and all, is one write.
 		WriteBufferSize: 16 << 10,
 		ReadTimeout:     opt.HeadTimeout,
@@ -154,10 +153,18 @@ func (s *Server) Serve(ln net.Listener) error {
 		by = RelayGoroutine
 	}
 	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
-	if err := s.fh.Serve(&listener{ln, s}); err != nil && !s.stopped() {
-		return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
+	from := &listener{ln, s}
+	for {
+		c, err := from.accept()
+		switch {
+		case err == nil:
+			go s.serveConn(c)
+		case s.stopped():
+			return nil
+		default:
+			return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
+		}
 	}
-	return nil
 }
 
 // Loops is how many event loops drive streams, 0 where they are on goroutines, and how
@@ -202,7 +209,7 @@ func (s *Server) stopped() bool {
 	}
 }
 
-// handle is fasthttp's handler.
+// handle is fasthttp's handler, for requests that are not plain.
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x, _ := s.exchanges.Get().(*Exchange)
 	x.ctx, x.Received = ctx, ctx.Time()

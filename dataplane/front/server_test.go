@@ -386,7 +386,7 @@ func TestReplyPassesTheEnginesAnswer(t *testing.T) {
 	if _, err := io.ReadFull(br, body); err != nil || string(body) != answer {
 		t.Errorf("%q %v", body, err)
 	}
-	contains(t, head, "HTTP/1.1 418 ", "Content-Type: application/problem+json\r\n", "x-weird: a,  b\r\nX-Weird: c\r\n",
+	contains(t, head, "HTTP/1.1 418 ", "Content-type: application/problem+json\r\n", "x-weird: a,  b\r\nX-Weird: c\r\n",
 		"X-Request-Id: mine\r\n", "X-Sluice-Worker: w1\r\n", "Content-Length: 24\r\n")
 	for _, no := range []string{"engine", "liar", "x-hop", "w0"} {
 		if strings.Contains(head, no) {

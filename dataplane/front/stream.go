@@ -33,7 +33,7 @@ type stream struct {
 	first    *beginning    // nil once a loop drives the stream
 	status   int16
 	keep     bool // the connection may serve another request
-	behind   bool // a request that came too early lies in fasthttp's reader, and was lost with it
+	behind   bool // a request that came too early lay in the lane's reader, and was lost with it
 	plain    bool // take the chunk framing out, for HTTP/1.0
 	chunked  bool // put chunk framing around what the engine sends without
 	// commented: comments may go out before the engine's first byte.
@@ -99,7 +99,14 @@ func (st *stream) clientGone() {
 }
 
 // Resume implements relay.Resumer: it goes on with a stream that a loop has let go of.
-func (st *stream) Resume(f func() (relay.Result, bool)) { go st.c.srv.relayOn(st.c, st, f) }
+func (st *stream) Resume(f func() (relay.Result, bool)) {
+	c := st.c
+	go func() {
+		if c.srv.relayOn(c, st, f) {
+			c.srv.serveConn(c)
+		}
+	}()
+}
 
 // Relay answers by streaming resp: head now, body by package relay after the
 // Handler has returned. It owns resp and call from here on: call is cut when
@@ -145,14 +152,17 @@ func (x *Exchange) newStream() *stream {
 	return st
 }
 
-// handOver has st answer once fasthttp has let go of the connection.
+// handOver has st answer once the lane, or fasthttp, has let go of the connection.
 func (x *Exchange) handOver(st *stream) {
 	x.answer = relayed
 	c := x.c
 	c.stream = st
-	c.hand.Store(handPending)
 	x.srv.watch.add(c)
 	c.gone.setStream(st.gone)
+	if x.ctx == nil {
+		return // the lane sees it
+	}
+	c.hand.Store(handPending)
 	x.ctx.HijackSetNoResponse(true)
 	x.ctx.Hijack(hijacked)
 }
@@ -223,9 +233,10 @@ func hijacked(nc net.Conn) {
 	}
 }
 
-// runStream writes the head and passes the body on.
-func (s *Server) runStream(c *conn, st *stream) {
-	s.relayOn(c, st, func() (relay.Result, bool) {
+// runStream writes the head and passes the body on; true when the connection is to be
+// served on, as of relayOn.
+func (s *Server) runStream(c *conn, st *stream) bool {
+	return s.relayOn(c, st, func() (relay.Result, bool) {
 		if st.resp == nil {
 			return relay.Result{Reusable: true}, true // it has its end in its head
 		}
@@ -261,11 +272,12 @@ func (s *Server) runStream(c *conn, st *stream) {
 }
 
 // relayOn relays with f until the stream ends, or until a loop has taken it, which
-// goes on by another relayOn. At the end the connection is brought back.
-func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
+// goes on by another relayOn. True when the stream has ended and its connection is to be
+// served on.
+func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) bool {
 	res, ended := s.guarded(st, f)
 	if !ended {
-		return // not ours any more
+		return false // not ours any more
 	}
 	if res.Err == nil && st.chunked {
 		st.head, res.Reusable = append(st.head, lastChunk...), true
@@ -290,17 +302,13 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) {
 		s.refuseEarly(c)
 		reuse = false
 	}
-	if !reuse {
+	if !reuse || c.SetDeadline(time.Time{}) != nil {
 		c.shut()
-		return
+		return false
 	}
-	if err := c.SetDeadline(time.Time{}); err != nil {
-		c.shut()
-		return
-	}
-	c.due, c.ahead.fresh = dueBack, c.raw != nil && c.secure == nil
+	c.due = dueBack
 	c.active.Store(false)
-	_ = s.fh.ServeConn(c) // closes it; its errors concern one client and were answered
+	return true
 }
 
 // guarded runs f; a panic ends the stream and nothing else.

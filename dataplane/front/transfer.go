@@ -5,7 +5,6 @@ import (
 	"os"
 	"syscall"
 
-	"sluice/dataplane/membudget"
 	"sluice/dataplane/sock"
 )
 
@@ -26,10 +25,9 @@ type transfer struct {
 type op uint8
 
 const (
-	opRead     op = iota // p, once
-	opWrite              // all of p
-	opAhead              // into the read-ahead
-	opExchange           // what is held goes out, and then opRead
+	opRead  op = iota // p, once
+	opWrite           // all of p
+	opTurn            // what is held goes out, and the read-ahead is read
 )
 
 // transferSome is run in the poller, again whenever more can be done, until it says true.
@@ -43,10 +41,8 @@ func (c *conn) transferSome(fd uintptr) bool {
 			t.err = os.NewSyscallError("sendto", errno)
 		}
 		return errno != syscall.EAGAIN
-	case opAhead:
-		return c.readAhead(int(fd))
-	case opExchange:
-		return c.exchange(int(fd))
+	case opTurn:
+		return c.turn(int(fd))
 	default:
 		return t.read(int(fd))
 	}
@@ -87,16 +83,6 @@ func (c *conn) receive(p []byte) (n int, err error) {
 	if c.transfer.do == nil || len(p) == 0 {
 		return c.Conn.Read(p)
 	}
-	if c.held.buf == nil {
-		return c.await(opRead, p)
-	}
-	n, err = c.await(opExchange, p)
-	if err != nil || c.held.buf == nil {
-		return n, err
-	}
-	if err = c.release(); err != nil || n > 0 {
-		return n, err
-	}
 	return c.await(opRead, p)
 }
 
@@ -106,26 +92,4 @@ func (c *conn) transmit(p []byte) (n int, err error) {
 		return c.Conn.Write(p)
 	}
 	return c.await(opWrite, p)
-}
-
-// readAhead reads what is there into the read-ahead; false when nothing is, and
-// then no buffer is held while the connection waits.
-func (c *conn) readAhead(fd int) bool {
-	a, t := &c.ahead, &c.transfer
-	if a.buf == nil {
-		a.buf = membudget.Default.Get(membudget.MinBuffer)
-	}
-	n, errno := sock.Recv(fd, a.buf.B[a.w:])
-	switch errno {
-	case 0:
-		t.n = n
-	case syscall.EAGAIN:
-		if a.w == 0 {
-			a.drop()
-		}
-		return false
-	default:
-		t.err = errno
-	}
-	return true
 }

@@ -1,0 +1,215 @@
+package front
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/valyala/fasthttp"
+)
+
+// linked is two connected sockets.
+func linked(t testing.TB) (ours, theirs *net.UnixConn) {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "")
+		c, err := net.FileConn(f)
+		_ = f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+	}
+	return ends[0], ends[1]
+}
+
+// byLanes gives all that a server answers to raw, whose sender closes behind it: over a
+// socket, so that what is plain takes the plain lane, and over a tape, all of it by
+// fasthttp.
+func byLanes(t testing.TB, s *Server, raw []byte) (plain, fast string) {
+	ours, theirs := linked(t)
+	defer theirs.Close()
+	if _, err := theirs.Write(raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := theirs.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	s.serveConn(s.admit(ours))
+	var got bytes.Buffer
+	if _, err := got.ReadFrom(theirs); err != nil {
+		t.Fatal(err)
+	}
+	on := &tape{Reader: bytes.NewReader(raw)}
+	s.serveConn(s.admit(on))
+	if n, used := s.conns.len(), s.budget.Used(); n != 0 || used != 0 {
+		t.Errorf("%d connections and %d bytes of the budget left", n, used)
+	}
+	return comparable(got.String()), comparable(on.out.String())
+}
+
+var varying = regexp.MustCompile(`(?m)^Date: .*\r\n|[0-9a-f]{20,28}`)
+
+// comparable is answers without date and made ids, header lines sorted and their names in
+// small letters.
+func comparable(answers string) string {
+	answers = varying.ReplaceAllStringFunc(answers, func(s string) string {
+		if strings.HasPrefix(s, "Date") {
+			return ""
+		}
+		return "ID"
+	})
+	parts := strings.SplitAfter(answers, "\r\n\r\n")
+	for i, head := range parts {
+		if !strings.HasSuffix(head, "\r\n\r\n") {
+			continue
+		}
+		lines := strings.SplitAfter(strings.TrimSuffix(head, "\r\n"), "\r\n")
+		for j, line := range lines {
+			if name, value, ok := strings.Cut(line, ": "); ok && !strings.Contains(name, " ") {
+				lines[j] = strings.ToLower(name) + ": " + value
+			}
+		}
+		slices.Sort(lines[1:])
+		parts[i] = strings.Join(lines, "") + "\r\n"
+	}
+	return strings.Join(parts, "")
+}
+
+// laneCases are requests that the plain lane takes, nearly takes, or must leave.
+func laneCases() (raw []string) {
+	for _, list := range [][]rawCase{accepted(), refusedHeads(), refusedBodies()} {
+		for _, k := range list {
+			if len(k.raw) < 4<<10 {
+				raw = append(raw, k.raw, k.raw+sized(""), sized("")+k.raw)
+			}
+		}
+	}
+	for _, page := range pages {
+		raw = append(raw, "GET "+page.path+" HTTP/1.1\r\nHost: a\r\n\r\n", "HEAD "+page.path+" HTTP/1.1\r\nHost: a\r\n\r\n", "GET "+page.path+"?a HTTP/1.1\r\nHost: a\r\n\r\n",
+			"POST "+page.path+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "GET "+page.path+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "GET "+page.path+" HTTP/1.0\r\n\r\n")
+	}
+	return append(raw, "GET "+chat+" HTTP/1.1\r\nHost: a\r\n\r\n", "POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST  HTTP/1.1\r\nHost: a\r\n\r\n", "POST HTTP/1.1\r\nHost: a\r\n\r\n",
+		"POST "+chat+"  HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" XHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" HTTP/1.1\nHost: a\nContent-Length: 2\n\n{}",
+		"POST "+chat+"\rHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "post "+chat+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+		sized("Connection: close\r\n"), sized("Connection: close\r\n")+sized(""), sized("Expect: 100-continue\r\n"), sized("expect: 200-no\r\n"), sized("X-Request-Id: mine\r\n"), sized("Accept-Encoding: gzip\r\n"),
+		"\r\n"+sized(""), "\r\n\r\n"+sized(""), sized("")+"\r\n", sized("")+"\r\n\r\n"+sized(""), sized("")+"P", sized("")+sized("")[:30], sized("")[:30], sized("")[:len(sized(""))-3], "\x16\x03\x01", "P", "",
+		chatPost(doc(30<<10)), chatPost(doc(3<<10))+chatPost(hello), chatPost(`{"a":`), chatPost(`{"kv_transfer_params":{}}`), post(chat, hello, "Content-Type: text/plain"), chatPost(hello, "X-Pad: "+strings.Repeat("p", 5000)), chatPost(hello, "X-Pad: "+strings.Repeat("p", 17000)))
+}
+
+func laneServer(t testing.TB) *Server {
+	s, err := New(Options{Handler: handlerFunc(func(x *Exchange) {
+		switch string(x.Doc.Body) {
+		case hello:
+			x.SetHeader("X-Sluice-Worker", "w")
+			x.ReplyJSON(200, x.Doc.Body)
+		case probeDoc:
+			x.ReplyEvents([]byte("data: 1\n\n"))
+		default:
+			echo(x)
+		}
+	}), Pages: testPages{}, MaxBodyBytes: 64 << 10, CompressMin: 8 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.watch, err = newWatcher(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// What a client gets does not tell which lane its request took.
+func TestLanesAgree(t *testing.T) {
+	s := laneServer(t)
+	for _, raw := range laneCases() {
+		if plain, fast := byLanes(t, s, []byte(raw)); plain != fast {
+			t.Errorf("to %.300q\nthe plain lane answers %q\nfasthttp's           %q", raw, plain, fast)
+		}
+	}
+}
+
+// What is plain never reaches fasthttp, and its answer is whole.
+func TestPlainRequestsTakeThePlainLane(t *testing.T) {
+	s := laneServer(t)
+	inner, reached := s.fh.Handler, 0
+	s.fh.Handler = func(ctx *fasthttp.RequestCtx) { reached++; inner(ctx) }
+	for _, k := range []struct {
+		name, raw, answer string
+		fast              int
+	}{
+		{"a short body", sized(""), hello, 0},
+		{"a body longer than the read-ahead", chatPost(doc(30 << 10)), doc(30 << 10), 0},
+		{"a page", "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", "ok\n", 0},
+		{"events", chatPost(probeDoc), "data: 1\n\n", 0},
+		{"a refusal", chatPost(`{"a":`), "invalid", 0},
+		{"HTTP/1.0", "GET /livez HTTP/1.0\r\nHost: a\r\n\r\n", "ok\n", 1},
+	} {
+		reached = 0
+		if plain, _ := byLanes(t, s, []byte(k.raw)); !strings.Contains(plain, k.answer) || reached != k.fast+1 {
+			t.Errorf("%s: fasthttp saw %d requests besides its own, want %d; answered %.200q", k.name, reached-1, k.fast, plain)
+		}
+	}
+}
+
+// A plain request allocates its id and nothing else, whatever it asks for.
+func TestPlainRequestAllocates(t *testing.T) {
+	if raceOn {
+		t.Skip("the race detector makes pools forget")
+	}
+	s := laneServer(t)
+	ours, theirs := linked(t)
+	served := make(chan struct{})
+	go func() { s.serveConn(s.admit(ours)); close(served) }()
+	answer := make([]byte, 64<<10)
+	for _, k := range []struct {
+		raw string
+		max float64
+	}{{sized("X-Request-Id: abc\r\n"), 1}, {sized(""), 1}, {chatPost(`{"a":`), 6}, {"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", 2}} {
+		request := []byte(k.raw)
+		n := testing.AllocsPerRun(300, func() {
+			_, _ = theirs.Write(request)
+			_, _ = theirs.Read(answer)
+		})
+		if n > k.max {
+			t.Errorf("%.60q allocates %v times, want %v", k.raw, n, k.max)
+		}
+	}
+	_ = theirs.Close()
+	<-served
+}
+
+var badHost = regexp.MustCompile(`cannot read the request: (invalid (url|host|port|character)|missing|error when parsing)`)
+
+// FuzzLanes is TestLanesAgree of anything.
+func FuzzLanes(f *testing.F) {
+	for _, raw := range laneCases() {
+		f.Add([]byte(raw))
+	}
+	s := laneServer(f)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if len(raw) > 32<<10 {
+			return
+		}
+		plain, fast := byLanes(t, s, raw)
+		if strings.Contains(plain, string(ClientGone)) || strings.Contains(fast, io.ErrUnexpectedEOF.Error()) {
+			return // fasthttp reads the beginning of a body with the head, and calls its end one of the request
+		}
+		if badHost.MatchString(fast) {
+			return // fasthttp makes an URL of it, which nobody asks for
+		}
+		if plain != fast {
+			t.Errorf("to %q\nthe plain lane answers %q\nfasthttp's           %q", raw, plain, fast)
+		}
+	})
+}
