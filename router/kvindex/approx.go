@@ -41,7 +41,10 @@ type Approx struct {
 	shards    [approxShards]approxShard
 }
 
-const approxShards = 64
+const (
+	approxShardBits = 6
+	approxShards    = 1 << approxShardBits
+)
 
 type approxShard struct {
 	mu   sync.Mutex
@@ -102,9 +105,10 @@ func (a *Approx) SetTTL(ttl time.Duration) {
 // past says whether what was seen at a time is past its own.
 func (a *Approx) past(at, now time.Duration) bool { return int64(now-at) > a.ttl.Load() }
 
-// shard is that of prompts that begin with a block.
+// shard is that of prompts that begin with a block: not by the bits by which tables of a
+// shard say where the block's cell is, or all first blocks would lie in one corner of them.
 func (a *Approx) shard(first blockhash.Seq) *approxShard {
-	return &a.shards[uint64(first)*0x9e3779b97f4a7c15>>58]
+	return &a.shards[uint64(first)*a.index.spread>>(64-approxShardBits)]
 }
 
 // Observe notes that a prompt with these blocks was sent to a rank, which will

@@ -200,6 +200,27 @@ func (a *Approx) check() error {
 	return a.index.check()
 }
 
+// The bits that say which shard a prompt is in must not be those that say where in its
+// tables a block is: one block a prompt, and all of a shard's would stand in one row.
+func TestApproxTablesStaySparse(t *testing.T) {
+	a := NewApprox(ApproxOptions{})
+	for sid := range 64_000 {
+		_, seqs := chain(0, sid, 1)
+		a.Observe(0, seqs)
+	}
+	for i := range a.shards {
+		cells, row := a.shards[i].ranks[0].cells, 0
+		for _, c := range cells {
+			if row++; c.ref == 0 {
+				row = 0
+			}
+			if row > 300 {
+				t.Fatalf("shard %d: %d of %d cells stand in one row", i, a.shards[i].ranks[0].n, len(cells))
+			}
+		}
+	}
+}
+
 // What nobody asks for again goes too, by others' calls.
 func TestApproxForgetsInIdleShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
