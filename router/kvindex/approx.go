@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,10 +25,11 @@ type ApproxOptions struct {
 //
 // What is believed lies in an index of New's kind, so Find takes no lock and waits
 // for nobody, also where all prompts begin alike. Beside it stands when each
-// (rank, block) was last seen: in shards by the first block of a prompt, each with a
-// lock of its own for those who write. A block is in the index as long as it has a
-// sighting; both change under the shard's lock, and the index's own locks come after
-// it. The bound on memory is that of all shards together, so a beginning that all
+// (rank, block) was last seen, and where it lies in the index: in shards by the first
+// block of a prompt, each with a lock of its own for those who write. So a block is looked
+// up in one table, and the index keeps none of its own for it. A block is in the index as
+// long as it has a sighting; both change under the shard's lock, and the index's own locks
+// come after it. The bound on memory is that of all shards together, so a beginning that all
 // prompts share may have all of it.
 type Approx struct {
 	max       int64
@@ -57,16 +59,19 @@ type approxShard struct {
 	// seen is a list from what was seen longest ago to the latest.
 	seen        slab[sighting]
 	first, last uint32
-	hashes      []EngineHash // on their way into the index, or out of it
-	gone        worker.Slot  // whose those are that go
-	ev          Stored       // what observe stores
-	_           [64]byte     // the next one's lock is on a cache line of its own
+	coming      []uint32    // sightings of blocks on their way into the index
+	places      []uint64    // of blocks on their way out of it; scratch for those that come
+	gone        worker.Slot // whose those are that go
+	ev          Stored      // what observe stores
+	sink        uint64      // what is looked at ahead, so that it does
+	_           [64]byte    // the next one's lock is on a cache line of its own
 }
 
 const noSighting = math.MaxInt64
 
 type sighting struct {
 	hash         blockhash.Seq
+	place        uint64        // in the index; see sideCell
 	at           time.Duration // since Approx.start
 	older, newer uint32
 	slot         worker.Slot
@@ -85,7 +90,7 @@ func NewApprox(opt ApproxOptions) *Approx {
 	a := &Approx{max: opt.MaxBytes, start: time.Now()}
 	a.SetTTL(opt.TTL)
 	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
-	a.index.max = math.MaxInt64 // what goes at the bound is said here, with its sighting
+	a.index.max, a.index.owned = math.MaxInt64, true // what goes at the bound is said here, with its sighting
 	for i := range a.shards {
 		a.shards[i].of = a
 		a.shards[i].oldest.Store(noSighting)
@@ -188,19 +193,24 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 		s.ranks = append(s.ranks, table{})
 	}
 	r := &s.ranks[ev.Slot]
-	s.of.index.ahead(slot, seqs, r)
+	s.sink += r.touch(seqs)
+	var before, parent uint32 // the list goes on in front of this entry; those that come, behind that one
 	store := func(end int) {
-		if len(s.hashes) > 0 {
-			from := end - len(s.hashes)
+		if n := len(s.coming); n > 0 {
+			from := end - n
 			if from > 0 {
-				ev.HasParent, ev.Parent, ev.parentSeq = true, EngineHash(seqs[from-1]), seqs[from-1]
+				ev.HasParent, ev.parentAt, ev.parentSeq = true, s.seen.at(parent).place, seqs[from-1]
 			}
-			ev.Engine, ev.seqs = s.hashes, seqs[from:end]
+			s.places = slices.Grow(s.places, n)[:n]
+			clear(s.places)
+			ev.places, ev.seqs = s.places, seqs[from:end]
 			added += s.of.index.Store(ev).Added
-			s.hashes = s.hashes[:0]
+			for i, e := range s.coming {
+				s.seen.at(e).place = s.places[i]
+			}
+			s.coming, s.places = s.coming[:0], s.places[:0]
 		}
 	}
-	var before uint32 // the list goes on in front of this entry
 	for i, seq := range seqs {
 		e := r.get(uint64(seq))
 		switch {
@@ -208,7 +218,10 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 			e = s.seen.alloc()
 			*s.seen.at(e) = sighting{hash: seq, slot: ev.Slot, fresh: fresh}
 			r.put(uint64(seq), e)
-			s.hashes = append(s.hashes, EngineHash(seq))
+			if len(s.coming) == 0 {
+				parent = before
+			}
+			s.coming = append(s.coming, e)
 		case e == before: // a block that follows itself
 			store(i)
 			continue
@@ -228,26 +241,20 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 	return added
 }
 
-// aheadMost bounds how many blocks ahead looks at: more would drive each other out of the
+// touchMost bounds how many blocks touch looks at: more would drive each other out of the
 // processor's caches before they are used.
-const aheadMost = 64
+const touchMost = 64
 
-// ahead looks at all that a Store of blocks will look at one after another: in the index,
-// and in the table of sightings of its rank. Loads that do not wait for each other take the
-// time of one.
-func (ix *radix) ahead(slot worker.Slot, seqs []blockhash.Seq, seen *table) {
-	seqs = seqs[:min(len(seqs), aheadMost)]
-	if len(seqs) == 0 || len(seen.cells) == 0 {
-		return
+// touch looks at the cells where blocks will be looked for one after another. Loads that
+// do not wait for each other take the time of one.
+func (t *table) touch(seqs []blockhash.Seq) (sink uint64) {
+	if len(t.cells) == 0 {
+		return 0
 	}
-	rank := ix.rank(slot)
-	rank.mu.Lock()
-	sink := ix.shardOf(uint64(seqs[0])).table.touch(seqs)
-	for _, seq := range seqs {
-		sink += uint64(seen.cells[seen.home(uint64(seq))].ref)
+	for _, seq := range seqs[:min(len(seqs), touchMost)] {
+		sink += uint64(t.cells[t.home(uint64(seq))].ref)
 	}
-	rank.sink += sink + touchSide(&rank.side, seqs, Device, ix.factor)
-	rank.mu.Unlock()
+	return sink
 }
 
 // Confirm tells how many leading blocks of a prompt the engine found in its
@@ -395,16 +402,18 @@ func (s *approxShard) forget(e uint32) {
 		s.withdraw()
 		s.gone = x.slot
 	}
-	s.hashes = append(s.hashes, EngineHash(x.hash))
+	if x.place != 0 {
+		s.places = append(s.places, x.place)
+	}
 	s.ranks[x.slot].remove(uint64(x.hash))
 	s.seen.free(e)
 }
 
 // withdraw takes what was forgotten out of the index.
 func (s *approxShard) withdraw() {
-	if len(s.hashes) > 0 {
-		s.of.index.Remove(s.gone, Device, s.hashes)
-		s.hashes = s.hashes[:0]
+	if len(s.places) > 0 {
+		s.of.index.removeAt(s.gone, s.places)
+		s.places = s.places[:0]
 	}
 }
 
@@ -438,35 +447,4 @@ func (s *approxShard) unlink(e uint32) {
 		s.last = x.older
 	}
 	x.older, x.newer = 0, 0
-}
-
-// Export implements Exporter; an engine hash is the block's own.
-func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) { a.index.Export(slot, yield) }
-
-// Import implements Importer: the blocks are believed as if they had been seen now.
-func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
-	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
-		return res
-	}
-	now := time.Since(a.start)
-	s := a.shard(x.Seqs[0])
-	s.mu.Lock()
-	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
-		s.expire(now)
-		if int(slot) < len(s.ranks) && s.ranks[slot].get(uint64(x.ParentSeq)) != 0 {
-			break
-		}
-		s.unlock()
-		if i == approxShards {
-			return StoreResult{Orphan: true}
-		}
-		s = &a.shards[i]
-		s.mu.Lock()
-	}
-	s.ev.HasParent, s.ev.Parent, s.ev.parentSeq = x.HasParent, EngineHash(x.ParentSeq), x.ParentSeq
-	res.Added = s.observe(slot, x.Seqs, now, false)
-	res.Repeated = len(x.Seqs) - res.Added
-	s.unlock()
-	a.trim(now)
-	return res
 }

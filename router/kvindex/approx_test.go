@@ -170,6 +170,7 @@ func TestApproxConcurrent(t *testing.T) {
 // they say and no more. Nobody writes meanwhile.
 func (a *Approx) check() error {
 	total := 0
+	var inShard [shardCount]int
 	for i := range a.shards {
 		s := &a.shards[i]
 		n, filed := 0, 0
@@ -181,21 +182,31 @@ func (a *Approx) check() error {
 			if s.ranks[x.slot].get(uint64(x.hash)) != e {
 				return fmt.Errorf("shard %d: entry %d is not filed", i, e)
 			}
-			r := a.index.ranks[x.slot].Load()
-			if cells, at := r.side.get(uint64(x.hash), Device, a.index.factor); at < 0 || !a.index.valid(cells[at].place) {
+			if x.place == 0 || !a.index.valid(x.place) {
 				return fmt.Errorf("shard %d: entry %d is not in the index", i, e)
 			}
+			sh := &a.index.shards[placeShard(x.place)]
+			r, pos := sh.runs.at(placeRun(x.place)), placePos(x.place)
+			if f := sh.nodeOf(r, pos); f == 0 || !sh.holds(sh.table.nodes.at(f), x.slot, Device) || sh.word(r, pos) != uint64(x.hash) {
+				return fmt.Errorf("shard %d: entry %d lies where its rank does not hold it", i, e)
+			}
+			inShard[sh.no]++
 		}
 		for r := range s.ranks {
 			filed += s.ranks[r].n
 		}
-		if n != filed || n != s.told || n != s.seen.live() || len(s.hashes) > 0 {
+		if n != filed || n != s.told || n != s.seen.live() || len(s.coming)+len(s.places) > 0 {
 			return fmt.Errorf("shard %d: %d in its list, %d filed, %d told, %d live", i, n, filed, s.told, s.seen.live())
 		}
 		total += n
 	}
 	if a.Len() != total || a.index.Len() != total {
 		return fmt.Errorf("%d entries, %d in the index, %d counted", total, a.index.Len(), a.Len())
+	}
+	for i, n := range inShard {
+		if sh := &a.index.shards[i]; n != sh.entries || len(sh.copies) > 0 {
+			return fmt.Errorf("shard %d of the index: %d entries lie there, %d and %d copies counted", i, n, sh.entries, len(sh.copies))
+		}
 	}
 	return a.index.check()
 }

@@ -227,6 +227,56 @@ func TestExportWhileWriting(t *testing.T) {
 	}
 }
 
+// What is believed all the while is written down once, whoever writes meanwhile.
+func TestApproxExportWhileWriting(t *testing.T) {
+	a := NewApprox(ApproxOptions{})
+	prompt := func(sid int) []blockhash.Seq {
+		_, seqs := chain(0, 1, 30)
+		_, tail := chain(0, 100+sid, 5)
+		return append(seqs[:sid%30:sid%30], tail...)
+	}
+	want := make(map[blockhash.Seq]int)
+	for sid := range 500 {
+		a.Observe(1, prompt(sid))
+		for _, seq := range prompt(sid) {
+			want[seq] = 1
+		}
+	}
+	var stop atomic.Bool
+	var writers sync.WaitGroup
+	for n := range 3 {
+		writers.Go(func() {
+			for i := n; !stop.Load(); i += 3 {
+				a.Observe(1, prompt(500+i%1000))
+				a.Observe(2, prompt(i%1000))
+				_, other := chain(0, 10_000+i%100, 20)
+				a.Observe(1, other)
+				a.Confirm(1, other, 0)
+				a.Confirm(1, other, 0)
+			}
+		})
+	}
+	for range 10 {
+		got := make(map[blockhash.Seq]int)
+		a.Export(1, func(x *Exported) bool {
+			for _, seq := range x.Seqs {
+				got[seq]++
+			}
+			return true
+		})
+		for seq := range want {
+			if got[seq] != 1 {
+				t.Fatalf("a block came %d times", got[seq])
+			}
+		}
+	}
+	stop.Store(true)
+	writers.Wait()
+	if err := a.check(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestApproxExport(t *testing.T) {
 	a, again := NewApprox(ApproxOptions{}), NewApprox(ApproxOptions{})
 	var prompts [][]blockhash.Seq

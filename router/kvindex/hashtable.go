@@ -21,8 +21,10 @@ const minCells = 8 // there are many tables of few keys
 // home is the cell where a key wants to be. The keys come from outside, so
 // they are spread first; the multiplier is 2^64 over the golden ratio.
 func (t *table) home(key uint64) int {
-	return int(key * 0x9E3779B97F4A7C15 >> (64 - bits.TrailingZeros64(uint64(len(t.cells)))))
+	return int(spread(key) >> (64 - bits.TrailingZeros64(uint64(len(t.cells)))))
 }
+
+func spread(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 }
 
 func (t *table) get(key uint64) uint32 {
 	if t.n == 0 {
@@ -85,6 +87,39 @@ func (t *table) remove(key uint64) {
 	} else if len(t.cells) > minCells && 8*t.n < len(t.cells) {
 		t.resize(len(t.cells) / 2)
 	}
+}
+
+// from calls do for every key whose home comes at or after a point in the order of homes,
+// for about so many cells, and returns the point to go on from. That order is the same
+// however the table grows.
+func (t *table) from(point uint64, cells int, do func(cell)) (next uint64, last bool) {
+	if len(t.cells) == 0 {
+		return 0, true
+	}
+	share := ^uint64(0)
+	if n := uint64(len(t.cells) / cells); n > 0 {
+		share /= n
+	}
+	next = point + share
+	if last = next < point; last {
+		next = ^uint64(0)
+	}
+	shift := 64 - bits.TrailingZeros64(uint64(len(t.cells)))
+	mask := uint64(len(t.cells) - 1)
+	end := next >> shift
+	for i, n := point>>shift, uint64(0); n <= mask; i, n = i+1, n+1 {
+		c := t.cells[i&mask]
+		if c.ref == 0 {
+			if i > end {
+				break
+			}
+			continue
+		}
+		if x := spread(c.key); x >= point && (x < next || last) {
+			do(c)
+		}
+	}
+	return next, last
 }
 
 func (t *table) resize(size int) {

@@ -44,11 +44,19 @@ type Stored struct {
 	// parent's.
 	seqs      []blockhash.Seq
 	parentSeq blockhash.Seq
+
+	// Of an owner of places (see radix.owned), with seqs: Store writes here where each
+	// block has come to lie, and parentAt is where the parent lies.
+	places   []uint64
+	parentAt uint64
 }
+
+// blocks is how many the event brings.
+func (ev *Stored) blocks() int { return max(len(ev.Engine), len(ev.places)) }
 
 // valid says whether the event can be placed at all.
 func (ev *Stored) valid() bool {
-	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && len(ev.Engine) == max(len(ev.Local), len(ev.seqs))
+	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && ev.blocks() == max(len(ev.Local), len(ev.seqs))
 }
 
 // seq is the sequence hash of block i; before is that of the block before it.

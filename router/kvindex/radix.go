@@ -51,8 +51,12 @@ type radix struct {
 	max        int64
 	grain      int64 // a shard publishes no less than this of what its entries take
 	validPlace func(uint64) bool
-	ranks      [worker.MaxSlots]atomic.Pointer[rankState]
-	shards     [shardCount]shard
+	// owned: whoever stores keeps himself where its blocks lie (Stored.places), beside what
+	// else he keeps of them, and takes them away by that. The side tables stay empty, and
+	// nothing is evicted here.
+	owned  bool
+	ranks  [worker.MaxSlots]atomic.Pointer[rankState]
+	shards [shardCount]shard
 
 	bytes    atomic.Int64
 	_        [cacheLine]byte

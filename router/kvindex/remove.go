@@ -31,6 +31,20 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 	return removed, len(engine) - removed
 }
 
+// removeAt takes the blocks at places of an owner's from a rank.
+func (ix *radix) removeAt(slot worker.Slot, places []uint64) {
+	rank := ix.rank(slot)
+	rank.mu.Lock()
+	for len(places) > 0 {
+		sh := &ix.shards[placeShard(places[0])]
+		sh.lock()
+		n, _ := sh.takeAway(places[:min(len(places), batchMax)], slot, Device)
+		sh.unlock()
+		places = places[n:]
+	}
+	ix.done(rank)
+}
+
 // take takes engine hashes out of the side table and gives the places they had.
 func (r *rankState) take(engine []EngineHash, b *batch, tier Tier, factor uint64) []uint64 {
 	if len(engine) > 1 {

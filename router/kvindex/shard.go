@@ -110,8 +110,12 @@ const (
 
 // takes is what the entries take.
 func (sh *shard) takes() int64 {
-	return int64(sh.table.nodes.live())*nodeCost + int64(sh.runs.live)*runCost +
-		sh.words.inUse*8 + int64(sh.entries)*entryCost + int64(len(sh.copies))*copyCost
+	n := int64(sh.table.nodes.live())*nodeCost + int64(sh.runs.live)*runCost +
+		sh.words.inUse*8 + int64(len(sh.copies))*copyCost
+	if !sh.ix.owned {
+		n += int64(sh.entries) * entryCost
+	}
+	return n
 }
 
 // account publishes what the entries take, a grain at a time, and of what age the

@@ -14,6 +14,8 @@ type storing struct {
 	b    *batch
 	res  StoreResult
 
+	places []uint64 // of the batch, of an owner of places; else nil
+
 	// The block before: where it lies. No run: the prompt begins.
 	run  uint32
 	pos  int
@@ -52,7 +54,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 			if id := s.find(); id != 0 {
 				s.known(id, i-at)
 			} else {
-				s.new(i-at, len(ev.Engine)-i)
+				s.new(i-at, ev.blocks()-i)
 			}
 		}
 		s.flush()
@@ -61,7 +63,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 		}
 		s.sh.unlock()
 		s.forget()
-		if at += n; at == len(ev.Engine) {
+		if at += n; at == ev.blocks() {
 			break
 		}
 	}
@@ -74,6 +76,10 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 // comes twice, and returns how many.
 func (s *storing) enter(at int) int {
 	side, b := &s.rank.side, s.b
+	if s.ev.places != nil {
+		s.places = s.ev.places[at:min(len(s.ev.places), at+batchMax)]
+		return len(s.places)
+	}
 	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
 	side.room(len(hashes), s.ix.factor, s.ix.validPlace)
 	if len(hashes) > 1 {
@@ -91,11 +97,23 @@ func (s *storing) enter(at int) int {
 	return len(hashes)
 }
 
+// lies notes where block i of the batch has come to lie.
+func (s *storing) lies(i int, place uint64) {
+	if s.places != nil {
+		s.places[i] = place
+	} else {
+		s.rank.side.cell(s.b.cell[i]).place = place
+	}
+}
+
 // pending is the place of a block on its way.
 const pending = uint64(1<<32-1) << 32
 
 // leave undoes enter.
 func (s *storing) leave(at, n int) {
+	if s.places != nil {
+		return
+	}
 	side, b := &s.rank.side, s.b
 	for i := range n {
 		if b.place[i] != 0 {
@@ -114,13 +132,16 @@ func (s *storing) leave(at, n int) {
 // looks for the parent in the event's own tier first.
 func (s *storing) open() bool {
 	if !s.ev.HasParent {
-		if len(s.ev.Engine) == 0 {
+		if s.ev.blocks() == 0 {
 			s.sh = &s.ix.shards[0]
 		} else {
 			s.sh = s.ix.shardOf(uint64(s.ev.seq(0, 0)))
 		}
 		s.sh.lock()
 		return true
+	}
+	if s.ev.places != nil {
+		return s.parentAt(s.ev.parentAt)
 	}
 	if s.parentIn(s.ev.Tier) {
 		return true
@@ -147,6 +168,11 @@ func (s *storing) parentIn(tier Tier) bool {
 			}
 		}
 	}
+	return s.parentAt(p)
+}
+
+// parentAt is open for a parent that should lie at a place.
+func (s *storing) parentAt(p uint64) bool {
 	if p == 0 {
 		return false
 	}
@@ -232,7 +258,7 @@ func (s *storing) known(id uint32, i int) {
 	}
 	s.node = id
 	here, before := sh.place(s.run, s.pos, ev.Tier), b.place[i]
-	s.rank.side.cell(b.cell[i]).place = here
+	s.lies(i, here)
 	found := s.stood(before)
 	if found && before == here {
 		s.res.Repeated++
@@ -282,7 +308,7 @@ func (s *storing) new(i, left int) {
 	s.run, s.pos, s.node = s.fresh, s.to, 0
 	s.to++
 	before := b.place[i]
-	s.rank.side.cell(b.cell[i]).place = sh.place(s.run, s.pos, s.ev.Tier)
+	s.lies(i, sh.place(s.run, s.pos, s.ev.Tier))
 	s.res.Added++
 	if s.stood(before) {
 		s.displace(before)

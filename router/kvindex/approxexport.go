@@ -1,0 +1,87 @@
+package kvindex
+
+import (
+	"time"
+
+	"sluice/router/blockhash"
+	"sluice/router/worker"
+)
+
+// Export implements Exporter; an engine hash is the block's own.
+func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
+	if slot >= worker.MaxSlots || a.index.Held(slot) == 0 {
+		return
+	}
+	c := chains{yield: yield, follows: a.index.follows}
+	for i := range a.shards {
+		s := &a.shards[i]
+		for from, last := uint64(0), false; !last; {
+			s.mu.Lock()
+			last = int(slot) >= len(s.ranks)
+			if !last {
+				from, last = s.ranks[slot].from(from, exportStep, func(cell cell) {
+					if p := s.seen.at(cell.ref).place; p != 0 {
+						c.all = append(c.all, holding{at: spotAt(p), hash: EngineHash(cell.key)})
+					}
+				})
+			}
+			s.mu.Unlock()
+		}
+	}
+	c.read = func(line []holding) { a.index.readHeld(line, slot) }
+	c.give()
+}
+
+// readHeld is chains.read by what the index itself says of an owner's rank.
+func (ix *radix) readHeld(line []holding, slot worker.Slot) {
+	sh, _ := ix.line(line[0].at.line())
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	_, r := ix.line(line[0].at.line())
+	f := r.tail
+	if r.gen() != uint16(line[0].at.line()&lastGen) {
+		f = 0 // another's by now
+	}
+	nodes := &sh.table.nodes
+	for i := len(line) - 1; i >= 0; i-- { // as fragments lead from the end on
+		h := &line[i]
+		for f != 0 && nodes.at(f).off() > h.at.pos() {
+			f = nodes.links(f).prev
+		}
+		if f == 0 || h.at.pos() >= nodes.at(f).end() || !sh.holds(nodes.at(f), slot, Device) {
+			h.at |= goneSpot
+			continue
+		}
+		h.seq = blockhash.Seq(h.hash)
+	}
+}
+
+// Import implements Importer: the blocks are believed as if they had been seen now.
+func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
+	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
+		return res
+	}
+	now := time.Since(a.start)
+	s := a.shard(x.Seqs[0])
+	s.mu.Lock()
+	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
+		s.expire(now)
+		if int(slot) < len(s.ranks) && s.ranks[slot].get(uint64(x.ParentSeq)) != 0 {
+			break
+		}
+		s.unlock()
+		if i == approxShards {
+			return StoreResult{Orphan: true}
+		}
+		s = &a.shards[i]
+		s.mu.Lock()
+	}
+	if s.ev.HasParent = x.HasParent; x.HasParent {
+		s.ev.parentSeq, s.ev.parentAt = x.ParentSeq, s.seen.at(s.ranks[slot].get(uint64(x.ParentSeq))).place
+	}
+	res.Added = s.observe(slot, x.Seqs, now, false)
+	res.Repeated = len(x.Seqs) - res.Added
+	s.unlock()
+	a.trim(now)
+	return res
+}
