@@ -239,6 +239,28 @@ func TestChoicesGoOn(t *testing.T) {
 	}
 }
 
+// TestChoicesAreBooked: the worker that goes on with several choices is booked for all that
+// it is to compute: the prompt, once, and what each choice has told.
+func TestChoicesAreBooked(t *testing.T) {
+	m := startFace(t, &face{}, 2, allowing("many_choices"))
+	m.fail("booked", sim.Fault{Kind: sim.StreamFail, After: 20})
+	body := `{"model":"sim","stream":true,"n":3,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
+	if a := post(t, m.URL+"/v1/completions", body, "X-Request-Id", "booked"); a.Status != 200 {
+		t.Fatalf("%d %s", a.Status, a.Body)
+	}
+	rounds, made := m.seam(t), m.outcome(t, "booked").Decisions
+	if len(rounds) == 0 || len(rounds[0]) != 3 || len(made) != 1+len(rounds) {
+		t.Fatalf("%d rounds, %d decisions", len(rounds), len(made))
+	}
+	prompt, told := made[0].PromptTokens, 0
+	for _, ids := range rounds[0] {
+		told += len(ids) - prompt
+	}
+	if told < 12 || made[1].PromptTokens != prompt+told {
+		t.Errorf("booked %d tokens for a prompt of %d and %d told", made[1].PromptTokens, prompt, told)
+	}
+}
+
 // offsetsOf is where tokens stand that follow each other.
 func offsetsOf(tokens []any) (offsets []any) {
 	at := 0

@@ -211,7 +211,7 @@ func (q *request) queryOf(leg schedule.Leg, candidates []*worker.Rank) schedule.
 		Overlaps:          q.sized,
 		Approx:            &q.approx,
 		ApproxBlockTokens: approxBlockTokens,
-		PromptTokens:      q.prompt.Count,
+		PromptTokens:      q.prompt.Count + q.besides,
 		MaxTokens:         q.maxTokens,
 		Keys:              q.keys,
 		KeyTokens:         approxBlockTokens,

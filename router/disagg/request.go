@@ -85,9 +85,10 @@ type run struct {
 	unmovable string
 	why       string // of this leg
 
-	taking *taking   // the stream that this request is the rest of; nil: none
-	before int       // attempts of it
-	by     time.Time // its end, wherever it runs; zero: none
+	taking  *taking   // the stream that this request is the rest of; nil: none
+	before  int       // attempts of it
+	besides int       // tokens that its other choices have told, which are prompts beside its own
+	by      time.Time // its end, wherever it runs; zero: none
 
 	salted blockhash.Salt
 	asked  []blockhash.Seq // keys or keyRoom: what the event index was asked last

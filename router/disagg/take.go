@@ -76,6 +76,9 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 			return nil
 		}
 		c.Limit = o.Told + left // the same for all
+		if i > 0 {
+			q.besides += o.Told // the client's prompt, which all begin with, is computed once
+		}
 		if most == 0 || left < most {
 			most = left
 		}
