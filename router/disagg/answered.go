@@ -72,21 +72,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		if q.beside != nil {
 			return q.pairBroke(choice, call, err, took)
 		}
-		if !q.settle() {
-			return q.lostOn(rank, took)
-		}
-		if call.WasCut() {
-			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
-			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-			return legAnswered
-		}
-		f := q.failed(rank, legName(leg), err)
-		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
-		if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
-			return legAgain
-		}
-		q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
-		return legAnswered
+		return q.brokeOff(leg, rank, call, err, took, candidates)
 	}
 	if retry && q.told && q.beside == nil && q.wait.Await() {
 		// It is not the engine that failed but what it was to be given.

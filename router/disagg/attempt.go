@@ -3,6 +3,7 @@ package disagg
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -305,6 +306,43 @@ func (q *request) note(r *worker.Rank, leg string, f failure, err error) {
 	q.excluded = append(q.excluded, r)
 	q.r.opt().Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
+}
+
+// legFailed takes in that a leg failed, or that its hand-over is lost or its client gone:
+// then, over, end is what follows.
+func (q *request) legFailed(leg schedule.Leg, rank *worker.Rank, call *upstream.Call, err error, took time.Duration) (f failure, end legEnd, over bool) {
+	opt := q.r.opt()
+	if !q.settle() {
+		return f, q.lostOn(rank, took), true
+	}
+	if call.WasCut() {
+		opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return f, legAnswered, true
+	}
+	f = q.failed(rank, legName(leg), err)
+	opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
+	return f, legAgain, false
+}
+
+// againOr runs the attempt again behind a failed leg where it may be, if again; else it
+// tells the client.
+func (q *request) againOr(f failure, leg schedule.Leg, rank *worker.Rank, err error, candidates []*worker.Rank, again bool) legEnd {
+	if again && q.mayRunAgain(candidates) {
+		return legAgain
+	}
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
+	return legAnswered
+}
+
+// brokeOff takes in that an answer broke off behind its head, of which the client has seen
+// nothing. One that took too long is not waited for again.
+func (q *request) brokeOff(leg schedule.Leg, rank *worker.Rank, call *upstream.Call, err error, took time.Duration, candidates []*worker.Rank) legEnd {
+	f, end, over := q.legFailed(leg, rank, call, err, took)
+	if over {
+		return end
+	}
+	return q.againOr(f, leg, rank, err, candidates, f.reason != front.UpstreamTimeout)
 }
 
 // worthRetry: statuses that speak of the worker's state, not of the request.

@@ -193,20 +193,8 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 		return q.declined(choice.Rank), false
 	case q.beside != nil:
 		return q.pairBroke(choice, call, err, took), false
-	case !q.settle():
-		return q.lostOn(choice.Rank, took), false
-	case call.WasCut():
-		opt.Observer.LegEnded(leg, choice.Rank.ID, q.whyGone(), took)
-		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-		return legAnswered, false
 	}
-	f := q.failed(choice.Rank, legName(leg), err)
-	opt.Observer.LegEnded(leg, choice.Rank.ID, string(f.reason), took)
-	if f.reason != front.UpstreamTimeout && q.mayRunAgain(candidates) {
-		return legAgain, false
-	}
-	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), choice.Rank.ID, err), 0)
-	return legAnswered, false
+	return q.brokeOff(leg, choice.Rank, call, err, took, candidates), false
 }
 
 // beginsBadly says whether a stream whose first event is an error may be run again; where

@@ -342,11 +342,7 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	f := q.failed(rank, "decode", err)
 	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), took)
 	q.handBack(rank)
-	if f.reason == front.UpstreamTimeout && !f.unsent && q.overdue(b.began) || !q.mayRunAgain(q.plan.Decode) {
-		q.refuse(f.reason, fmt.Sprintf("decode on %s failed: %v", rank.ID, err), 0)
-		return legAnswered
-	}
-	return legAgain
+	return q.againOr(f, schedule.DecodeLeg, rank, err, q.plan.Decode, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(b.began))
 }
 
 // prefillBroke takes in that the prefill leg of a Concurrent pair failed.

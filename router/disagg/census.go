@@ -32,7 +32,7 @@ const (
 	censusFor  = 20 * time.Millisecond
 )
 
-// censuses are the last counts of some pools, by their addresses. A pool is
+// censuses are the last counts of some pools of the fleet's, by their addresses. A pool is
 // replaced whenever the fleet's view is; the census keeps the one it is of, so no
 // other can come to lie at its address.
 type censuses [16]atomic.Pointer[census]
@@ -40,24 +40,30 @@ type censuses [16]atomic.Pointer[census]
 // of gives the census of a pool; room is memory for the sizes of one that is not
 // kept.
 func (c *censuses) of(pool *fleet.Pool, now time.Time, room *census) *census {
-	lists := [...][]*worker.Rank{pool.Aggregated, pool.Prefill, pool.Decode}
-	if len(lists[0])+len(lists[1])+len(lists[2]) <= censusFrom {
-		room.count(lists[:])
-		return room
+	if len(pool.Aggregated)+len(pool.Prefill)+len(pool.Decode) <= censusFrom {
+		return room.count(pool)
 	}
 	slot := &c[uintptr(unsafe.Pointer(pool))/unsafe.Sizeof(*pool)%uintptr(len(c))]
 	if known := slot.Load(); known != nil && known.pool == pool && now.Sub(known.at) < censusFor {
 		return known
 	}
 	made := &census{pool: pool, at: now}
-	made.count(lists[:])
-	slot.Store(made)
+	slot.Store(made.count(pool))
 	return made
 }
 
-func (c *census) count(lists [][]*worker.Rank) {
+// census is that of the request's pool. A pool of the request's own, with workers that it
+// named, is counted for it alone: the next request's will lie at the same address.
+func (q *request) census(now time.Time) *census {
+	if q.pool == &q.own {
+		return q.counted.count(q.pool)
+	}
+	return q.r.censuses.of(q.pool, now, &q.counted)
+}
+
+func (c *census) count(pool *fleet.Pool) *census {
 	c.sizes, c.bases, c.guess = c.sizes[:0], c.bases[:0], false
-	for _, ranks := range lists {
+	for _, ranks := range [...][]*worker.Rank{pool.Aggregated, pool.Prefill, pool.Decode} {
 		for _, r := range ranks {
 			feed := worker.FeedState(r.Feed.Load())
 			if feed != worker.FeedLive {
@@ -74,4 +80,5 @@ func (c *census) count(lists [][]*worker.Rank) {
 			}
 		}
 	}
+	return c
 }

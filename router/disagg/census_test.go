@@ -48,3 +48,24 @@ func TestCensus(t *testing.T) {
 		}
 	}
 }
+
+// The pool of a request that names workers is its own, and the next one's lies in the same
+// place.
+func TestCensusOfNamedWorkers(t *testing.T) {
+	q := &request{run: run{r: new(Runner)}}
+	now := time.Now()
+	q.own = *poolOf(censusFrom + 1)
+	q.pool = &q.own
+	if c := q.census(now); c.guess || !slices.Equal(c.sizes, []int{16}) {
+		t.Errorf("all live: guess %v, sizes %v", c.guess, c.sizes)
+	}
+	q.own = *poolOf(censusFrom + 1)
+	q.own.Aggregated[0].Feed.Store(uint32(worker.FeedSilent))
+	q.own.Aggregated[1].EventBlockSize.Store(32)
+	if c := q.census(now); !c.guess || !slices.Equal(c.sizes, []int{16, 32}) {
+		t.Errorf("another's: guess %v, sizes %v", c.guess, c.sizes)
+	}
+	if allocs := testing.AllocsPerRun(100, func() { q.census(now) }); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}

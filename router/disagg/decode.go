@@ -65,25 +65,14 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 			return q.answered(leg, &choice, call, resp, began, candidates)
 		}
 		choice.Reservation.Release()
-		took := time.Since(began)
-		if !q.settle() {
-			return q.lostOn(rank, took)
-		}
-		if call.WasCut() {
-			opt.Observer.LegEnded(leg, rank.ID, q.whyGone(), took)
-			q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
-			return legAnswered
-		}
-		f := q.failed(rank, legName(leg), err)
-		opt.Observer.LegEnded(leg, rank.ID, string(f.reason), took)
+		f, end, over := q.legFailed(leg, rank, call, err, time.Since(began))
 		switch {
+		case over:
+			return end
 		case f.unsent && try < q.pd.DecodeTries && q.other(candidates) && !q.plan.Traits.NamesDecode:
 			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
-		case f.reason == front.UpstreamTimeout && !f.unsent && q.overdue(began), !q.mayRunAgain(candidates):
-			q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
-			return legAnswered
 		default:
-			return legAgain
+			return q.againOr(f, leg, rank, err, candidates, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(began))
 		}
 	}
 }

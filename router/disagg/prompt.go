@@ -41,7 +41,7 @@ func (q *request) findPrompt() {
 func (q *request) lookUp(now time.Time) {
 	salt, opt := q.salted, q.r.opt()
 	if len(q.prompt.Tokens) > 0 {
-		c := q.r.censuses.of(q.pool, now, &q.counted)
+		c := q.census(now)
 		q.keys = q.seqs(q.keys[:0], salt, approxBlockTokens)
 		q.sized = q.sized[:0]
 		if len(c.bases) > 1 && q.taking == nil { // else the salt is another request's
