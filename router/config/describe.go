@@ -142,8 +142,12 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	if f.leased {
 		line("    a handle is used for %s of its lease of %s, offered to %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
 	}
-	if f.name == "lmcache" {
-		line("    decode waits for LMCache's notifications, taken at %s, for %s at most", c.LMCache.NotifyEndpoint(), pd.Lease-pd.LeaseMargin)
+	switch {
+	case f.name != "lmcache":
+	case pd.NotifyWait == 0:
+		line("    decode does not wait for LMCache's notifications (pd.notify_wait 0)")
+	default:
+		line("    decode waits for LMCache's notifications, taken at %s, for %s at most", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
 	}
 	switch {
 	case !f.plain:
