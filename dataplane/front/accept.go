@@ -62,8 +62,21 @@ func (s *connSet) leave(counted netip.Addr) {
 	}
 }
 
+// count is enter for a connection, whose address stays what it is.
+func (s *connSet) count(c *conn, limit int) (ok bool) {
+	counted, ok := s.enter(c.ip, limit)
+	c.counted = counted.IsValid()
+	return ok
+}
+
+func (s *connSet) uncount(c *conn) {
+	if c.counted {
+		s.leave(c.ip)
+	}
+}
+
 func (s *connSet) remove(c *conn) {
-	s.leave(c.counted)
+	s.uncount(c)
 	s.mu.Lock()
 	delete(s.all, c)
 	open := len(s.all)
@@ -183,14 +196,14 @@ func (s *Server) admit(nc net.Conn) *conn {
 	}
 	var ok bool
 	if !c.proxy {
-		if c.counted, ok = s.conns.enter(c.ip, live.MaxConnsPerIP); !ok {
+		if ok = s.conns.count(c, live.MaxConnsPerIP); !ok {
 			s.turnAway(c)
 			return nil
 		}
 	}
 	open, ok := s.conns.add(c, live.MaxConns)
 	if !ok {
-		s.conns.leave(c.counted)
+		s.conns.uncount(c)
 		s.turnAway(c)
 		return nil
 	}

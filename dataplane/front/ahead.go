@@ -9,8 +9,8 @@ import (
 // 4 KiB and a goroutine. What the plain lane leaves to fasthttp is read from here first.
 type ahead struct {
 	buf    *membudget.Buffer
-	r, w   int
-	head   int   // where the head ends; 0: it has not come whole
+	r, w   int32
+	head   int32 // where the head ends; 0: it has not come whole
 	failed error // after the bytes that came
 }
 
@@ -21,7 +21,7 @@ func beginsRequest(b byte) bool { return tokenByte[b] || b == '\r' || b == '\n' 
 // take gives bytes that were read ahead.
 func (a *ahead) take(p []byte) int {
 	n := copy(p, a.buf.B[a.r:a.w])
-	if a.r += n; a.r == a.w {
+	if a.r += int32(n); a.r == a.w {
 		a.drop()
 	}
 	return n

@@ -65,7 +65,7 @@ func (b *body) here(x *Exchange) bool {
 	}
 	if came := a.buf.B[a.r:a.w]; b.length <= int64(len(came)) {
 		b.whole, b.read = came[:b.length:b.length], b.length
-		a.r += int(b.length)
+		a.r += int32(b.length)
 		return true
 	}
 	x.rest = rest{x.c, b.length}

@@ -53,10 +53,10 @@ type conn struct {
 	held     held
 	askFunc  func(fd uintptr) // early.atSocket, made once
 
-	proxy   bool       // the other end is a trusted proxy
-	headed  bool       // a PROXY header may come first, and has not been looked for
-	spare   bool       // of the reserve of descriptors: one page, and it is closed
-	counted netip.Addr // for connSet.leave
+	proxy   bool // the other end is a trusted proxy
+	headed  bool // a PROXY header may come first, and has not been looked for
+	spare   bool // of the reserve of descriptors: one page, and it is closed
+	counted bool // ip, for connSet.leave
 
 	active atomic.Bool // bytes of a request have come, its answer has not left
 	closed atomic.Bool
@@ -65,14 +65,14 @@ type conn struct {
 
 	open     openTo
 	ended    ending
-	writeBy  time.Time // the deadline now set for writes
-	readBy   time.Time // until when reads may wait, zero for ever
-	readSet  time.Time // what the socket was told of it: no later than readBy, zero for never
-	due      due       // what the next deadline that fasthttp sets is for
-	readErr  error     // of the last failed read
-	probing  bool      // Read must not touch the socket
-	lingered bool      // unread bytes may be left: close with care
-	shaken   bool      // the TLS handshake is done
+	writeBy  moment // the deadline now set for writes
+	readBy   moment // until when reads may wait, 0 for ever
+	readSet  moment // what the socket was told of it: no later than readBy, 0 for never
+	due      due    // what the next deadline that fasthttp sets is for
+	readErr  error  // of the last failed read
+	probing  bool   // Read must not touch the socket
+	lingered bool   // unread bytes may be left: close with care
+	shaken   bool   // the TLS handshake is done
 	probe    [1]byte
 }
 
@@ -90,7 +90,24 @@ const (
 type ending struct {
 	endpoint *Endpoint
 	status   int
-	since    time.Time
+	since    moment
+}
+
+// moment is a time since epoch; 0 for none. A connection has many.
+type moment time.Duration
+
+func momentOf(t time.Time) moment {
+	if t.IsZero() {
+		return 0
+	}
+	return moment(max(t.Sub(epoch), 1))
+}
+
+func (m moment) time() time.Time {
+	if m == 0 {
+		return time.Time{}
+	}
+	return epoch.Add(time.Duration(m))
 }
 
 // The states of a hand-over, as bits of conn.hand.
@@ -177,9 +194,9 @@ func (c *conn) writeOut(p []byte) (int, error) {
 	limit := c.srv.live().WriteTimeout
 	done := 0
 	for {
-		if now := time.Now(); c.writeBy.Sub(now) < limit-limit/4 {
-			c.writeBy = now.Add(limit)
-			if err := c.Conn.SetWriteDeadline(c.writeBy); err != nil {
+		if now := time.Now(); c.writeBy < momentOf(now.Add(limit-limit/4)) {
+			c.writeBy = momentOf(now.Add(limit))
+			if err := c.Conn.SetWriteDeadline(now.Add(limit)); err != nil {
 				return done, err
 			}
 		}
@@ -218,7 +235,8 @@ func (c *conn) answerCut(err error, limit time.Duration) {
 
 // SetDeadline is called by fasthttp before a hijack, to clear both deadlines.
 func (c *conn) SetDeadline(t time.Time) error {
-	c.writeBy, c.readBy, c.readSet = t, t, t
+	m := momentOf(t)
+	c.writeBy, c.readBy, c.readSet = m, m, m
 	return c.Conn.SetDeadline(t)
 }
 
@@ -248,22 +266,22 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 			t = soon
 		}
 	}
-	c.readBy = t
-	if c.secure == nil && !c.readSet.IsZero() && (t.IsZero() || !t.Before(c.readSet)) {
+	c.readBy = momentOf(t)
+	if c.secure == nil && c.readSet != 0 && (c.readBy == 0 || c.readBy >= c.readSet) {
 		return nil
 	}
-	c.readSet = t
+	c.readSet = c.readBy
 	return c.Conn.SetReadDeadline(t)
 }
 
 // tooEarly says whether a read failed only because the socket was told an earlier
 // deadline than the real one. It has been told that then, and is to be read again.
 func (c *conn) tooEarly(err error) bool {
-	if !errors.Is(err, os.ErrDeadlineExceeded) || c.readSet.Equal(c.readBy) || !c.readBy.IsZero() && !time.Now().Before(c.readBy) {
+	if !errors.Is(err, os.ErrDeadlineExceeded) || c.readSet == c.readBy || c.readBy != 0 && momentOf(time.Now()) >= c.readBy {
 		return false
 	}
 	c.readSet = c.readBy
-	return c.Conn.SetReadDeadline(c.readBy) == nil
+	return c.Conn.SetReadDeadline(c.readBy.time()) == nil
 }
 
 // Close ends the connection, or, during a hand-over, tells that fasthttp's
@@ -390,7 +408,7 @@ func (c *conn) reportEnd() {
 		return
 	}
 	if o := c.srv.opt.Observer; o != nil {
-		o.Ended(e.endpoint.Path, e.status, time.Since(e.since))
+		o.Ended(e.endpoint.Path, e.status, time.Since(e.since.time()))
 	}
 	e.endpoint = nil
 }

@@ -207,7 +207,7 @@ func (x *Exchange) begin(status int) bool {
 		return false
 	}
 	x.answer = short
-	x.c.ended = ending{x.Endpoint, status, x.Received}
+	x.c.ended = ending{x.Endpoint, status, momentOf(x.Received)}
 	if x.ctx != nil {
 		x.ctx.Response.SetStatusCode(status)
 		x.ctx.Response.Header.DisableNormalizing()

@@ -33,7 +33,7 @@ func (c *conn) turn(fd int) bool {
 	}
 	n, errno := sock.Recv(fd, a.buf.B[a.w:])
 	if errno == 0 {
-		a.w += n
+		a.w += int32(n)
 	}
 	if h.buf != nil {
 		c.early.sees(a.buf.B[:a.w])

@@ -117,7 +117,7 @@ func (c *conn) awaitHead(begun bool) bool {
 		}
 		head := a.buf.B[:a.w]
 		if at := bytes.Index(head[max(before-3, 0):], headEnd); at >= 0 {
-			a.head = max(before-3, 0) + at + len(headEnd)
+			a.head = max(before-3, 0) + int32(at+len(headEnd))
 			return true
 		}
 		if c.early.came || a.w == aheadSize || !beginsRequest(head[0]) {
@@ -143,7 +143,7 @@ var (
 // plain.
 func (c *conn) plainRequest() (*Exchange, route) {
 	a, s := &c.ahead, c.srv
-	if a.head == 0 || a.head > s.opt.MaxHeadBytes || c.early.came {
+	if a.head == 0 || int(a.head) > s.opt.MaxHeadBytes || c.early.came {
 		return nil, route{}
 	}
 	head := a.buf.B[:a.head]
@@ -236,7 +236,7 @@ func (r *rest) Read(p []byte) (n int, err error) {
 	if a := &r.c.ahead; a.r < a.w {
 		// The head lies in the read-ahead, which stays.
 		n = copy(p, a.buf.B[a.r:a.w])
-		a.r += n
+		a.r += int32(n)
 	} else {
 		n, err = r.c.receiveOn(p)
 	}

@@ -90,7 +90,7 @@ func (c *conn) lookAhead() {
 		a.buf = membudget.Default.Get(membudget.MinBuffer)
 		a.buf.B[0] = c.probe[0]
 		n, _ = c.secure.Read(a.buf.B[1:])
-		a.r, a.w = 0, 1+n
+		a.r, a.w = 0, int32(1+n)
 		e.sees(a.buf.B[:a.w])
 	}
 }

@@ -97,8 +97,7 @@ func (c *conn) readHeader() error {
 // countIn counts the connection among its client's.
 func (c *conn) countIn(live *Options) error {
 	if !c.proxy || live.Proxies.Forwarded == ForwardedOff {
-		var ok bool
-		if c.counted, ok = c.srv.conns.enter(c.ip, live.MaxConnsPerIP); !ok {
+		if !c.srv.conns.count(c, live.MaxConnsPerIP) {
 			c.srv.tellFull(c)
 			c.lingered = true // its request may be there already
 			return errors.New("too many connections of this client")

@@ -21,7 +21,7 @@ func (c *conn) handshake() error {
 	if err == nil {
 		c.shaken = true
 		_ = c.secure.SetWriteDeadline(time.Time{})
-		return c.secure.SetReadDeadline(c.readBy)
+		return c.secure.SetReadDeadline(c.readBy.time())
 	}
 	var header tls.RecordHeaderError
 	if errors.As(err, &header) && header.Conn != nil && tokenByte[header.RecordHeader[0]] {

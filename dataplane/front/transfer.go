@@ -15,9 +15,9 @@ import (
 type transfer struct {
 	do func(fd uintptr) bool // conn.transferSome, made once; nil where there is no descriptor, or TLS
 	op op
-	// Of what is under way: the bytes, how many of them were moved, and what failed.
+	// Of what is under way: how many bytes of p were moved, and what failed.
+	n   int32
 	p   []byte
-	n   int
 	err error
 }
 
@@ -36,7 +36,7 @@ func (c *conn) transferSome(fd uintptr) bool {
 	switch t.op {
 	case opWrite:
 		n, errno := sock.Send(int(fd), t.p[t.n:])
-		t.n += n
+		t.n += int32(n)
 		if errno != 0 && errno != syscall.EAGAIN {
 			t.err = os.NewSyscallError("sendto", errno)
 		}
@@ -58,7 +58,7 @@ func (t *transfer) read(fd int) bool {
 	case n == 0:
 		t.err = io.EOF
 	}
-	t.n = n
+	t.n = int32(n)
 	return true
 }
 
@@ -75,7 +75,7 @@ func (c *conn) await(op op, p []byte) (n int, err error) {
 		err = t.err
 	}
 	t.p, t.err = nil, nil
-	return t.n, err
+	return int(t.n), err
 }
 
 // receive is Conn.Read.
