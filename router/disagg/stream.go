@@ -89,8 +89,8 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 	if lent := q.lent; lent != nil {
 		q.lent = nil
 		hooks.OnEnd = func(res relay.Result) {
+			defer lent.Release()
 			s.end(res)
-			lent.Release()
 		}
 	}
 	if c := q.carry(s, resp); c != nil {
