@@ -3,7 +3,6 @@ package front
 import (
 	"crypto/tls"
 	"errors"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,7 +16,7 @@ import (
 // connSet holds every open connection, for the limits and for the drain.
 type connSet struct {
 	mu   sync.Mutex
-	all  map[*conn]struct{}
+	all  []*conn            // each at its place
 	byIP map[netip.Addr]int // connections and forwarded requests, while there is a limit
 }
 
@@ -29,7 +28,8 @@ func (s *connSet) add(c *conn, limit int) (open int, ok bool) {
 	if len(s.all) >= limit {
 		return len(s.all), false
 	}
-	s.all[c] = struct{}{}
+	c.place = int32(len(s.all))
+	s.all = append(s.all, c)
 	return len(s.all), true
 }
 
@@ -78,12 +78,23 @@ func (s *connSet) uncount(c *conn) {
 func (s *connSet) remove(c *conn) {
 	s.uncount(c)
 	s.mu.Lock()
-	delete(s.all, c)
-	open := len(s.all)
+	open := s.drop(c)
 	s.mu.Unlock()
 	if o := c.srv.opt.Observer; o != nil {
 		o.Connections(open)
 	}
+}
+
+// drop takes c out, if it is there, and gives how many are left. Called with mu.
+func (s *connSet) drop(c *conn) (open int) {
+	last := len(s.all) - 1
+	if at := int(c.place); at <= last && s.all[at] == c {
+		s.all[at] = s.all[last]
+		s.all[at].place = c.place
+		s.all[last] = nil
+		s.all = s.all[:last]
+	}
+	return len(s.all)
 }
 
 func (s *connSet) len() int {
@@ -96,7 +107,7 @@ func (s *connSet) len() int {
 func (s *connSet) cut(which func(*conn) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for c := range s.all {
+	for _, c := range s.all {
 		if which(c) {
 			c.cut()
 		}
@@ -107,7 +118,7 @@ func (s *connSet) cut(which func(*conn) bool) {
 func (s *connSet) list() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.all))
+	return slices.Clone(s.all)
 }
 
 // endStreams ends streams, and gives their number.

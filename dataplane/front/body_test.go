@@ -286,7 +286,7 @@ func TestTricklingHeadsHoldLittle(t *testing.T) {
 	until(t, "both connected", func() bool {
 		r.s.conns.mu.Lock()
 		defer r.s.conns.mu.Unlock()
-		for c := range r.s.conns.all {
+		for _, c := range r.s.conns.all {
 			if c.active.Load() {
 				t.Error("half a head of a new connection would hold up a drain")
 			}

@@ -61,6 +61,7 @@ type conn struct {
 	active atomic.Bool // bytes of a request have come, its answer has not left
 	closed atomic.Bool
 	hand   atomic.Int32
+	place  int32   // in connSet.all, whose lock guards it
 	stream *stream // set while hand is
 
 	open     openTo
@@ -68,8 +69,8 @@ type conn struct {
 	writeBy  moment // the deadline now set for writes
 	readBy   moment // until when reads may wait, 0 for ever
 	readSet  moment // what the socket was told of it: no later than readBy, 0 for never
-	due      due    // what the next deadline that fasthttp sets is for
 	readErr  error  // of the last failed read
+	due      due    // what the next deadline that fasthttp sets is for
 	probing  bool   // Read must not touch the socket
 	lingered bool   // unread bytes may be left: close with care
 	shaken   bool   // the TLS handshake is done

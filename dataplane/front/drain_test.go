@@ -93,7 +93,7 @@ func testDrainWaits(t *testing.T, by Relay) {
 		n := 0
 		r.s.conns.mu.Lock()
 		defer r.s.conns.mu.Unlock()
-		for c := range r.s.conns.all {
+		for _, c := range r.s.conns.all {
 			if c.active.Load() {
 				n++
 			}

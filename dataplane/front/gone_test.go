@@ -191,7 +191,7 @@ func TestOnGoneIsExact(t *testing.T) {
 	t.Logf("%d of 480 clients were seen to leave", made.Load())
 	r.s.watch.mu.Lock()
 	defer r.s.watch.mu.Unlock()
-	if n := len(r.s.watch.byID); n != 0 {
+	if n := len(r.s.watch.slots) - len(r.s.watch.free); n != 0 {
 		t.Errorf("%d connections are still watched", n)
 	}
 }

@@ -59,7 +59,7 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		routes: newRoutes(opt.Pages != nil),
 		budget: membudget.NewBudget(opt.BodyBudgetBytes),
-		conns:  connSet{all: make(map[*conn]struct{}), byIP: make(map[netip.Addr]int)},
+		conns:  connSet{byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
 	}
 	s.now.Store(&opt)

@@ -91,15 +91,17 @@ func (w *watch) leave() {
 
 // watcher waits on all watched connections with one goroutine.
 //
-// An id is never used twice, so an event that was on its way when its
-// connection closed finds nothing, whatever descriptor number it came from.
+// An id is a place of slots and a serial number, and not used again before four billion
+// others were: an event that was on its way when its connection closed finds nothing,
+// whatever descriptor number it came from.
 type watcher struct {
 	poll *poller // nil where the system has none: clients are never seen to leave
 	done chan struct{}
 
-	mu   sync.Mutex
-	next uint64
-	byID map[uint64]*conn
+	mu     sync.Mutex
+	slots  []*conn
+	free   []uint32
+	serial uint32
 }
 
 func newWatcher() (*watcher, error) {
@@ -107,7 +109,7 @@ func newWatcher() (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher{poll: p, done: make(chan struct{}), byID: make(map[uint64]*conn)}
+	w := &watcher{poll: p, done: make(chan struct{})}
 	if p == nil {
 		close(w.done)
 		return w, nil
@@ -121,7 +123,10 @@ func newWatcher() (*watcher, error) {
 
 func (w *watcher) event(id uint64) {
 	w.mu.Lock()
-	c := w.byID[id]
+	var c *conn
+	if slot := uint32(id); int(slot) < len(w.slots) && w.slots[slot] != nil && w.slots[slot].gone.id == id {
+		c = w.slots[slot]
+	}
 	w.mu.Unlock()
 	if c != nil {
 		c.gone.leave()
@@ -135,11 +140,19 @@ func (w *watcher) add(c *conn) {
 		return
 	}
 	w.mu.Lock()
-	w.next++
-	id := w.next
-	w.byID[id] = c
-	w.mu.Unlock()
+	if w.serial++; w.serial == 0 { // 0 is no id's
+		w.serial = 1
+	}
+	slot := uint32(len(w.slots))
+	if n := len(w.free); n > 0 {
+		slot, w.free = w.free[n-1], w.free[:n-1]
+		w.slots[slot] = c
+	} else {
+		w.slots = append(w.slots, c)
+	}
+	id := uint64(w.serial)<<32 | uint64(slot)
 	c.gone.id = id
+	w.mu.Unlock()
 	if err := w.poll.add(c.raw, id); err != nil {
 		if errors.Is(err, net.ErrClosed) {
 			c.gone.leave()
@@ -154,7 +167,9 @@ func (w *watcher) remove(c *conn) {
 		return
 	}
 	w.mu.Lock()
-	delete(w.byID, c.gone.id)
+	slot := uint32(c.gone.id)
+	w.slots[slot] = nil
+	w.free = append(w.free, slot)
 	w.mu.Unlock()
 }
 
