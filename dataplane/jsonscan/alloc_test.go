@@ -7,6 +7,7 @@ import "testing"
 func TestNoAllocations(t *testing.T) {
 	body := chatBody(32 << 10)
 	resp := []byte(`{"count":3,"tokens":[1,2,3],"usage":null}`)
+	prompt := []byte(`{"prompt":[1,2,3]}`)
 	var d Doc
 	dst := make([]byte, 0, len(body)+1024)
 	segs := make([][]byte, 0, 64)
@@ -27,6 +28,15 @@ func TestNoAllocations(t *testing.T) {
 		"Find and TokenIDs": func() {
 			v, _, _ := Find(resp, "tokens")
 			ids, _ = TokenIDs(ids[:0], resp[v.Start:v.End])
+		},
+		"Scan and TakeIDs": func() {
+			if d.Scan(prompt, Limits{}) != nil {
+				t.Fatal("scan failed")
+			}
+			var ok bool
+			if ids, ok = d.TakeIDs(KeyPrompt, ids); !ok || len(ids) != 3 {
+				t.Fatal("no ids")
+			}
 		},
 		"AppendTokenIDs": func() { dst = AppendTokenIDs(dst[:0], ids) },
 		"accessors": func() {

@@ -71,6 +71,13 @@ func checkDoc(t *testing.T, d *Doc, body []byte, err error) {
 			t.Fatalf("%s is %q, want %q in %q", k.Name(), d.Raw(k), top[k.Name()], body)
 		}
 	}
+	for _, k := range []Key{KeyPrompt, KeyTokenIDs, KeyInputIDs} {
+		if ids, ok := d.TakeIDs(k, nil); ok {
+			if want, err := TokenIDs(nil, d.Raw(k)); err != nil || !slices.Equal(ids, want) {
+				t.Fatalf("%s is %v, want %v, %v in %q", k.Name(), ids, want, err, body)
+			}
+		}
+	}
 	var model string
 	if raw := d.Raw(KeyModel); raw != nil {
 		if json.Unmarshal(raw, &model) != nil || model != string(d.String(KeyModel, nil)) {

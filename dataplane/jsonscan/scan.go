@@ -3,6 +3,7 @@ package jsonscan
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"strconv"
 	"unicode/utf8"
 )
@@ -23,14 +24,21 @@ type Limits struct {
 // Doc is one scanned body. It borrows the body; both are the caller's. A Doc is
 // not safe for concurrent use while Scan runs, and read-only afterwards.
 type Doc struct {
-	Body   []byte
-	Values [NumKeys]Value
+	Body []byte
 	// Open and Close are the offsets of the outer object's braces; Members is
 	// how many members it has.
 	Open, Close, Members int
 
-	samplingMembers int // members of sampling_params, where that is an object
+	samplingMembers int    // members of sampling_params, where that is an object
+	present         uint64 // by Key: which of Values are not Absent; the others are not looked at
+
+	ids   []uint32 // of the member idsOf, see TakeIDs; its memory is the next scan's
+	idsOf Key
+
+	Values [NumKeys]Value
 }
+
+var _ [64 - NumKeys]struct{} // each key has its bit in Doc.present
 
 const (
 	defaultDepth = 64
@@ -52,11 +60,11 @@ func (l Limits) depth() int {
 // integers or null (1.0 too, as engines take it), messages and token_ids
 // arrays, and so on. Members the router does not know are only checked for form.
 func (d *Doc) Scan(body []byte, lim Limits) error {
-	*d = Doc{}
+	d.forget()
 	s := scanner{b: body, maxDepth: lim.depth(), doc: d}
 	d.Open = s.document(scopeTop)
 	if s.err != nil {
-		*d = Doc{}
+		d.forget()
 		return s.err
 	}
 	d.Body = body
@@ -64,21 +72,32 @@ func (d *Doc) Scan(body []byte, lim Limits) error {
 	return nil
 }
 
+// forget empties d and keeps its memory for ids. What was not there is not written to.
+func (d *Doc) forget() {
+	for set := d.present; set != 0; set &= set - 1 {
+		d.Values[bits.TrailingZeros64(set)] = Value{}
+	}
+	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.ids = nil, 0, 0, 0, 0, 0, d.ids[:0]
+}
+
+// has says whether k is present.
+func (d *Doc) has(k Key) bool { return d.present>>k&1 != 0 }
+
 // Has says whether k is present and not null.
-func (d *Doc) Has(k Key) bool { return d.Values[k].Kind > Null }
+func (d *Doc) Has(k Key) bool { return d.has(k) && d.Values[k].Kind > Null }
 
 // Raw is the value's bytes as they stand in the body, nil when absent.
 func (d *Doc) Raw(k Key) []byte {
-	v := &d.Values[k]
-	if v.Kind == Absent {
+	if !d.has(k) {
 		return nil
 	}
+	v := &d.Values[k]
 	return d.Body[v.Start:v.End]
 }
 
 // Int reads an integer member; ok is false when absent, null or no int64.
 func (d *Doc) Int(k Key) (n int64, ok bool) {
-	if d.Values[k].Kind != Number {
+	if !d.has(k) || d.Values[k].Kind != Number {
 		return 0, false
 	}
 	return parseInt(d.Raw(k))
@@ -86,7 +105,7 @@ func (d *Doc) Int(k Key) (n int64, ok bool) {
 
 // Bool reads a boolean member; absent and null are false.
 func (d *Doc) Bool(k Key) bool {
-	return d.Values[k].Kind == Bool && d.Body[d.Values[k].Start] == 't'
+	return d.has(k) && d.Values[k].Kind == Bool && d.Body[d.Values[k].Start] == 't'
 }
 
 // Find locates a top-level member of any object, for engine responses
@@ -288,21 +307,27 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 		end, _ := s.value(i, depth+1)
 		return end
 	}
-	v := &s.doc.Values[k]
-	if v.Kind != Absent {
+	if s.doc.has(k) {
 		return s.fail(key, k.Name(), "a second "+strconv.Quote(members[k].name), "it only once")
 	}
 	var end int
 	var kind Kind
-	if k == KeySamplingParams && i < len(s.b) && s.b[i] == '{' {
+	switch {
+	case k == KeySamplingParams && i < len(s.b) && s.b[i] == '{':
 		end, kind = s.object(i, depth+1, scopeSampling), Object
-	} else {
+	case k == KeyPrompt || k == KeyTokenIDs || k == KeyInputIDs:
+		if end, kind = s.promptIDs(k, i, depth+1), Array; end < 0 {
+			end, kind = s.value(i, depth+1)
+		}
+	default:
 		end, kind = s.value(i, depth+1)
 	}
 	if end < 0 {
 		return -1
 	}
+	v := &s.doc.Values[k]
 	*v = Value{KeyStart: key, Start: i, End: end, Kind: kind}
+	s.doc.present |= 1 << k
 	return s.checkType(k, v)
 }
 

@@ -13,7 +13,7 @@ import (
 // value and a nil dst it returns the body's own bytes without copying. A member
 // that is no string appends nothing. An escaped lone surrogate becomes U+FFFD.
 func (d *Doc) String(k Key, dst []byte) []byte {
-	if d.Values[k].Kind != String {
+	if !d.has(k) || d.Values[k].Kind != String {
 		return dst
 	}
 	return Unquote(dst, d.Raw(k))

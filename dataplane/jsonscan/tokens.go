@@ -72,6 +72,43 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	return out, nil
 }
 
+// maxScanned bounds the bytes from a prompt's ids to the body's end within which a scan
+// reads them as it passes: a Doc keeps memory for half as many. In a longer body they are
+// only checked for form.
+const maxScanned = 64 << 10
+
+// promptIDs reads the value at i of member k where that is an array of token ids, and
+// keeps them; -1 for anything else, which is yet to be read, or refused.
+func (s *scanner) promptIDs(k Key, i, depth int) int {
+	if i >= len(s.b) || s.b[i] != '[' || len(s.b)-i > maxScanned || depth > s.maxDepth {
+		return -1
+	}
+	if first := skipSpace(s.b, i+1); first >= len(s.b) || s.b[first]-'0' > 9 {
+		return -1
+	}
+	d := s.doc
+	ids, end, err := idsFrom(d.ids[:0], s.b, i)
+	if d.ids = ids; err != nil {
+		return -1
+	}
+	d.idsOf = k
+	return end
+}
+
+// TakeIDs is TokenIDs of member k, a prompt, where the scan has read them already; false
+// where it has not: there are none, or so many that it left them for later, or somebody took
+// them. What it gives is the caller's, and room the next scan's, unless that is large.
+func (d *Doc) TakeIDs(k Key, room []uint32) (ids []uint32, ok bool) {
+	if len(d.ids) == 0 || d.idsOf != k {
+		return room, false
+	}
+	ids, d.ids = d.ids, nil
+	if cap(room) <= maxScanned/2 {
+		d.ids = room[:0]
+	}
+	return ids, true
+}
+
 // idsFrom is TokenIDs for the array that begins at raw[i]; end is behind it.
 func idsFrom(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
 	if i >= len(raw) || raw[i] != '[' {

@@ -3,6 +3,7 @@ package jsonscan
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -21,6 +22,50 @@ func TestTokenIDs(t *testing.T) {
 		if got, err := TokenIDs(dst, []byte(raw)); err == nil || !slices.Equal(got, dst) {
 			t.Errorf("TokenIDs(%q) = %v, %v, want an error and what was there", raw, got, err)
 		}
+	}
+}
+
+// A scan takes ids along where the prompt is nothing else, and accepts what it ever did.
+func TestTakeIDs(t *testing.T) {
+	var d Doc
+	room := []uint32{7}
+	for raw, want := range map[string][]uint32{
+		`[1,2,3]`: {1, 2, 3}, "[ 0 ,\n4294967295]": {0, math.MaxUint32}, `[5]`: {5},
+		`[]`: nil, `[4294967296]`: nil, `[1,-1]`: nil, `[1,2.5]`: nil, `[1,"a"]`: nil, `["a"]`: nil, `[[1,2]]`: nil, `"1"`: nil, `null`: nil,
+		"[1" + strings.Repeat(",1", maxScanned/2) + "]": nil,
+	} {
+		if err := d.Scan([]byte(`{"model":"m","prompt":`+raw+`}`), Limits{}); err != nil || string(d.Raw(KeyPrompt)) != raw {
+			t.Fatalf("prompt %.40s: %.40s, %v", raw, d.Raw(KeyPrompt), err)
+		}
+		if ids, ok := d.TakeIDs(KeyTokenIDs, room); ok || !slices.Equal(ids, room) {
+			t.Errorf("prompt %.40s: another member's ids are %v", raw, ids)
+		}
+		ids, ok := d.TakeIDs(KeyPrompt, room)
+		if ok != (want != nil) || ok && !slices.Equal(ids, want) {
+			t.Errorf("prompt %.40s: took %v, %v", raw, ids, ok)
+		}
+		if _, again := d.TakeIDs(KeyPrompt, nil); again {
+			t.Errorf("prompt %.40s: taken twice", raw)
+		}
+	}
+	for _, raw := range []string{`[1,]`, `[1`, `[01]`, `[1 2]`, `[1,2`, `[1,,2]`, `[-]`} {
+		if err := d.Scan([]byte(`{"prompt":`+raw+`}`), Limits{}); err == nil {
+			t.Errorf("prompt %s is accepted", raw)
+		} else if _, ok := d.TakeIDs(KeyPrompt, nil); ok {
+			t.Errorf("prompt %s has ids", raw)
+		}
+	}
+	if err := d.Scan([]byte(`{"prompt":[1,2]}`), Limits{MaxDepth: 1}); err == nil {
+		t.Error("an array deeper than allowed is accepted")
+	}
+	if err := d.Scan([]byte(`{"prompt":[1,2]}`), Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Scan([]byte(`{"prompt":"x"}`), Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if ids, ok := d.TakeIDs(KeyPrompt, nil); ok {
+		t.Errorf("the body before had %v", ids)
 	}
 }
 

@@ -130,14 +130,23 @@ func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 // mayHoldIDs says whether read may find ids, without looking far.
 func mayHoldIDs(kind Kind, doc *jsonscan.Doc) bool {
 	switch kind {
-	case Completion:
-		return doc.Values[jsonscan.KeyPrompt].Kind == jsonscan.Array
-	case Native:
-		return doc.Values[jsonscan.KeyInputIDs].Kind == jsonscan.Array
+	case Completion, Native:
+		return doc.Values[idsMember(kind)].Kind == jsonscan.Array
 	case Generate:
 		return true
 	}
 	return false
+}
+
+// idsMember is the member that holds the prompt's ids, of a kind that may hold them.
+func idsMember(kind Kind) jsonscan.Key {
+	switch kind {
+	case Native:
+		return jsonscan.KeyInputIDs
+	case Generate:
+		return jsonscan.KeyTokenIDs
+	}
+	return jsonscan.KeyPrompt
 }
 
 func (w *work) setPrompt(quoted []byte) {

@@ -182,16 +182,21 @@ func (t *Tokenizer) Given(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
 	if !mayHoldIDs(kind, doc) {
 		return false
 	}
-	var w work
-	w.read(kind, doc)
-	if w.ids == nil {
-		return false
+	ids, ok := doc.TakeIDs(idsMember(kind), dst.Tokens[:0])
+	more := 0
+	if !ok {
+		var w work
+		w.read(kind, doc)
+		if w.ids == nil {
+			return false
+		}
+		var err error
+		if ids, err = jsonscan.TokenIDs(ids, w.ids); err != nil {
+			return false
+		}
+		more = w.more
 	}
-	ids, err := jsonscan.TokenIDs(dst.Tokens[:0], w.ids)
-	if err != nil {
-		return false
-	}
-	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = FromRequest, ids, nil, len(ids)+w.more, ""
+	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = FromRequest, ids, nil, len(ids)+more, ""
 	t.sources[FromRequest].Add(1)
 	return true
 }
