@@ -58,7 +58,7 @@ type conn struct {
 	spare   bool // of the reserve of descriptors: one page, and it is closed
 	counted bool // ip, for connSet.leave
 
-	active atomic.Bool // bytes of a request have come, its answer has not left
+	active atomic.Bool // bytes of a request have come, its answer has not left, or is the last one
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
@@ -391,7 +391,8 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()
-		c.left()
+		c.active.Store(false)
+		c.reportEnd()
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)
 	case fasthttp.StateClosed:

@@ -364,7 +364,7 @@ func (x *Exchange) recycle() {
 	if x.answer != relayed {
 		x.early.stop()
 	}
-	x.Converter, x.Attached, x.early, x.parting = nil, nil, nil, nil
+	x.Converter, x.Attached, x.early, x.parting, x.rest = nil, nil, nil, nil, rest{}
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
 	x.head.raw = nil
 	x.answer, x.untrusted, x.failed, x.expects = unanswered, false, false, false

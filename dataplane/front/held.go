@@ -42,6 +42,7 @@ func (c *conn) turn(fd int) bool {
 		switch failed {
 		case 0:
 			c.left()
+			c.active.Store(false)
 		case syscall.EAGAIN: // it is written by a wait of its own
 			return true
 		default:
@@ -83,6 +84,5 @@ func (c *conn) left() {
 		membudget.Default.Put(h.buf)
 		h.buf = nil
 	}
-	c.active.Store(false)
 	c.reportEnd()
 }

@@ -104,8 +104,11 @@ func (c *conn) awaitHead(begun bool) bool {
 		if err != nil && a.w == before && c.tooEarly(err) {
 			continue
 		}
-		if c.held.buf != nil && (err != nil || c.release() != nil) {
-			return false
+		if c.held.buf != nil {
+			if err != nil || c.release() != nil {
+				return false
+			}
+			c.active.Store(false)
 		}
 		if err != nil {
 			c.readErr = err
@@ -213,8 +216,9 @@ func (c *conn) answered() (to next, goesOn bool) {
 	c.lookAhead()
 	if err := c.release(); err != nil || !keep {
 		c.lingered = c.lingered || c.early.came
-		return nextEnd, false
+		return nextEnd, false // active yet: what the client still sends is read away first
 	}
+	c.active.Store(false)
 	if c.early.came && early {
 		c.due = dueHead
 		return nextFasthttp, false

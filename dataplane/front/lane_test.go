@@ -189,6 +189,26 @@ func TestPlainRequestAllocates(t *testing.T) {
 	<-served
 }
 
+// A connection whose last answer has left is under way until it is closed: a drain that
+// cut it while the rest of its body is read away would take the answer from its client.
+func TestLastAnswerIsUnderWay(t *testing.T) {
+	s := laneServer(t)
+	ours, theirs := linked(t)
+	defer theirs.Close()
+	c, served := s.admit(ours), make(chan struct{})
+	go func() { s.serveConn(c); close(served) }()
+	_, _ = io.WriteString(theirs, chatPost(doc(1<<20))[:8<<10])
+	var got bytes.Buffer
+	if _, err := got.ReadFrom(theirs); err != nil || !strings.HasPrefix(got.String(), "HTTP/1.1 413 ") {
+		t.Fatalf("%v, %q", err, got.String())
+	}
+	if !c.active.Load() {
+		t.Error("a drain may cut it")
+	}
+	_ = theirs.Close()
+	<-served
+}
+
 var badHost = regexp.MustCompile(`cannot read the request: (invalid (url|host|port|character)|missing|error when parsing)`)
 
 // FuzzLanes is TestLanesAgree of anything.
