@@ -197,7 +197,7 @@ func TestLastAnswerIsUnderWay(t *testing.T) {
 	defer theirs.Close()
 	c, served := s.admit(ours), make(chan struct{})
 	go func() { s.serveConn(c); close(served) }()
-	_, _ = io.WriteString(theirs, chatPost(doc(1<<20))[:8<<10])
+	_, _ = io.WriteString(theirs, chatPost(doc(1 << 20))[:8<<10])
 	var got bytes.Buffer
 	if _, err := got.ReadFrom(theirs); err != nil || !strings.HasPrefix(got.String(), "HTTP/1.1 413 ") {
 		t.Fatalf("%v, %q", err, got.String())
