@@ -180,12 +180,12 @@ func (r *record) account(s *Scheduler) Record {
 }
 
 func (r *record) decision(s *Scheduler, d *decision) Decision {
-	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: d.attempt, PromptTokens: d.prompt, OutputTokens: d.output,
-		Candidates: d.candidates, Excluded: d.excluded, LostRaces: d.races, Shown: make([]Candidate, 0, d.to-d.from)}
+	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
+		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, d.to-d.from)}
 	for i := d.from; i < d.to; i++ {
 		t := &r.terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
-			Terms: s.tuned().weights.termsOf(d.leg, d.prompt, t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Terms: s.tuned().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Others: t.foreign, Work: t.work, Unfit: int(t.unfit), Feed: t.feed.String()}
 		if c.Chosen {

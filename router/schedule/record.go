@@ -76,17 +76,19 @@ type record struct {
 	outcome   Outcome
 }
 
+// decision is one choice. There are as many as streams and more: it fills a size class of 48
+// bytes.
 type decision struct {
 	at         time.Duration // since begun
+	attempt    int32
+	prompt     int32
+	output     int32
+	candidates int32
+	excluded   int32
+	from, to   int32 // of record.terms
+	chosen     int32 // index in terms, -1: none
+	races      int32
 	leg        Leg
-	attempt    int
-	prompt     int
-	output     int
-	candidates int
-	excluded   int
-	from, to   int // of record.terms
-	chosen     int // index in terms, -1: none
-	races      int
 }
 
 type note struct {
@@ -210,21 +212,21 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 		r.lost++
 		return
 	}
-	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: q.Attempt, prompt: f.prompt, output: f.output,
-		candidates: len(q.Candidates), excluded: len(q.Candidates) - sc.usable, from: len(r.terms), chosen: -1, races: races}
+	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
+		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), from: int32(len(r.terms)), chosen: -1, races: int32(races)}
 	r.terms = append(r.terms, sc.kept...)
 	if ok {
-		for i := d.from; i < len(r.terms); i++ {
+		for i := int(d.from); i < len(r.terms); i++ {
 			if r.terms[i].rank == sc.best.rank {
-				d.chosen = i
+				d.chosen = int32(i)
 			}
 		}
 		if d.chosen < 0 {
-			d.chosen = len(r.terms)
+			d.chosen = int32(len(r.terms))
 			r.terms = append(r.terms, sc.best)
 		}
 	}
-	d.to = len(r.terms)
+	d.to = int32(len(r.terms))
 	r.decisions = append(r.decisions, d)
 }
 
