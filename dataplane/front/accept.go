@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -159,6 +160,10 @@ func (l *listener) accept() (*conn, error) {
 			}
 		}
 		delay = 0
+		// Those that were accepted go first: of thousands that come at once more than can
+		// be served would else stand before each other's locks, each with a goroutine's
+		// stack and a request's buffers, where the kernel's queue holds them for nothing.
+		runtime.Gosched()
 		if c := l.srv.admit(nc); c != nil {
 			return c, nil
 		}
