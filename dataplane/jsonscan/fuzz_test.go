@@ -6,6 +6,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -233,7 +234,7 @@ func jsonDepth(body []byte) (deepest int) {
 }
 
 func FuzzTokenIDs(f *testing.F) {
-	for _, s := range []string{`[]`, `[1,2]`, ` [ 0 , 4294967295 ] `, `[4294967296]`, `[1.0]`, `[[1]]`, `[-1]`} {
+	for _, s := range []string{`[]`, `[1,2]`, "[" + strings.Repeat("1, 22,333 ,4444,  55555,\n666666,7777777,88888888,", 4) + "9]", ` [ 0 , 4294967295 ] `, `[4294967296]`, `[1.0]`, `[[1]]`, `[-1]`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 )
 
@@ -52,7 +53,16 @@ func digits(w uint64) int {
 // decimal is the number that the lowest n bytes of w spell, 0 < n < 8: shifted
 // to the top they have zeros before them, then neighbours are joined pairwise.
 func decimal(w uint64, n int) uint64 {
-	w = (w ^ '0'*ones) << (64 - 8*n)
+	return joined((w ^ '0'*ones) << (64 - 8*n))
+}
+
+// decimalBefore is decimal of the highest n bytes of w.
+func decimalBefore(w uint64, n int) uint64 {
+	return joined((w ^ '0'*ones) & (^uint64(0) << (64 - 8*n)))
+}
+
+// joined is the number of eight digits, the lowest byte's first.
+func joined(w uint64) uint64 {
 	w = w*10 + w>>8
 	return ((w&0x000000ff000000ff)*0x000f424000000064 + (w>>16&0x000000ff000000ff)*0x0000271000000001) >> 32
 }
@@ -124,10 +134,18 @@ func idsFrom(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 // moreIDs reads the elements of an array from the one at raw[i] on.
 func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
 	out = dst
+	quick := wide
 	if i < len(raw) && raw[i] <= ' ' {
 		i = skipSpace(raw, i)
 	}
 	for {
+		if quick && i >= 8 && len(raw)-i > idBlock {
+			before := len(out)
+			if out, i = wideIDs(out, raw, i); i < len(raw) && raw[i] <= ' ' {
+				i = skipSpace(raw, i)
+			}
+			quick = len(out)-before >= 4 // else they are written in a way that it is not for
+		}
 		start, id := i, uint64(0)
 		if i+8 <= len(raw) {
 			w := binary.LittleEndian.Uint64(raw[i:])
@@ -162,6 +180,46 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 			return dst, i, badIDs(raw, start, "a token id, an integer from 0 on")
 		}
 	}
+}
+
+const (
+	idBlock = 64          // bytes that wideIDs looks at together
+	idsAt   = idBlock / 2 // ids that may end in them
+)
+
+// wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
+// are what most ids are: up to seven digits and a comma, with at most one space behind it.
+// Where an element ends is found for a block at once, so that none waits for the one before.
+// It gives where the first element begins that it did not read.
+func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
+	for len(raw)-i > idBlock {
+		out = slices.Grow(out, idsAt)
+		ids := out[len(out) : len(out)+idsAt]
+		block := raw[i : i+idBlock]
+		n, start := 0, 0
+		for none := wideDigits(&block[0]); none != 0; none &= none - 1 {
+			at := bits.TrailingZeros64(none) & (idBlock - 1)
+			length := at - start
+			if length == 0 && block[at] == ' ' && start > 0 && block[start-1] == ',' {
+				start++ // the space behind a comma
+				continue
+			}
+			if block[at] != ',' || length-1 >= 7 || length < 1 || block[start&(idBlock-1)] == '0' && length > 1 {
+				return out[:len(out)+n], i + start
+			}
+			ids[n&(idsAt-1)] = uint32(decimalBefore(binary.LittleEndian.Uint64(raw[i+at-8:]), length))
+			n++
+			start = at + 1
+		}
+		if n == 0 {
+			return out, i
+		}
+		out = out[:len(out)+n]
+		if i += start; raw[i] == ' ' {
+			i++
+		}
+	}
+	return out, i
 }
 
 func endIDs(raw []byte, i int) error {

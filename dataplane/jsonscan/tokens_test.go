@@ -1,8 +1,11 @@
 package jsonscan
 
 import (
+	"encoding/json"
 	"math"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -21,6 +24,57 @@ func TestTokenIDs(t *testing.T) {
 		dst := []uint32{9}
 		if got, err := TokenIDs(dst, []byte(raw)); err == nil || !slices.Equal(got, dst) {
 			t.Errorf("TokenIDs(%q) = %v, %v, want an error and what was there", raw, got, err)
+		}
+	}
+}
+
+// Ids in every layout, well formed and not, at every place of a block: what encoding/json
+// takes is taken, and reads the same.
+func TestTokenIDsInEveryLayout(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	seps := []string{",", ",", ",", ", ", ",  ", ",\n", " ,", ",,", " ", ";", ",\t "}
+	for n := range 50_000 {
+		raw := []byte("[")
+		if n%3 == 0 {
+			raw = append(raw, "        "[:rng.IntN(9)]...)
+		}
+		sep, odd := seps[rng.IntN(4)], rng.IntN(4) == 0
+		for k := range 1 + rng.IntN(60) {
+			if k > 0 {
+				if odd && rng.IntN(30) == 0 {
+					raw = append(raw, seps[rng.IntN(len(seps))]...)
+				} else {
+					raw = append(raw, sep...)
+				}
+			}
+			id := rng.Uint64() >> (rng.IntN(32) + 32)
+			if odd && rng.IntN(60) == 0 {
+				id = rng.Uint64() >> rng.IntN(64)
+				raw = append(raw, "0"[:rng.IntN(2)]...)
+			}
+			raw = strconv.AppendUint(raw, id, 10)
+		}
+		if raw = append(raw, ']'); odd && rng.IntN(3) == 0 {
+			raw[rng.IntN(len(raw))] = byte(rng.IntN(256))
+		}
+		var want []uint32
+		werr := json.Unmarshal(raw, &want)
+		if got, err := TokenIDs(nil, raw); (err == nil) != (werr == nil) || err == nil && !slices.Equal(got, want) {
+			t.Fatalf("TokenIDs(%q) = %v, %v; encoding/json %v, %v", raw, got, err, want, werr)
+		}
+	}
+}
+
+// An array that ends too soon is refused, wherever it does.
+func TestTokenIDsCutShort(t *testing.T) {
+	for _, sep := range []string{",", ", ", ",  "} {
+		for digits := 1; digits < 9; digits++ {
+			whole := "[        " + strings.Repeat("12345678"[:digits]+sep, 30)
+			for n := range len(whole) {
+				if ids, err := TokenIDs(nil, []byte(whole[:n])); err == nil {
+					t.Fatalf("%q is read as %v", whole[:n], ids)
+				}
+			}
 		}
 	}
 }

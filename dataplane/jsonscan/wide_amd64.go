@@ -15,6 +15,12 @@ var wide = cpu.X86.HasAVX2
 //go:noescape
 func wideString(p *byte, i, n int, lens *[256]uint8) (at int, high uint32)
 
+// wideDigits says which of the 64 bytes at p are no decimal digits, the first in the
+// lowest bit.
+//
+//go:noescape
+func wideDigits(p *byte) (none uint64)
+
 // wideUTF8 checks the whole blocks of 32 bytes among n bytes at p, by the method of
 // Keiser and Lemire ("Validating UTF-8 in less than one instruction per byte", 2021).
 // at is where the last one ends; whether the last rune before at is whole is not said.

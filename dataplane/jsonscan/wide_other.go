@@ -8,4 +8,6 @@ func wideString(*byte, int, int, *[256]uint8) (at int, high uint32) {
 	panic("jsonscan: no wide registers")
 }
 
+func wideDigits(*byte) uint64 { panic("jsonscan: no wide registers") }
+
 func wideUTF8(*byte, int) (at int, ok bool) { panic("jsonscan: no wide registers") }
