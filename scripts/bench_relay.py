@@ -54,6 +54,7 @@ def main():
     ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="one more router, with this environment variable (SLUICE_RELAY_DRIVER=goroutine); may be repeated")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
     ap.add_argument("--skip-json", action="store_true")
+    ap.add_argument("--skip-first", action="store_true", help="no first tokens: many short rounds compare two builds' events better than a few long ones")
     a = ap.parse_args()
     if not os.path.exists(b.SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
@@ -110,8 +111,10 @@ def main():
         for round_ in range(a.rounds):
             print("round %d of %d" % (round_ + 1, a.rounds), file=sys.stderr)
             first = ["--duration", "%.1fs" % a.first_seconds]
-            direct = b.load(0, paced.addr, *FIRST_LOAD, *first)
-            for name, p, addr, _ in streams:
+            if not a.skip_first:
+                direct = b.load(0, paced.addr, *FIRST_LOAD, *first)
+            # Every other round backwards: who comes first finds another machine than who comes last.
+            for name, p, addr, _ in streams if round_ % 2 == 0 else reversed(streams):
                 row = rows[name]
                 b.load(0, addr, *EVENT_LOAD, "--requests", "200")
                 row.setdefault("kib", []).append((p.rss_kib() - row["rss"]) / 200)
@@ -119,6 +122,8 @@ def main():
                 rep = b.load(0, addr, *EVENT_LOAD, "--duration", seconds)
                 row.setdefault("event", []).append((p.cpu() - before) / (rep["chunks_per_second"] * rep["seconds"]) * 1e6)
                 row.setdefault("rate", []).append(rep["chunks_per_second"])
+                if a.skip_first:
+                    continue
                 rep = b.load(0, addr, *FIRST_LOAD, *first)
                 for q in ("p50", "p99"):
                     row.setdefault(q, []).append((rep["ttft"][q + "_ms"] - direct["ttft"][q + "_ms"]) * 1000)
@@ -134,12 +139,14 @@ def main():
             got = [x / y for x, y in zip(row[key], base[key])]
             return "%.2f [%.2f–%.2f]" % (statistics.median(got), min(got), max(got))
 
-        print("\n| proxy | event µs | ratio to haproxy | events/s | request µs | ratio to haproxy | added first token p50 µs | p99 µs | KiB a stream |")
+        to = "ratio to " + ("haproxy" if "haproxy" in rows else next(iter(rows)))
+        print("\n| proxy | event µs | " + to + " | events/s | request µs | " + to + " | added first token p50 µs | p99 µs | KiB a stream |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         for name, r in rows.items():
             short = [b.med(r["json"]), ratio(r, "json")] if "json" in r else ["–", "–"]
+            added = [b.med(r["p50"], 0), b.med(r["p99"], 0)] if "p50" in r else ["–", "–"]
             print("| %s | %s | %s | %s | %s | %s | %s | %.0f |" % (
-                name, b.med(r["event"]), ratio(r, "event"), b.med(r["rate"], 0), " | ".join(short), b.med(r["p50"], 0), b.med(r["p99"], 0), statistics.median(r["kib"])))
+                name, b.med(r["event"]), ratio(r, "event"), b.med(r["rate"], 0), " | ".join(short), *added, statistics.median(r["kib"])))
     finally:
         for p in procs:
             p.stop()
