@@ -34,6 +34,7 @@ type pulse struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	keep  bool   // the head says that the connection serves another request
 	head  []byte // not out yet
 	out   bool   // a head that is not the engine's is
 	over  bool
@@ -136,10 +137,11 @@ func (x *Exchange) Dispatched() {
 	for i := range x.set {
 		head = appendLine(head, x.set[i].name, x.set[i].value)
 	}
-	if !x.reusable() {
+	keep := x.reusable()
+	if !keep {
 		head = append(head, "Connection: close\r\n"...)
 	}
-	x.early = &pulse{c: x.c, every: x.srv.live().KeepAlive, head: append(head, "\r\n"...)}
+	x.early = &pulse{c: x.c, keep: keep, every: x.srv.live().KeepAlive, head: append(head, "\r\n"...)}
 	x.early.start(x.srv.live().EarlyHeadAfter)
 }
 
@@ -153,6 +155,7 @@ func (x *Exchange) begun() bool {
 // endEvents answers with the last events of a stream whose head is out.
 func (x *Exchange) endEvents(events []byte) {
 	st := x.newStream()
+	st.keep = x.early.keep && !x.failed
 	if status := x.early.last; status != 0 { // the client has its answer
 		st.status, st.keep = int16(status), false
 		x.handOver(st)
@@ -172,7 +175,7 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 	if x.early.last == 0 && resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
 		st.answers(resp, call, &hooks)
-		st.early = x.early
+		st.early, st.keep = x.early, x.early.keep // a server that leaves since then keeps the head's word
 		st.chunked = resp.ContentLength != upstream.LengthChunked
 		x.handOver(st)
 		return

@@ -210,6 +210,40 @@ func TestRefusedBehindTheHead(t *testing.T) {
 	}
 }
 
+// A server that leaves behind such a head serves the request that the head allows, and
+// closes the connection with that one's answer: closed before, the request would be lost.
+func TestLeavesBehindTheHead(t *testing.T) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
+		return err == nil
+	})
+	for name, then := range map[string]func(x *Exchange){
+		"a stream":  relayTo(e, func() RelayHooks { return RelayHooks{} }),
+		"a refusal": func(x *Exchange) { x.Error(NoWorker, "", "none", 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := make(chan struct{})
+			r := start(t, Options{EarlyHead: true}, dispatching(func(x *Exchange) {
+				<-answer
+				then(x)
+			}))
+			c := r.dial()
+			c.send(chatPost(streamDoc))
+			resp := c.head()
+			r.s.Leave()
+			close(answer)
+			if got := c.rest(resp); resp.Close || got == "" {
+				t.Fatalf("%q behind %v", got, resp)
+			}
+			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+			if resp, _ := c.answer(); resp.StatusCode != 200 || !resp.Close {
+				t.Errorf("the request behind it: %v", resp)
+			}
+			c.closed()
+		})
+	}
+}
+
 // A request may be run again behind a head that is out, and what follows is a stream
 // in whatever framing the engine has.
 func TestRunAgainBehindTheHead(t *testing.T) { onBoth(t, testRunAgainBehindTheHead) }
