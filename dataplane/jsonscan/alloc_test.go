@@ -1,6 +1,9 @@
 package jsonscan
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // A scan, a look-up and a splice must not allocate: they run once or more for
 // every request.
@@ -8,6 +11,8 @@ func TestNoAllocations(t *testing.T) {
 	body := chatBody(32 << 10)
 	resp := []byte(`{"count":3,"tokens":[1,2,3],"usage":null}`)
 	prompt := []byte(`{"prompt":[1,2,3]}`)
+	exact := make([]uint32, 0, 200)
+	many := []byte("[" + strings.Repeat("12345,", 199) + "1]")
 	var d Doc
 	dst := make([]byte, 0, len(body)+1024)
 	segs := make([][]byte, 0, 64)
@@ -36,6 +41,11 @@ func TestNoAllocations(t *testing.T) {
 			var ok bool
 			if ids, ok = d.TakeIDs(KeyPrompt, ids); !ok || len(ids) != 3 {
 				t.Fatal("no ids")
+			}
+		},
+		"TokenIDs of a room that is just large enough": func() {
+			if got, err := TokenIDs(exact, many); err != nil || len(got) != cap(exact) {
+				t.Fatal(len(got), err)
 			}
 		},
 		"AppendTokenIDs": func() { dst = AppendTokenIDs(dst[:0], ids) },

@@ -22,7 +22,7 @@ type Limits struct {
 }
 
 // Doc is one scanned body. It borrows the body; both are the caller's. A Doc is
-// not safe for concurrent use while Scan runs, and read-only afterwards.
+// not safe for concurrent use while Scan runs, and read-only afterwards but for TakeIDs.
 type Doc struct {
 	Body []byte
 	// Open and Close are the offsets of the outer object's braces; Members is

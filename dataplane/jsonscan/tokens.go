@@ -101,6 +101,9 @@ func (s *scanner) promptIDs(k Key, i, depth int) int {
 	if d.ids = ids; err != nil {
 		return -1
 	}
+	if cap(ids)-len(ids) < idsAt {
+		d.ids = slices.Grow(ids, idsAt) // the next one's can all be read the quick way
+	}
 	d.idsOf = k
 	return end
 }
@@ -139,7 +142,7 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 		i = skipSpace(raw, i)
 	}
 	for {
-		if quick && i >= 8 && len(raw)-i > idBlock {
+		if quick && i >= 8 && len(raw)-i > idBlock && cap(out)-len(out) >= idsAt {
 			before := len(out)
 			if out, i = wideIDs(out, raw, i); i < len(raw) && raw[i] <= ' ' {
 				i = skipSpace(raw, i)
@@ -190,10 +193,9 @@ const (
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
 // are what most ids are: up to seven digits and a comma, with at most one space behind it.
 // Where an element ends is found for a block at once, so that none waits for the one before.
-// It gives where the first element begins that it did not read.
+// Rooms that are just large enough are filled to the end by the plain way. It gives where the first element begins that it did not read.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
-	for len(raw)-i > idBlock {
-		out = slices.Grow(out, idsAt)
+	for len(raw)-i > idBlock && cap(out)-len(out) >= idsAt {
 		ids := out[len(out) : len(out)+idsAt]
 		block := raw[i : i+idBlock]
 		n, start := 0, 0
