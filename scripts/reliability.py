@@ -23,7 +23,7 @@ CMD, FLEET = "./cmd/sluice", "./router/fleet"
 POINTS = [
     ("HTTP/1 requests that two readers could read differently (lengths, encodings, chunks, line ends, hosts, names), each with a request behind it",
      "400 or 413 and the connection is closed, or exactly one request is served; the engine sees one request in the router's own framing. A request that comes before the answer to the one before it is told so behind that answer, and the connection ends",
-     [(FRONT, "TestRawCorpus"), (FRONT, "TestEngineSeesOurFraming"), (FRONT, "TestTruncatedRequests"), (FRONT, "TestPipelinedIsRefused"), (FRONT, "TestPipelinedBehindAStream"), (FRONT, "TestQuickReuseIsNotPipelining")]),
+     [(FRONT, "TestRawCorpus"), (FRONT, "TestEngineSeesOurFraming"), (FRONT, "TestLanesAgree"), (FRONT, "TestTruncatedRequests"), (FRONT, "TestPipelinedIsRefused"), (FRONT, "TestPipelinedBehindAStream"), (FRONT, "TestQuickReuseIsNotPipelining")]),
     ("Slow clients: heads and bodies that trickle or stop",
      "a head has 10 s; a body 30 s and its size at 256 KiB/s; memory is taken for bytes that came, never for those announced",
      [(FRONT, "TestSlowloris"), (FRONT, "TestStalledBodiesHoldLittle"), (FRONT, "TestSlowHeadIsCut"), (FRONT, "TestSlowBodyIsCut")]),

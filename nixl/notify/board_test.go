@@ -219,6 +219,7 @@ func TestHostileFrames(t *testing.T) {
 	if err := k.Wait(within(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("reliability 15: %d foreign and damaged messages counted and dropped; the good one behind them and behind a frame of more than %d bytes came", len(bad)+2, maxFrame)
 }
 
 func TestListenNamesTheEndpoint(t *testing.T) {

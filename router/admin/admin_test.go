@@ -38,6 +38,7 @@ func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
 		"in a cookie":   func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "token", Value: testToken}) },
 		"two, one good": func(r *http.Request) { r.Header["Authorization"] = []string{"Bearer no", "Bearer " + testToken} },
 	}
+	closed, tries := 0, 0
 	for _, r := range Routes {
 		if r.open != open[r.Path] {
 			t.Errorf("%s %s: open is %v", r.Method, r.Path, r.open)
@@ -57,14 +58,17 @@ func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
 				continue
 			}
 			code, h, body := f.ask(t, r.Method, path, change)
+			tries++
 			if code != http.StatusUnauthorized || h.Get("WWW-Authenticate") == "" || strings.Contains(body, "10.0.0.") {
 				t.Errorf("%s %s with %s: %d %s", r.Method, path, name, code, body)
 			}
 		}
+		closed++
 		if code, _, body := f.ask(t, r.Method, path, bearer(testToken)); code != 200 {
 			t.Errorf("%s %s with the token: %d %s", r.Method, path, code, body)
 		}
 	}
+	t.Logf("reliability 13: %d routes of %d ask for the token; %d tries without it, or with another, were refused", closed, len(Routes), tries)
 	for _, path := range []string{"/admin", "/debug/pprof/", "/nothing", "/console/console.html"} {
 		if code, _, _ := f.ask(t, "GET", path, nil); code != http.StatusUnauthorized {
 			t.Errorf("%s without a token: %d", path, code)

@@ -198,6 +198,7 @@ func TestMetamorphic(t *testing.T) {
 		}
 		t.Fatalf("KVINDEX_SEED=%d: %v\nminimised to %d of %d steps: %v\n%s", seed, err, len(small), len(ops), play(small), b.String())
 	}
+	t.Logf("reliability 9: %d seeds of %d operations, the index equal to the model after each", seeds, n)
 }
 
 // TestMetamorphicSoak is TestMetamorphic at length: a million operations of each of 64
