@@ -20,8 +20,8 @@ const blockSize = 16 << 10
 type block [blockSize]byte
 
 // blocks are lent to a connection while bytes of a request or of an answer are in them:
-// one that waits for an answer, an idle one, and a stream once its head was passed on,
-// hold none.
+// of a crowd one that waits for an answer, an idle one, and a stream once its head was
+// passed on hold none. An exchange that nobody has keeps the one it had.
 var blocks = sync.Pool{New: func() any { return new(block) }}
 
 // smallHead is what a connection keeps of its response head while it waits for the body.
@@ -69,7 +69,7 @@ type exchange struct {
 
 	// buf is the exchange's buffer: request out, then response in. In it,
 	// [0:w) has been received, [r:w) not yet consumed. It is nil while nothing was
-	// received and the answer is waited for.
+	// received and the answer is waited for, of a crowd.
 	buf   []byte
 	blk   *block
 	small *smallHead
@@ -143,7 +143,6 @@ func (c *conn) giveBuffers() {
 	if x == nil {
 		return
 	}
-	x.giveBlock()
 	if x.small != nil {
 		smallHeads.Put(x.small)
 		x.small = nil
@@ -174,6 +173,17 @@ func (x *exchange) shrink() {
 	}
 }
 
+// crowd is how many connections to an engine make it worth while that those that wait
+// have no block: for fewer it is 4 MiB at the most, and a short request's time is more.
+const crowd = 256
+
+// wait is called before the poller waits for the answer.
+func (c *conn) wait() {
+	if c.ep.open.Load() >= crowd {
+		c.putAside()
+	}
+}
+
 // putAside gives the block back where what was received fits in less.
 func (x *exchange) putAside() {
 	if x.blk == nil || x.w > len(smallHead{}) {
@@ -191,10 +201,12 @@ func (x *exchange) putAside() {
 
 // takeBlock takes a block, with what was put aside of one.
 func (x *exchange) takeBlock() {
-	if x.blk != nil || x.buf != nil && x.small == nil { // grown
+	if x.buf != nil && x.small == nil { // it has one, or has grown
 		return
 	}
-	x.blk = blocks.Get().(*block)
+	if x.blk == nil {
+		x.blk = blocks.Get().(*block)
+	}
 	if x.small != nil {
 		copy(x.blk[:], x.buf[:x.w])
 		smallHeads.Put(x.small)
@@ -266,15 +278,15 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 // time-out and a second RawConn.Read, step tries to read first. An engine that
 // closed the connection a moment before shows by the reset our write provokes.
 //
-// The buffer goes back meanwhile: thousands may wait for a head until a prompt is
-// computed.
+// Of a crowd the buffer goes back meanwhile: thousands may wait for a head until a prompt
+// is computed.
 func (c *conn) send(t time.Duration) {
 	c.sent, c.writeErr = false, nil
 	c.stay(t)
 }
 
 // fill receives some more of the answer into buf, until t. Where all that is in it is a
-// head, or nothing, its block goes back while that is waited for.
+// head, or nothing, its block goes back while that is waited for, of a crowd.
 func (c *conn) fill(t time.Duration) error {
 	had := c.w
 	if c.raw == nil { // TLS: what it reads may be no byte of ours
@@ -327,14 +339,14 @@ func (c *conn) step(fd uintptr) bool {
 			return true
 		}
 		c.call.markSent()
-		c.putAside()
+		c.wait()
 		return false
 	}
 	c.takeBlock()
 	n, errno := sock.Recv(int(fd), c.buf[c.w:])
 	switch {
 	case errno == syscall.EAGAIN:
-		c.putAside()
+		c.wait()
 		return false
 	case errno != 0:
 		c.readErr = os.NewSyscallError("recvfrom", errno)

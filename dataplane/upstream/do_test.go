@@ -399,6 +399,8 @@ func TestWaitHoldsNoBuffer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.open.Add(crowd)
+	defer e.open.Add(-crowd)
 	type step struct {
 		w        int
 		blk, buf bool

@@ -172,7 +172,6 @@ func (r *Response) Peek() ([]byte, error) {
 		return nil, nil
 	}
 	if c.r == c.w {
-		c.shrink()
 		err := c.fill(r.by())
 		if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
 			r.finished = true
