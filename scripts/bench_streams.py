@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What a running stream costs a whole router in memory: bin/sluice serve before one
-simulated engine, thousands of streams that come at once and then get an event every
-3 s. Printed is the resident memory of the process (VmRSS) over what it had before they
-came, divided by the streams, so many seconds after the first request.
+"""What a running stream costs a whole router in memory: bin/sluice serve before simulated
+engines, one for each 3,000 streams (a router has at most 4,096 connections to one). The
+streams come at once and then get an event every 3 s. Printed is the resident memory of the
+process (VmRSS) over what it had before they came, divided by the streams, so many seconds
+after the first request.
 
   ids     prompts of 64 token ids; before them the router has served eight streams, and rested
   text    as ids, with prompts of some 512 tokens of text, all different: what is learned of
@@ -25,6 +26,7 @@ from bench_proxies import wait_ready
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLUICE = os.path.join(ROOT, "bin", "sluice")
 STEP = 3  # seconds between two events of a stream
+EACH = 3000  # streams of an engine
 REST = 8  # seconds before the first measurement, in which what ended is let go of
 IDS = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64"]
 TEXT = ["--endpoint", "chat", "--prompt-tokens", "512", "--shared-prefix", "0"]
@@ -46,6 +48,9 @@ class Process:
     def rss_kib(self):
         with open("/proc/%d/status" % self.p.pid) as f:
             return int(re.search(r"^VmRSS:\s+(\d+)", f.read(), re.M).group(1))
+
+    def descriptors(self):
+        return len(os.listdir("/proc/%d/fd" % self.p.pid))
 
     def stop(self):
         self.p.terminate()
@@ -72,10 +77,13 @@ def measure(binary, case, streams, at):
     procs = []
     sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", str(2 * streams), "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", str(80 * streams)]
     try:
-        engine = Process(*sim, "--cost-step", "%ds" % STEP)
-        procs.append(engine)
-        wait_ready(engine.addr, "/health")
-        router = Process("serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine.addr, binary=binary)
+        engines = []
+        for _ in range(-(-streams // EACH)):
+            engine = Process(*sim, "--cost-step", "%ds" % STEP)
+            procs.append(engine)
+            wait_ready(engine.addr, "/health")
+            engines += ["--engine", "http://%s,kv_events=off" % engine.addr]
+        router = Process("serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", *engines, binary=binary)
         procs.append(router)
         wait_ready(router.addr, "/readyz")
         finish(load(router.addr, 8, *prompts, "--requests", "8", "--output-tokens", "2", "--duration", "60s"), "the first streams")
@@ -89,6 +97,8 @@ def measure(binary, case, streams, at):
             time.sleep(max(0, began + t - time.time()))
             if running.poll() is not None:
                 sys.exit("the streams ended early: " + running.stderr.read()[-1000:])
+            if router.descriptors() < 2 * streams:
+                sys.exit("%d s after the first request the router has %d descriptors: not all of %d streams run" % (t, router.descriptors(), streams))
             row.append((router.rss_kib() - idle) / streams)
         running.kill()
         running.wait()

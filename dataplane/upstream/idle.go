@@ -17,11 +17,10 @@ var epoch = time.Now()
 func now() time.Duration { return time.Since(epoch) }
 
 // trustIdle is how long a connection may have been idle and still be used
-// without asking the kernel whether the engine has closed it. Under load
-// connections come back sooner, and the extra system call is saved: with 64 requests at
-// once half of them asked after 1 ms. An engine that closes within that time is one that
-// goes away, as it may while a request is on its way.
-const trustIdle = 10 * time.Millisecond
+// without asking the kernel whether the engine has closed it, or has sent what nobody
+// asked for, which the next client would take for its answer. Under load connections come
+// back sooner, and the extra system call is saved.
+const trustIdle = time.Millisecond
 
 // born notes when c was made, and by how much of the bound on its age it is let off:
 // those that were made together do not all come back at once.
