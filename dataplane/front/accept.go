@@ -245,7 +245,7 @@ func (s *Server) turnAway(c *conn) {
 
 // tellFull counts and answers a connection beyond a limit.
 func (s *Server) tellFull(c *conn) {
-	s.refused("", TooManyConnections, refusal{client: c.ip})
+	s.refused("", TooManyConnections, refusal{id: s.fullID, client: c.ip})
 	if c.secure != nil {
 		return // a handshake is more than a refusal is worth
 	}

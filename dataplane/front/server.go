@@ -35,6 +35,7 @@ type Server struct {
 	exchanges  sync.Pool
 	streams    sync.Pool
 	fullAnswer []byte // to a connection over the limit
+	fullID     string // its request id, of all of them
 	scarce     scarcity
 	strangers  sparse // lines about PROXY headers
 	refusals   brisk  // lines about requests that were refused
@@ -65,7 +66,8 @@ func New(opt Options) (*Server, error) {
 	s.now.Store(&opt)
 	s.isCutting = s.cutting.Load
 	s.ids.init()
-	s.fullAnswer = refusalOf(TooManyConnections, "too many connections are open; try again later", s.ids.make(), "Retry-After: 1\r\n")
+	s.fullID = s.ids.make()
+	s.fullAnswer = refusalOf(TooManyConnections, "too many connections are open; try again later", s.fullID, "Retry-After: 1\r\n")
 	s.exchanges.New = func() any { return newExchange(s) }
 	s.streams.New = func() any { return newStream() }
 	s.fh = fasthttp.Server{

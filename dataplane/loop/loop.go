@@ -23,7 +23,8 @@ const (
 	// the thread's P away meanwhile, and have to find one when bytes come; and it is
 	// what wakes and keeps awake the runtime's monitor, which runs every 20 µs then:
 	// half of the cost of an event. In exchange a P is idle: one is added for each
-	// thread that waits so, and taken away again once it has been quiet for restAfter. A stop of the world ends the wait by its signal.
+	// thread that waits so, and taken away again once it has been quiet for restAfter. A
+	// stop of the world ends the wait by its signal.
 	awake
 	// asleep: as every Go program waits. For a loop that has been quiet for a while.
 	asleep

@@ -5,36 +5,39 @@ import "bytes"
 // idTemplate is the text around the content and the ids of an event that says
 // nothing else. Events with the same text around others need not be walked.
 type idTemplate struct {
-	before, mid, after          [maxTemplate]byte
-	beforeLen, midLen, afterLen int
+	text        []byte // before, then mid, then after; made once in a stream, as large as they are
+	before, mid int32  // bytes of them; before 0: nothing learned
 }
 
 // learn keeps event around its text and its ids, brackets included.
 func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
-	p.beforeLen = 0
+	p.before = 0
 	if textFrom > maxTemplate || idsFrom-textTo > maxTemplate || len(event)-idsTo > maxTemplate || textTo > idsFrom {
 		return
 	}
-	p.beforeLen = copy(p.before[:], event[:textFrom])
-	p.midLen = copy(p.mid[:], event[textTo:idsFrom])
-	p.afterLen = copy(p.after[:], event[idsTo:])
+	if need := textFrom + idsFrom - textTo + len(event) - idsTo; cap(p.text) < need {
+		p.text = make([]byte, 0, need)
+	}
+	p.text = append(append(append(p.text[:0], event[:textFrom]...), event[textTo:idsFrom]...), event[idsTo:]...)
+	p.before, p.mid = int32(textFrom), int32(idsFrom-textTo)
 }
 
 // match says whether event is the template around a text and ids, and takes the
 // ids in; from and to are where they lie.
 func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) {
-	to = len(event) - p.afterLen
-	if p.beforeLen == 0 || to <= p.beforeLen || event[to-1] != ']' ||
-		!bytes.Equal(event[:p.beforeLen], p.before[:p.beforeLen]) || !bytes.Equal(event[to:], p.after[:p.afterLen]) {
+	first := int(p.before)
+	before, mid, after := p.text[:first], p.text[first:first+int(p.mid)], p.text[first+int(p.mid):]
+	to = len(event) - len(after)
+	if first == 0 || to <= first || event[to-1] != ']' || !bytes.Equal(event[:first], before) || !bytes.Equal(event[to:], after) {
 		return 0, 0, false
 	}
-	for from = to - 2; from > p.beforeLen && (event[from]-'0' <= 9 || event[from] == ','); from-- {
+	for from = to - 2; from > first && (event[from]-'0' <= 9 || event[from] == ','); from-- {
 	}
-	textTo := from - p.midLen
-	if event[from] != '[' || textTo <= p.beforeLen || !bytes.Equal(event[textTo:from], p.mid[:p.midLen]) {
+	textTo := from - len(mid)
+	if event[from] != '[' || textTo <= first || !bytes.Equal(event[textTo:from], mid) {
 		return 0, 0, false
 	}
-	text := event[p.beforeLen:textTo]
+	text := event[first:textTo]
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '"' || c < ' ':

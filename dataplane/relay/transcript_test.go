@@ -53,7 +53,7 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 	if !slices.Equal(tr.Prompt, []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck != "" {
 		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt, tr.Out, tr.Told, tr.Stuck)
 	}
-	if tr.plain.beforeLen == 0 {
+	if tr.plain.before == 0 {
 		t.Error("no template was learned: every event is walked")
 	}
 	shown := &Transcript{Form: ChatForm, ShowIDs: true}
