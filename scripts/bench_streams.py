@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a running stream costs a whole router in memory: bin/sluice serve before simulated
 engines, one for each 3,000 streams (a router has at most 4,096 connections to one). The
-streams come at once and then get an event every 3 s. Printed is the resident memory of the
+streams come at once, or within --over seconds, and then get an event every 3 s. Printed is the resident memory of the
 process (VmRSS) over what it had before they came, divided by the streams, so many seconds
 after the first request.
 
@@ -9,7 +9,7 @@ after the first request.
   text    as ids, with prompts of some 512 tokens of text, all different: what is learned of
           them, token ids and who holds which blocks, is kept as well, within bounds of its own
 
-  scripts/bench_streams.py [--streams N] [--at 8,16,24,32] [--only ids,text] [--binary NAME=PATH] [--rounds N]
+  scripts/bench_streams.py [--streams N] [--over SECONDS] [--at 8,16,24,32] [--only ids,text] [--binary NAME=PATH] [--rounds N]
 """
 
 import argparse
@@ -72,7 +72,7 @@ def finish(running, what):
         sys.exit("%s failed: %s" % (what, running.stderr.read()[-1000:]))
 
 
-def measure(binary, case, streams, at):
+def measure(binary, case, streams, over, at):
     prompts = CASES[case]
     procs = []
     sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", str(2 * streams), "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", str(80 * streams)]
@@ -91,7 +91,7 @@ def measure(binary, case, streams, at):
         idle = router.rss_kib()
         began = time.time()
         tokens = (at[-1] + 60) // STEP
-        running = load(router.addr, streams, *prompts, "--requests", str(streams), "--output-tokens", str(tokens), "--duration", "%ds" % (at[-1] + 120))
+        running = load(router.addr, streams, *prompts, "--requests", str(streams), "--output-tokens", str(tokens), "--duration", "%ds" % (at[-1] + 120), *(["--rate", "%g" % (streams / over), "--max-in-flight", str(streams)] if over else []))
         row = []
         for t in at:
             time.sleep(max(0, began + t - time.time()))
@@ -111,7 +111,8 @@ def measure(binary, case, streams, at):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--streams", type=int, default=3000)
-    ap.add_argument("--at", default="8,16,24,32", help="seconds after the first request")
+    ap.add_argument("--over", type=float, default=0, metavar="SECONDS", help="in which the streams come; 0: at once")
+    ap.add_argument("--at", default="8,16,24,32", help="seconds after the first request, or after SECONDS")
     ap.add_argument("--rounds", type=int, default=1)
     ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more build of the router; may be repeated")
@@ -129,7 +130,7 @@ def main():
     for case in a.only.split(","):
         for _ in range(a.rounds):
             for name, path in builds:
-                idle, row = measure(path, case, a.streams, at)
+                idle, row = measure(path, case, a.streams, a.over, [t + int(a.over) for t in at])
                 label = case if len(builds) == 1 else "%s: %s" % (case, name)
                 print("| %s | %.0f | %s |" % (label, idle / 1024, " | ".join("%.1f" % k for k in row)), flush=True)
 
