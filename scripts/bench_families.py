@@ -68,30 +68,31 @@ Written by `scripts/bench_families.py --calls --report docs/pd-cost.md` (`make b
 
 Other routers, each in a run of its own, CPU of both legs as a multiple of haproxy's one leg (16 µs there): sglang-router 8, vllm-router 9, production-stack and
 llm-d's sidecar, on a busier machine, above that. The engines' own hand-over is in the added time and not in the CPU.
-At a load average of 3.7 a version before this took 91 µs for `nixl`, 83 for `sglang`, 77 for `orchestrated`, 72 for `storage`, and haproxy 23.
+The version before this, on the same machine a day earlier: 91 µs for `nixl`, 108 `nixl-push`, 87 `sglang`, 98 `mooncake`, 66 `orchestrated`, 118 `lmcache`, 102 `trtllm`, 61 `storage`, 41 aggregated, beside haproxy's 25; it had fasthttp read
+each request and a processor too many where no streams ran (docs/relay.md).
 
 ## What the least is
 
 The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle taken over, and does nothing else: no choice, no check, no time-out, no metric. What
-it takes is the kernel's (io_uring saved a seventh of such a relay's where it was tried). It costs nearly twice what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token: the
+it takes is the kernel's (io_uring saved a seventh of such a relay's where it was tried). It costs one and a half times what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token: the
 request passes from one processor to another four times, each of which has gone to sleep or to somebody else meanwhile, and engines and load share one of them. So where this ran the target of 200 µs is out
 of reach of any router, and that of 45 µs of CPU, set where haproxy took 16, is to be read as 2.8 of haproxy's one leg.
 
 ## Where the rest goes
 
 - System calls are those of the relay in C (3 sends, 3 reads, as many waits), a read that looks, as the answer leaves, for a request that came too early, and another, on connections to engines that
-  have been idle for more than a millisecond, that looks whether they were closed; further waits and the futexes are the Go scheduler's, when it runs out of work.
+  have been idle for more than a millisecond, that looks whether they were closed; further waits are the Go scheduler's, when it runs out of work.
 - What families of two legs one behind the other differ by is how busy they are: `nixl`, `trtllm` and `lmcache` have engines that take longer here for their hand-over, so fewer requests
   come at a time, each of them wakes a processor for itself, and code and data are cold by then. `storage` and `orchestrated` do as much, at twice the rate and more. The relay in C pays likewise: 43 µs
   at 64 requests at once and 58 at 16, `nixl` 98 and 114 (one run of 3 s each; `--concurrency`).
-- By `perf record` of a sidecar's P/D requests of 1 KB (`scripts/bench_sidecar.py`) 56 %% of the samples are the kernel's, 14 %% the Go runtime's, most of it the scheduler's, 5 %% each fasthttp's, the
-  front's and the runner's with its families, 3 %% each the engine connections' and the JSON scan's, 2 %% the choice's; no function of ours has 1 %%. A `nixl` request leaves two
+- By `perf record` of a short request on one worker 48 %% of the samples are the kernel's, 12 %% the Go runtime's, most of it the scheduler's, 6 %% the front's, 5 %% each the runner's with its families and the JSON scan's, 4 %% the engine
+  connections'; no function of ours has 2 %%. A `nixl` request leaves two
   allocations, its id and that of its legs, a request on one worker one (22 and 12 before); `TestServeAllocates` holds that, with one more for its client.
 - The approximate index took 6 %% of a `nixl` request in an earlier profile; engines with KV events do without.
 - Prefill's answer is walked twice before decode is sent, and the choice of decode is made then, by the load of that moment. It was not moved into the wait for prefill: beside what the hand-overs between
   processors take it would not be seen.
 
-Tried without gain: a processor less, the one that the event loops have of their own (`SLUICE_RELAY_DRIVER=goroutine`): 0.9 switches a request for 1.4, and no less CPU. Of prompts of 256 KB
+Tried without gain, for prompts of 256 KB
 (docs/sidecar.md): being woken when 128 KB have come and not for each packet (SO_RCVLOWAT) saves no wait on the loopback, where all of it is there when the reader looks; sends of 256 KB in place of 64 without
 MSG_MORE cost 1.08 of the version before, with it 0.93 and less; reads of 256 KB in place of 64 no less.
 """
