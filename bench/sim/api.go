@@ -262,7 +262,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 	}
 	j.model = o.Model
 	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, scores: askedScores(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), idSpellings: b.TokensAsIDs, session: header(r, "X-Session-ID")}
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, scores: askedScores(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
 	j.params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {

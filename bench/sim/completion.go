@@ -1,9 +1,6 @@
 package sim
 
-import (
-	"strconv"
-	"unicode/utf8"
-)
+import "strconv"
 
 // completionFormat is /v1/completions.
 type completionFormat struct {
@@ -41,7 +38,6 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	}
 	b = appendEscaped(b, text)
 	b = s.appendTextScores(append(b, `","logprobs":`...), s.scored(1))
-	s.offset += utf8.RuneCountInString(text)
 	b = append(b, `,"finish_reason":`...)
 	b = f.reason(b, s)
 	b = append(b, `,"prompt_token_ids":`...)

@@ -52,7 +52,6 @@ type params struct {
 	pd           pdLeg   // another family's part, see pdFamilies; nil when plain or nixl
 	toolName     string  // the answer is a call of this function
 	scores       int     // alternatives to tell of each token, see logprobs.go
-	idSpellings  bool    // completions tell tokens as "token_id:7"
 }
 
 // seq is one sequence being generated.
@@ -64,7 +63,7 @@ type seq struct {
 	script []uint32 // the output is this, when it is a tool call
 	forced []uint32 // the output is this, when it is held to a choice
 	gen    generator
-	offset int // characters of the text streamed, where text_offset goes on
+	offset int // characters of the tokens whose log-probabilities are told
 
 	text    []byte // output text so far, without special tokens; kept when somebody needs it whole
 	shown   int    // bytes of text already sent, when stop strings hold some back

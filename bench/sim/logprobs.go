@@ -112,8 +112,8 @@ func (s *seq) appendChatScores(b []byte, tokens []scored) []byte {
 	return append(b, "]}"...)
 }
 
-// appendTextScores appends completions' logprobs object. text_offset begins with the text
-// told before, and goes on within this object by the spellings, as in vLLM.
+// appendTextScores appends completions' logprobs object; text_offset goes on from the tokens
+// told before.
 func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
 	want := s.j.params.scores
 	if want == noScores {
@@ -129,21 +129,16 @@ func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
 		}
 		b = append(b, `],`...)
 	}
-	spelt := spelling
-	if s.j.params.idSpellings {
-		spelt = func(id uint32) string { return "token_id:" + strconv.FormatUint(uint64(id), 10) }
-	}
 	b = append(b, '{')
-	at := s.offset
 	list("text_offset", func(t scored) {
-		b = strconv.AppendInt(b, int64(at), 10)
-		at += utf8.RuneCountInString(spelt(t.id))
+		b = strconv.AppendInt(b, int64(s.offset), 10)
+		s.offset += utf8.RuneCountInString(spelling(t.id))
 	})
 	list("token_logprobs", func(t scored) {
 		_, values := t.candidates(0)
 		b = appendValue(b, values[0])
 	})
-	list("tokens", func(t scored) { b = appendJSON(b, spelt(t.id)) })
+	list("tokens", func(t scored) { b = appendJSON(b, spelling(t.id)) })
 	list("top_logprobs", func(t scored) {
 		ids, values := t.candidates(max(want-1, 0))
 		b = append(b, '{')
@@ -151,7 +146,7 @@ func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
 			if k > 0 {
 				b = append(b, ',')
 			}
-			b = appendValue(append(appendJSON(b, spelt(ids[k])), ':'), values[k])
+			b = appendValue(append(appendJSON(b, spelling(ids[k])), ':'), values[k])
 		}
 		b = append(b, '}')
 	})

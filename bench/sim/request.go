@@ -31,7 +31,6 @@ type body struct {
 	CacheSalt     string          `json:"cache_salt"`
 	Echo          bool            `json:"echo"`
 	ReturnIDs     bool            `json:"return_token_ids"`
-	TokensAsIDs   bool            `json:"return_tokens_as_token_ids"`
 	MaxCompletion *int            `json:"max_completion_tokens"`
 	MaxOutput     *int            `json:"max_output_tokens"`
 	DPRank        *int            `json:"data_parallel_rank"`

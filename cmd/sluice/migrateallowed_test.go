@@ -109,7 +109,6 @@ func TestScoresGoOn(t *testing.T) {
 				{"/v1/chat/completions", `"messages":[{"role":"user","content":"say it"}],"max_tokens":60,"min_tokens":20,"logprobs":true,"top_logprobs":3`, "content"},
 				{"/v1/completions", `"prompt":"go on and on","max_tokens":40,"ignore_eos":true,"logprobs":0`, "text_offset"},
 				{"/v1/completions", `"prompt":"say it","max_tokens":60,"min_tokens":20,"logprobs":3`, "text_offset"},
-				{"/v1/completions", `"prompt":"go on again","max_tokens":40,"ignore_eos":true,"logprobs":1,"return_tokens_as_token_ids":true`, "text_offset"},
 				{"/inference/v1/generate", `"token_ids":[900,901,902],"sampling_params":{"max_tokens":40,"ignore_eos":true,"logprobs":2}`, "content"},
 			} {
 				for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail} {

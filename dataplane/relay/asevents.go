@@ -9,14 +9,16 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 	if w.peek() != '{' {
 		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
 	}
-	var head envelope
-	var object, choices, use []byte
+	var id, created, model, object, choices, use []byte
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
-		if head.read(key, &w) {
-			continue
-		}
 		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
 		case "object":
 			object = w.text()
 		case "choices":
@@ -36,7 +38,7 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 		name = "chat.completion.chunk"
 	}
 	open := func(dst []byte) []byte {
-		return appendHead(append(dst, "data: "...), false, name, head)
+		return appendHead(append(dst, "data: "...), false, name, id, created, model)
 	}
 	w = walker{b: choices}
 	w.enter('[')

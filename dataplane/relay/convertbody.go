@@ -8,14 +8,16 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 	if w.peek() != '{' {
 		return append(dst, body...)
 	}
-	var head envelope
-	var choices []byte
+	var id, created, model, choices []byte
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
-		if head.read(key, &w) {
-			continue
-		}
 		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
 		case "choices":
 			choices = w.raw()
 		default:
@@ -29,7 +31,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 	if c.Chat {
 		object = "chat.completion"
 	}
-	dst = appendHead(dst, c.Chat, object, head)
+	dst = appendHead(dst, c.Chat, object, id, created, model)
 	dst = append(dst, `,"choices":[`...)
 	var prompt, promptLP []byte
 	cw := walker{b: choices}

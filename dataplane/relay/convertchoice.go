@@ -71,14 +71,16 @@ func (ch *choice) says() bool {
 // token.
 func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
 	w := walker{b: data}
-	var head envelope
-	var choices []byte
+	var id, created, model, choices []byte
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
-		if head.read(key, &w) {
-			continue
-		}
 		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
 		case "choices":
 			choices = w.raw()
 		case "error":
@@ -94,7 +96,7 @@ func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
 		return dst, false
 	}
 	if c.head == nil {
-		c.makeHead(head)
+		c.makeHead(id, created, model)
 		c.left = max(c.Choices, 1)
 	}
 	w = walker{b: choices}
@@ -118,43 +120,25 @@ func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
 	return dst, !w.bad
 }
 
-func (c *Conversion) makeHead(of envelope) {
+func (c *Conversion) makeHead(id, created, model []byte) {
 	object := "text_completion"
 	if c.Chat {
 		object = "chat.completion.chunk"
 	}
-	c.head = appendHead(c.head[:0], c.Chat, object, of)
-}
-
-// envelope is what every event, or a whole answer, begins with; raw, nil where missing.
-type envelope struct{ id, created, model []byte }
-
-// read takes in the value at w where key is one of those; else w stays.
-func (e *envelope) read(key []byte, w *walker) bool {
-	switch string(key) {
-	case "id":
-		e.id = w.raw()
-	case "created":
-		e.created = w.raw()
-	case "model":
-		e.model = w.raw()
-	default:
-		return false
-	}
-	return true
+	c.head = appendHead(c.head[:0], c.Chat, object, id, created, model)
 }
 
 // appendHead appends the members that all events, or a whole answer, begin with.
-func appendHead(dst []byte, chat bool, object string, of envelope) []byte {
+func appendHead(dst []byte, chat bool, object string, id, created, model []byte) []byte {
 	dst = append(dst, `{"id":`...)
-	if rest, ok := bytes.CutPrefix(of.id, []byte(`"cmpl-`)); ok && chat {
+	if rest, ok := bytes.CutPrefix(id, []byte(`"cmpl-`)); ok && chat {
 		dst = append(append(dst, `"chatcmpl-`...), rest...)
 	} else {
-		dst = append(dst, orNull(of.id)...)
+		dst = append(dst, orNull(id)...)
 	}
 	dst = append(append(append(dst, `,"object":"`...), object...), '"')
-	dst = append(append(dst, `,"created":`...), orNull(of.created)...)
-	return append(append(dst, `,"model":`...), orNull(of.model)...)
+	dst = append(append(dst, `,"created":`...), orNull(created)...)
+	return append(append(dst, `,"model":`...), orNull(model)...)
 }
 
 var null = []byte("null")
@@ -198,7 +182,7 @@ func (c *Conversion) opening(dst []byte, ch *choice) []byte {
 		first.ids = append(appendInt(append(room[:0], '['), int(f.ID)), ']')
 	}
 	if !c.Chat && first.logprobs != nil {
-		c.origin = characters(f.Text)
+		c.origin = max(offsetBehind(first.logprobs), 0)
 	}
 	dst = c.body(dst, &first, 0)
 	if !c.Chat {

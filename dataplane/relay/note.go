@@ -28,13 +28,16 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	base := cap(event) - cap(data) // data is a part of event
 	t.nspans = 0
 	w := walker{b: data}
-	var head envelope
+	var id, created, model []byte
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
-		if head.read(key, &w) {
-			continue
-		}
 		switch string(key) {
+		case "id":
+			id = w.raw()
+		case "created":
+			created = w.raw()
+		case "model":
+			model = w.raw()
 		case "object":
 			n.failed = n.failed || string(w.text()) == "error" // vLLM up to 0.10.0
 		case "code":
@@ -74,7 +77,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 		if t.Form == ChatForm {
 			object = "chat.completion.chunk"
 		}
-		t.head = appendHead(nil, false, object, head)
+		t.head = appendHead(nil, false, object, id, created, model)
 	}
 	if n.choices > 0 && !t.prompted && len(t.Prompt) == 0 {
 		t.stuck("no_ids")
@@ -84,9 +87,6 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 
 // told counts in an event's ids of a choice, and whether its text shows all of them.
 func (t *Transcript) told(q *Sequence, text []byte, ids int) {
-	if t.Scores && t.Form == CompletionsForm {
-		q.offset += characters(text)
-	}
 	switch {
 	case t.NoText:
 		q.Told = len(q.Out)
@@ -158,7 +158,7 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 		return
 	}
 	index, ended := 0, false
-	var ids, finish []byte
+	var ids, finish, scores []byte
 	n.text = nil
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
@@ -186,7 +186,11 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 			t.promptIDs(w, base)
 			n.news = n.news || t.nspans > had
 		case "logprobs":
-			n.news = n.news || !w.null()
+			if !w.null() {
+				n.news = true
+				scores = w.raw()
+				continue
+			}
 			w.skip()
 		default:
 			w.skip()
@@ -210,6 +214,9 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 		n.news = true
 		// A limit that is not the choice's own but that of the one with the least left.
 		q.Finished = !(t.Choices > 1 && t.next != nil && string(finish) == "length" && len(q.Out) < t.Limit)
+	}
+	if scores != nil && t.Scores && t.Form == CompletionsForm {
+		q.scored(scores)
 	}
 	if !w.bad {
 		t.told(q, n.text, n.ids)

@@ -16,10 +16,8 @@ type Sequence struct {
 
 	index int  // of the choice, as the client sees it
 	begun bool // an event of it has come: the client has its role
-	// Of completions with log-probabilities: how long the text told is, in characters, and
-	// how long it was where the present engine began. From event to event vLLM counts
-	// text_offset by the text; the tokens' spellings may be longer ("token_id:7", a special
-	// token that is not shown) and count within one event only.
+	// Of completions with log-probabilities: where in the text the next token begins,
+	// in characters, and where the one did from which its engine counts.
 	offset, origin int
 }
 
@@ -91,9 +89,16 @@ func (t *Transcript) tokens() (n int) {
 	return n
 }
 
+// scored takes in the log-probabilities of completions.
+func (q *Sequence) scored(raw []byte) {
+	if end := offsetBehind(raw); end >= 0 {
+		q.offset = q.origin + end
+	}
+}
+
 // offsetBehind is where the text goes on, by the text_offset of a completions logprobs
-// object of a whole answer, behind its last token, counted as engines do there: in characters
-// of the tokens' spellings; -1 where it says nothing, as SGLang's, which tells -1 for each.
+// object, behind its last token, counted as engines do: in characters of the tokens'
+// spellings; -1 where it says nothing, as SGLang's, which tells -1 for each.
 func offsetBehind(logprobs []byte) int {
 	last := -1
 	if w := (walker{b: memberOf(logprobs, "text_offset")}); w.enter('[') {
