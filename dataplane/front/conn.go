@@ -62,7 +62,7 @@ type conn struct {
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
-	stream *stream // set while hand is
+	stream *stream // from Relay to its end
 
 	open     openTo
 	ended    ending

@@ -206,10 +206,7 @@ func (c *conn) answered() (to next, goesOn bool) {
 		a.drop()
 		return nextStream, false
 	}
-	keep := c.held.ok
-	if c.held.buf == nil { // nothing can be said to this client
-		keep = false
-	}
+	keep := c.held.ok && c.held.buf != nil // else nothing can be said to this client
 	if keep && !early && c.held.n <= membudget.MinBuffer {
 		return 0, true
 	}
@@ -219,7 +216,7 @@ func (c *conn) answered() (to next, goesOn bool) {
 		return nextEnd, false // active yet: what the client still sends is read away first
 	}
 	c.active.Store(false)
-	if c.early.came && early {
+	if early {
 		c.due = dueHead
 		return nextFasthttp, false
 	}

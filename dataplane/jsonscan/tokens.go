@@ -193,7 +193,8 @@ const (
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
 // are what most ids are: up to seven digits and a comma, with at most one space behind it.
 // Where an element ends is found for a block at once, so that none waits for the one before.
-// Rooms that are just large enough are filled to the end by the plain way. It gives where the first element begins that it did not read.
+// Rooms that are just large enough are filled to the end by the plain way. It gives where
+// the first element begins that it did not read.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 	for len(raw)-i > idBlock && cap(out)-len(out) >= idsAt {
 		ids := out[len(out) : len(out)+idsAt]

@@ -89,6 +89,19 @@ func (t *table) remove(key uint64) {
 	}
 }
 
+// pointBehind is where about so many of have cells end behind a point in the order of homes.
+func pointBehind(point uint64, have, cells int) (next uint64, last bool) {
+	share := ^uint64(0)
+	if n := uint64(have / cells); n > 0 {
+		share /= n
+	}
+	next = point + share
+	if last = next < point; last {
+		next = ^uint64(0)
+	}
+	return next, last
+}
+
 // from calls do for every key whose home comes at or after a point in the order of homes,
 // for about so many cells, and returns the point to go on from. That order is the same
 // however the table grows.
@@ -96,14 +109,7 @@ func (t *table) from(point uint64, cells int, do func(cell)) (next uint64, last 
 	if len(t.cells) == 0 {
 		return 0, true
 	}
-	share := ^uint64(0)
-	if n := uint64(len(t.cells) / cells); n > 0 {
-		share /= n
-	}
-	next = point + share
-	if last = next < point; last {
-		next = ^uint64(0)
-	}
+	next, last = pointBehind(point, len(t.cells), cells)
 	shift := 64 - bits.TrailingZeros64(uint64(len(t.cells)))
 	mask := uint64(len(t.cells) - 1)
 	end := next >> shift

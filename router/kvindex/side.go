@@ -246,14 +246,7 @@ func (t *sideTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 // from calls do for every key whose home comes at or after a point in the order of
 // homes, for about so many cells, and returns the point to go on from.
 func (t *sideTable) from(point uint64, cells int, factor uint64, do func(sideCell)) (next uint64, last bool) {
-	share := ^uint64(0)
-	if n := uint64(len(t.cells) / cells); n > 0 {
-		share /= n
-	}
-	next = point + share
-	if last = next < point; last {
-		next = ^uint64(0)
-	}
+	next, last = pointBehind(point, len(t.cells), cells)
 	for _, in := range [][]sideCell{t.cells, t.old} {
 		if len(in) == 0 {
 			continue
