@@ -9,6 +9,9 @@ Prints a table as Markdown:
 
   CPU         of the router for one request, both legs: short completions of 64 token
               ids, not streamed, 16 at once (--concurrency)
+  same rate   CPU again, of so many requests a second (--rate) whoever serves them: 16 at
+              once come as fast as the engines let them, and who has less to do at a time
+              pays more for each
   added TTFT  one stream at a time: time to first token through the router, less that
               of the engine legs straight (one after the other, or decode's alone where
               both start together). What the simulated engines say to each other for
@@ -22,7 +25,7 @@ them dear: the columns are calls a request.
 --binary puts another build of the router beside this one, over engines of its own: in
 each round each family is measured on both, one behind the other.
 
-About 4 minutes with the defaults. Only ratios of one run mean anything.
+About 5 minutes with the defaults. Only ratios of one run mean anything.
 """
 
 import argparse
@@ -82,15 +85,24 @@ of reach of any router, and that of 45 µs of CPU, set where haproxy took 16, is
 
 - System calls are those of the relay in C (3 sends, 3 reads, as many waits), a read that looks, as the answer leaves, for a request that came too early, and another, on connections to engines that
   have been idle for more than a millisecond, that looks whether they were closed; further waits are the Go scheduler's, when it runs out of work.
-- What families of two legs one behind the other differ by is how busy they are: `nixl`, `trtllm` and `lmcache` have engines that take longer here for their hand-over, so fewer requests
-  come at a time, each of them wakes a processor for itself, and code and data are cold by then. `storage` and `orchestrated` do as much, at twice the rate and more. The relay in C pays likewise: 43 µs
+- The least a family of two legs needs is six: three sends, three reads (the request, prefill's answer, decode's), and a wait for each of the three that comes alone, whether the legs run one behind the
+  other or at once. `lmcache` needs a read more, of the notification that the KV was written, which comes on a connection of its own and seldom together with anything else, so a wait and a goroutine
+  to wake as well. No family asks an engine anything for a request: ids of engines and what handles tell of them are kept.
+- What families otherwise differ by is how busy they are: `nixl`, `nixl-push`, `mooncake`, `trtllm` and `lmcache` have engines that take longer here for their hand-over, so fewer requests
+  come at a time, each of them wakes a processor for itself, and code and data are cold by then. `storage` and `orchestrated` do as much, at twice the rate and more; haproxy's one leg above comes at several times
+  the rate. At one rate for all (the columns of the same rate) the families of two legs lie close together, at about twice haproxy's one leg. The relay in C pays likewise: 43 µs
   at 64 requests at once and 58 at 16, `nixl` 98 and 114 (one run of 3 s each; `--concurrency`).
 - By `perf record` of a short request on one worker 48 %% of the samples are the kernel's, 12 %% the Go runtime's, most of it the scheduler's, 6 %% the front's, 5 %% each the runner's with its families and the JSON scan's, 4 %% the engine
-  connections'; no function of ours has 2 %%. A `nixl` request leaves two
-  allocations, its id and that of its legs, a request on one worker one (22 and 12 before); `TestServeAllocates` holds that, with one more for its client.
+  connections'; no function of ours has 2 %%. A request leaves one allocation, its id, and where both legs must have an id of their own (`nixl-push`, and `nixl` of engines before vLLM 0.14) a second;
+  `TestServeAllocates` holds that, with one more for its client. Legs at once left 13 to 19: prefill's runs in memory of its own, which may outlive the request, and is now the next pair's when both are done with it.
 - The approximate index took 6 %% of a `nixl` request in an earlier profile; engines with KV events do without.
+- What the last round took off, both builds under load at the same time on the same cores (8 requests at once each, 7 to 12 rounds of about a second at loads of 4 to 8, by a script that is not in
+  the tree): answers of `trtllm` and `lmcache` read once for all that is looked for, one clock for `lmcache`'s wait in place of two timers, memory of the leg beside used again: 0.94 of the build before for `trtllm`, 0.95 `lmcache`,
+  0.95 `nixl-push`, 0.98 `mooncake`; then the prompt's ids passed on to `lmcache`'s legs as the client spelled them 0.97, and `nixl-push`'s handle walked once 0.98.
 - Prefill's answer is walked twice before decode is sent, and the choice of decode is made then, by the load of that moment. It was not moved into the wait for prefill: beside what the hand-overs between
   processors take it would not be seen.
+
+Tried without gain: to look only after 10 ms in place of 1 whether an idle connection was closed saves 0.9 reads a request and no CPU that shows: 0.98 and 0.99 (`nixl`), 1.01 and 1.01 (`trtllm`), 1.00 (`lmcache`), 1.02 (`orchestrated`), 10 to 12 rounds each.
 
 Tried without gain, for prompts of 256 KB
 (docs/sidecar.md): being woken when 128 KB have come and not for each packet (SO_RCVLOWAT) saves no wait on the loopback, where all of it is there when the reader looks; sends of 256 KB in place of 64 without
@@ -155,8 +167,8 @@ class Bench:
         return p
 
 
-def cpu_of(process, addr, concurrency, seconds):
-    flags = [*CPU_LOAD, "--concurrency", str(concurrency), "--duration"]
+def cpu_of(process, addr, pace, seconds):
+    flags = [*CPU_LOAD, *pace, "--duration"]
     load(ENGINES, addr, *flags, "0.3s")
     before = process.cpu()
     rep = load(ENGINES, addr, *flags, seconds)
@@ -197,6 +209,7 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
     ap.add_argument("--concurrency", type=int, default=16, help="requests at once where CPU is measured")
+    ap.add_argument("--rate", type=int, default=1500, help="requests a second where CPU is measured at the same rate; 0: it is not")
     ap.add_argument("--families", default=",".join(FAMILIES))
     ap.add_argument("--calls", action="store_true", help="count system calls too; needs strace")
     ap.add_argument("--report", help="write the page there as well")
@@ -220,7 +233,7 @@ def main():
 
         def add(name, process, addr, of):
             proxies[name], legs[name] = (process, addr), of
-            rows[name] = {"cpu": [], "rps": [], "p50": [], "p99": []}
+            rows[name] = {"cpu": [], "same": [], "rps": [], "p50": [], "p99": []}
 
         if shutil.which("haproxy"):
             def start(core, argv):
@@ -244,8 +257,10 @@ def main():
             alone = first_token(straight, seconds)
             for n, (p, addr) in proxies.items():
                 row = rows[n]
-                cpu, rps = cpu_of(p, addr, a.concurrency, seconds)
+                cpu, rps = cpu_of(p, addr, ["--concurrency", str(a.concurrency)], seconds)
                 row["cpu"].append(cpu)
+                if a.rate:
+                    row["same"].append(cpu_of(p, addr, ["--rate", str(a.rate)], seconds)[0])
                 row["rps"].append(rps)
                 before = leg["p50_ms"] * 1000 * (legs[n] - 1)
                 got = first_token(addr, seconds)
@@ -260,14 +275,21 @@ def main():
         shutil.rmtree(tmp, ignore_errors=True)
     lines = ["Median [range] of %d rounds of %s on %d cores; load average %.1f at the end." % (a.rounds, seconds, os.cpu_count(), os.getloadavg()[0])]
 
-    def ratio(r, to):
+    def ratio(r, to, what="cpu"):
         if to not in rows:
             return "–"
-        return "%.2f" % statistics.median(x / y for x, y in zip(r["cpu"], rows[to]["cpu"]))
+        return "%.2f" % statistics.median(x / y for x, y in zip(r[what], rows[to][what]))
 
-    lines += ["", "| | CPU µs a request | ratio to haproxy's one leg | ratio to the least of two legs | requests/s | added TTFT p50 µs | added TTFT p99 µs |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    heads = ["", "CPU µs a request", "ratio to haproxy's one leg", "ratio to the least of two legs", "requests/s"]
+    if a.rate:
+        heads += ["CPU µs at %d a second" % a.rate, "ratio to haproxy's at that rate"]
+    heads += ["added TTFT p50 µs", "added TTFT p99 µs"]
+    lines += ["", "| %s |" % " | ".join(heads), "| --- |%s" % (" --- |" * (len(heads) - 1))]
     for n, r in rows.items():
-        lines.append("| %s | %s | %s | %s | %s | %s | %s |" % (n, med(r["cpu"]), ratio(r, HAPROXY), ratio(r, LEAST), med(r["rps"], 0), med(r["p50"], 0), med(r["p99"], 0)))
+        cells = [n, med(r["cpu"]), ratio(r, HAPROXY), ratio(r, LEAST), med(r["rps"], 0)]
+        if a.rate:
+            cells += [med(r["same"], 0), ratio(r, HAPROXY, "same")]
+        lines.append("| %s |" % " | ".join([*cells, med(r["p50"], 0), med(r["p99"], 0)]))
     if calls:
         kinds = list(next(iter(calls.values())))
         kinds.insert(kinds.index("reads") + 1, kinds.pop())

@@ -10,6 +10,7 @@ means something on another machine, or another day.
 
   event    µs of CPU for one event of 200 streams that get one each 10 ms
   request  µs of CPU for one short non-streamed completion, 64 connections
+  a KB     µs of CPU that each KB more of a prompt costs: 16,384 token ids beside 64
   added    time to first token of 200 streams a second less that of the engine alone
   KiB      resident memory that each of 200 streams adds
 """
@@ -26,6 +27,7 @@ import bench_proxies as b
 
 # An open loop: a burst of 200 requests would measure its own queue.
 FIRST_LOAD = ["--endpoint", "completions", "--token-ids", "--rate", "200", "--poisson", "--prompt-tokens", "64", "--output-tokens", "50"]
+LONG_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "16", "--prompt-tokens", "16384", "--output-tokens", "4"]
 EVENT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "200"]
 
 
@@ -132,6 +134,12 @@ def main():
                 before = p.cpu()
                 rep = b.load(0, addr, *b.JSON_LOAD, "--duration", "%.1fs" % (a.seconds / 2))
                 rows[name].setdefault("json", []).append((p.cpu() - before) / rep["ok"] * 1e6)
+                short = rep["request_bytes"] / rep["ok"]
+                b.load(0, addr, *LONG_LOAD, "--requests", "64")
+                before = p.cpu()
+                rep = b.load(0, addr, *LONG_LOAD, "--duration", "%.1fs" % (a.seconds / 2))
+                more = (p.cpu() - before) / rep["ok"] * 1e6 - rows[name]["json"][-1]
+                rows[name].setdefault("kb", []).append(more / (rep["request_bytes"] / rep["ok"] - short) * 1000)
 
         base = rows.get("haproxy") or next(iter(rows.values()))
 
@@ -140,10 +148,10 @@ def main():
             return "%.2f [%.2f–%.2f]" % (statistics.median(got), min(got), max(got))
 
         to = "ratio to " + ("haproxy" if "haproxy" in rows else next(iter(rows)))
-        print("\n| proxy | event µs | " + to + " | events/s | request µs | " + to + " | added first token p50 µs | p99 µs | KiB a stream |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        print("\n| proxy | event µs | " + to + " | events/s | request µs | " + to + " | a KB of prompt µs | added first token p50 µs | p99 µs | KiB a stream |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         for name, r in rows.items():
-            short = [b.med(r["json"]), ratio(r, "json")] if "json" in r else ["–", "–"]
+            short = [b.med(r["json"]), ratio(r, "json"), b.med(r["kb"])] if "json" in r else ["–"] * 3
             added = [b.med(r["p50"], 0), b.med(r["p99"], 0)] if "p50" in r else ["–", "–"]
             print("| %s | %s | %s | %s | %s | %s | %s | %.0f |" % (
                 name, b.med(r["event"]), ratio(r, "event"), b.med(r["rate"], 0), " | ".join(short), *added, statistics.median(r["kib"])))

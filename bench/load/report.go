@@ -27,6 +27,7 @@ type recorder struct {
 	kinds  map[int]int64 // by status
 	chunks int64
 	bytes  int64
+	asked  int64 // bytes of requests that were answered
 	prompt int64
 	output int64
 	cached int64
@@ -69,6 +70,7 @@ func (r *recorder) result(res *Result, job Job) {
 		return
 	}
 	r.ok++
+	r.asked += int64(len(job.Body))
 	record(r.total, res.Total)
 	if res.TTFT > 0 {
 		record(r.ttft, res.TTFT)
@@ -149,6 +151,7 @@ type Report struct {
 	CachedTokens   int64            `json:"cached_tokens"`           // as engines reported
 	PredictedTok   int64            `json:"predicted_cached_tokens"` // as the router foretold
 	Bytes          int64            `json:"bytes"`
+	RequestBytes   int64            `json:"request_bytes"` // bodies of those that were answered
 	TTFT           Quantiles        `json:"ttft"`
 	InterChunk     Quantiles        `json:"inter_chunk"`
 	Total          Quantiles        `json:"end_to_end"`
@@ -164,7 +167,7 @@ func (r *run) report() *Report {
 	rep := &Report{
 		Loop: "closed", Seconds: secs, OK: rec.ok, Dropped: r.dropped.Load(), Errors: rec.errors,
 		RequestsPerSec: float64(rec.ok) / secs, ChunksPerSec: float64(rec.chunks) / secs, OutputPerSec: float64(rec.output) / secs,
-		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedTok: rec.foretold, Bytes: rec.bytes,
+		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedTok: rec.foretold, Bytes: rec.bytes, RequestBytes: rec.asked,
 		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), Late: quantiles(rec.late),
 		Placed: rec.placed,
 	}

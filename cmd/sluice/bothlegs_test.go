@@ -200,6 +200,33 @@ func TestPrefillFailsBesideDecode(t *testing.T) {
 	}
 }
 
+// A prefill that ends badly when its request has long been answered has nothing to do with
+// the requests that came after it, whose legs run in memory that others had before.
+func TestPrefillFailsAfterItsRequest(t *testing.T) {
+	const rounds = 100
+	answered := make(chan struct{}, rounds)
+	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		<-answered
+		time.Sleep(3 * time.Millisecond) // the next request's decode is under way
+		replyJSON(w, 400, `{"error":{"message":"too late"}}`)
+	})
+	d := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(5 * time.Millisecond)
+		answerOK(w, r)
+	})
+	r := startRouter(t, sglangPD, p.withBootstrap("p0"), d.at(worker.Decode, "d0"))
+	for i := range rounds {
+		if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 || a.text(t) != "ok" {
+			t.Fatalf("request %d: status %d: %s", i, a.Status, a.Body)
+		}
+		answered <- struct{}{}
+	}
+	idle(t, r)
+	if p.seen() != rounds || d.seen() != rounds {
+		t.Errorf("prefill saw %d requests and decode %d; want %d of each", p.seen(), d.seen(), rounds)
+	}
+}
+
 // When decode fails, prefill is cut at once and the pair runs again in a new room.
 func TestDecodeFailsPullsNothing(t *testing.T) {
 	for name, fail := range map[string]http.HandlerFunc{

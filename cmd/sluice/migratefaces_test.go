@@ -376,3 +376,38 @@ func TestFacesThatBeginBadly(t *testing.T) {
 		})
 	}
 }
+
+// TestErrorsOfResponsesAreNumbered: the error that a Responses stream ends with has the
+// number behind the last event that the client was given, whoever made that.
+func TestErrorsOfResponsesAreNumbered(t *testing.T) {
+	f := face{path: "/v1/responses", body: `"input":"go on and on","max_output_tokens":%d,"ignore_eos":true`}
+	for name, breaks := range map[string][]sim.Fault{
+		"where nobody takes it": {{Kind: sim.Cut, After: 7}, {Kind: sim.Status, Body: `"prompt":[`}},
+		"behind a seam":         {{Kind: sim.Cut, After: 7}, {Kind: sim.Cut, After: 2, Body: `"prompt":[`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := startFace(t, &f, 3, nil)
+			for _, e := range m.engines {
+				for _, b := range slices.Backward(breaks) { // what names a body stands first
+					e.Fault(b)
+				}
+			}
+			a := post(t, m.URL+f.path, f.request(30, true))
+			last, next := "", 0.0
+			for e := range strings.SplitSeq(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
+				named, data, _ := strings.Cut(e, "\ndata: ")
+				var v map[string]any
+				if err := json.Unmarshal([]byte(data), &v); err != nil {
+					t.Fatalf("%v in %q", err, e)
+				}
+				if n, ok := v["sequence_number"].(float64); !ok || n != next {
+					t.Errorf("%s has number %v, want %v", named, v["sequence_number"], next)
+				}
+				last, next = named, next+1
+			}
+			if last != "event: error" {
+				t.Errorf("it ends with %q:\n%s", last, a.Body)
+			}
+		})
+	}
+}

@@ -307,6 +307,35 @@ func TestBreakerOfOneRank(t *testing.T) {
 	})
 }
 
+// TestOnlyRankIsBeingTried: while one request tries a rank that has failed others, those
+// beside it are told that nobody serves them, not that there are too many of them.
+func TestOnlyRankIsBeingTried(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) {
+		c.Health.BreakAfter, c.Health.BreakFor = 2, 50*time.Millisecond
+		c.Health.FailAfter = 1000
+	}, at(e, worker.Aggregated, "w"))
+	e.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 500})
+	rank := r.fleet.View().Workers[0].Ranks[0]
+	state := func() worker.BreakerState { return worker.BreakerState(rank.Breaker.Load()) }
+	for range 2 {
+		post(t, r.URL+"/v1/chat/completions", chat(""))
+	}
+	e.ClearFaults()
+	e.Fault(sim.Fault{Kind: sim.Stall, Path: "/v1/chat", Delay: 3 * time.Second})
+	eventually(t, 10*time.Second, "it may be tried", func() bool { return state() == worker.BreakerHalfOpen })
+	tries := make(chan *answer)
+	go func() { tries <- post(t, r.URL+"/v1/chat/completions", chat("")) }()
+	eventually(t, 10*time.Second, "it is tried", func() bool { return rank.Requests.Load() == 1 })
+	a := post(t, r.URL+"/v1/chat/completions", chat(""))
+	if a.Status != 503 || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "one request at a time") {
+		t.Errorf("%d %s", a.Status, a.Body)
+	}
+	if a := <-tries; a.Status != 200 {
+		t.Errorf("the one that tries it: %d %s", a.Status, a.Body)
+	}
+}
+
 func underWay(e *sim.Engine) (n int) {
 	for _, r := range e.Stats().Ranks {
 		n += r.Running + r.Waiting

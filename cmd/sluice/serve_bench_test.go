@@ -99,13 +99,14 @@ func BenchmarkServe(b *testing.B) {
 	}
 }
 
-// A short request leaves nothing for the collector but its id, and one of two legs the id
-// by which its engines know it. The client here makes one allocation itself.
+// A short request leaves nothing for the collector but its id, and one whose engines must
+// know both legs by an id of their own that, whether these run one after the other or at
+// once. The client here makes one allocation itself.
 func TestServeAllocates(t *testing.T) {
 	if raceOn {
 		t.Skip("the race detector allocates")
 	}
-	for mode, most := range map[string]float64{"aggregated": 2, "pd": 3} {
+	for mode, most := range map[string]float64{"aggregated": 2, "pd": 3, "sglang": 2, "mooncake": 2, "nixl-push": 3} {
 		t.Run(mode, func(t *testing.T) {
 			const rounds = 2000
 			ask, _ := asker(t, mode, 64)

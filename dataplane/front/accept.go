@@ -245,12 +245,13 @@ func (s *Server) turnAway(c *conn) {
 
 // tellFull counts and answers a connection beyond a limit.
 func (s *Server) tellFull(c *conn) {
-	s.refused("", TooManyConnections, refusal{id: s.fullID, client: c.ip})
+	id := s.ids.make()
+	s.refused("", TooManyConnections, refusal{id: id, client: c.ip})
 	if c.secure != nil {
 		return // a handshake is more than a refusal is worth
 	}
 	// An empty socket takes this without blocking; the deadline is for the case
 	// that it does not.
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	_, _ = c.Conn.Write(s.fullAnswer)
+	_, _ = c.Conn.Write(refusalOf(TooManyConnections, "too many connections are open; try again later", id, "Retry-After: 1\r\n"))
 }

@@ -135,7 +135,7 @@ func (st *stream) writeCoded(p []byte) (int, error) {
 	}
 	if _, err := st.send(c.out); err != nil {
 		// The coding's state has gone on: nothing can be sent again.
-		return 0, fmt.Errorf("front: cannot write an encoded stream: %v", err)
+		return 0, fmt.Errorf("front: cannot write an encoded stream: %w", err)
 	}
 	return len(p), nil
 }

@@ -43,7 +43,7 @@ type conn struct {
 	srv    *Server
 	secure *tls.Conn       // Conn, where it is one; its bytes are not those of raw
 	raw    syscall.RawConn // nil where there is no descriptor (tests in memory)
-	fd     int             // once it was lent to a loop, else 0
+	fd     int             // once it had a stream, else 0
 	ip     netip.Addr      // the client's, as far as the connection tells
 	gone   watch
 
@@ -66,7 +66,7 @@ type conn struct {
 
 	open     openTo
 	ended    ending
-	writeBy  moment // the deadline now set for writes
+	writeBy  moment // the deadline now set for writes; of a stream, until when they may last, 0 for ever
 	readBy   moment // until when reads may wait, 0 for ever
 	readSet  moment // what the socket was told of it: no later than readBy, 0 for never
 	readErr  error  // of the last failed read
@@ -74,6 +74,7 @@ type conn struct {
 	probing  bool   // Read must not touch the socket
 	lingered bool   // unread bytes may be left: close with care
 	shaken   bool   // the TLS handshake is done
+	relaying bool   // writes are a stream's, and persist
 	probe    [1]byte
 }
 
@@ -347,14 +348,32 @@ func (c *conn) cut() {
 }
 
 // streamBuffer is what the kernel may keep of a stream for its client, beside what the
-// loop holds: left to itself it takes megabytes for one that does not read.
-const streamBuffer = 128 << 10
+// relay holds: left to itself it takes megabytes for one that does not read. The kernel
+// counts twice as much, and lets the last piece of 64 KiB go beyond: 256 KiB at the most.
+const streamBuffer = 96 << 10
 
-// lend notes the descriptor for a loop.
-func (c *conn) lend(fd uintptr) {
-	if c.fd != int(fd) {
+// bound sets that, and notes the descriptor, at the connection's first stream.
+func (c *conn) bound() {
+	if c.fd != 0 || c.raw == nil {
+		return
+	}
+	_ = c.raw.Control(func(fd uintptr) {
 		c.fd = int(fd)
 		_ = syscall.SetsockoptInt(c.fd, syscall.SOL_SOCKET, syscall.SO_SNDBUF, streamBuffer)
+	})
+}
+
+// breakOff has the connection end by a reset, over TLS without a good-bye: its regular end
+// would tell that half a body is a whole one (RFC 9112, 8).
+func (c *conn) breakOff() {
+	c.lingered = false
+	if c.raw != nil {
+		_ = c.raw.Control(func(fd uintptr) {
+			_ = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1})
+		})
+	}
+	if c.secure != nil {
+		_ = c.secure.NetConn().Close()
 	}
 }
 

@@ -155,6 +155,7 @@ func refusedHeads() []rawCase {
 		{name: "fold by tab", raw: sized("X-A: a\r\n\tb\r\n")},
 		{name: "fold of nothing", raw: sized("X-A: a\r\n \r\n")},
 		{name: "space before the first name", raw: requestLine + " Host: a\r\nContent-Length: 13\r\n\r\n" + hello},
+		{name: "more lines than any client sends", raw: sized(strings.Repeat("A:\r\n", maxLines))},
 		{name: "no colon", raw: sized("X-A\r\n")},
 		{name: "empty name", raw: sized(": a\r\n")},
 		{name: "name with a space", raw: sized("X A: a\r\n")},

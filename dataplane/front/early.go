@@ -12,14 +12,16 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
 
 const (
-	// keepAliveChunk is a comment of an event stream, which clients' parsers skip, in a
-	// chunk of its own.
-	keepAliveChunk = "e\r\n: keep-alive\n\n\r\n"
+	// keepAlive is a comment of an event stream, which clients' parsers skip;
+	// keepAliveChunk is it in a chunk of its own.
+	keepAlive      = ": keep-alive\n\n"
+	keepAliveChunk = "e\r\n" + keepAlive + "\r\n"
 	lastChunk      = "0\r\n\r\n"
 )
 
@@ -30,6 +32,7 @@ const (
 // nothing before the first byte.
 type pulse struct {
 	c     *conn
+	st    *stream       // through which comments go, framed and encoded as its events; nil behind a head that is not the engine's
 	every time.Duration // between two comments; 0: none
 
 	mu    sync.Mutex
@@ -54,7 +57,11 @@ func (p *pulse) beat() {
 		text = []byte(keepAliveChunk)
 	}
 	err := p.c.Conn.SetWriteDeadline(time.Now().Add(p.c.srv.live().WriteTimeout))
-	if err == nil {
+	switch {
+	case err != nil:
+	case p.st != nil:
+		_, err = p.st.comment()
+	default:
 		_, err = p.c.Conn.Write(text)
 	}
 	p.out, p.head = p.out || early, nil
@@ -133,7 +140,7 @@ func (x *Exchange) Dispatched() {
 		return
 	}
 	head := append([]byte(nil), "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"...)
-	head = appendLine(head, "X-Request-Id", x.RequestID)
+	head = appendLine(appendDate(head, time.Now()), "X-Request-Id", x.RequestID)
 	for i := range x.set {
 		head = appendLine(head, x.set[i].name, x.set[i].value)
 	}
@@ -221,7 +228,7 @@ func (x *Exchange) eventsOf(status int, body []byte) []byte {
 	case status < 400 && whole:
 		return append(append([]byte("data: "), line...), "\n\n"+eventsEnd(protocol)...)
 	case protocol == relay.Responses:
-	case whole && failed && failure.Kind > jsonscan.Null:
+	case whole && failed && failure.Kind > jsonscan.Null && (protocol != relay.Anthropic || isError(line)):
 		return append(append([]byte(errorName(protocol)+"data: "), line...), "\n\n"+eventsEnd(protocol)...)
 	}
 	reason := UpstreamFailed
@@ -229,6 +236,13 @@ func (x *Exchange) eventsOf(status int, body []byte) []byte {
 		reason = UpstreamTimeout
 	}
 	return appendErrorEvent(nil, protocol, reason, "", messageOf(line, status), x.RequestID)
+}
+
+// isError says whether an error's body is of Anthropic's form; engines refuse what fails
+// their validation in OpenAI's on every path.
+func isError(body []byte) bool {
+	kind, ok, _ := jsonscan.Find(body, "type")
+	return ok && string(body[kind.Start:kind.End]) == `"error"`
 }
 
 // messageOf is what an engine said in an error's body, or what its status says.
@@ -257,7 +271,7 @@ func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, param,
 		dst = append(dst, `,"message":`...)
 		dst = appendJSONString(dst, message)
 		dst = append(dst, `,"param":`...)
-		dst = append(appendJSONOrNull(dst, param), '}')
+		dst = append(appendJSONOrNull(dst, param), `,"sequence_number":0}`...) // no event came before it
 	} else {
 		dst = appendError(dst, protocol, reason, param, message, requestID)
 	}
@@ -285,7 +299,7 @@ func (st *stream) awaitFirst() {
 	opt := st.c.srv.live()
 	p := st.early
 	if p == nil && opt.KeepAlive > 0 && st.commented {
-		p = &pulse{c: st.c, every: opt.KeepAlive}
+		p = &pulse{c: st.c, st: st, every: opt.KeepAlive}
 		p.start(opt.KeepAlive)
 	}
 	if p == nil || p.every == 0 {
@@ -298,11 +312,26 @@ func (st *stream) awaitFirst() {
 	_, _ = st.resp.Peek()
 }
 
+// comment writes one as the engine would have.
+func (st *stream) comment() (int, error) {
+	if st.resp.ContentLength == upstream.LengthChunked {
+		return st.Write([]byte(keepAliveChunk))
+	}
+	return st.Write([]byte(keepAlive))
+}
+
 // writeChunk sends p, of a body without chunk framing, as one chunk.
 func (st *stream) writeChunk(p []byte) (int, error) {
-	if _, err := st.send(relay.AppendChunk(nil, p)); err != nil {
+	if len(p) == 0 {
+		return 0, nil // which would be the last one
+	}
+	room := membudget.Default.Get(relay.ChunkHead + len(p) + len("\r\n"))
+	defer membudget.Default.Put(room)
+	copy(room.B[relay.ChunkHead:], p)
+	framed, from := relay.FrameChunk(room.B[:relay.ChunkHead+len(p)])
+	if _, err := st.send(framed[from:]); err != nil {
 		// A part of the chunk may be out: nothing can be sent again.
-		return 0, fmt.Errorf("front: cannot write a chunk: %v", err)
+		return 0, fmt.Errorf("front: cannot write a chunk: %w", err)
 	}
 	return len(p), nil
 }

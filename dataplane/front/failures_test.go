@@ -33,7 +33,7 @@ var protocolEnds = []struct {
 		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":%q}}\n\n", message)
 	}},
 	{"/v1/responses", "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n", func(message string, _ int) string {
-		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_error\",\"message\":%q,\"param\":null}\n\n", message)
+		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_error\",\"message\":%q,\"param\":null,\"sequence_number\":1}\n\n", message)
 	}},
 }
 

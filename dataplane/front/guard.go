@@ -91,6 +91,10 @@ func (h *head) read(method, target, protocol, raw []byte) (refused string) {
 	return h.judge()
 }
 
+// maxLines bounds the header lines of a request, which costs more to look at than its bytes
+// tell; clients send a dozen.
+const maxLines = 256
+
 // split finds the lines: CRLF only, name, colon, value, no folding.
 func (h *head) split() string {
 	raw := h.raw
@@ -109,6 +113,9 @@ func (h *head) split() string {
 				return "the head goes on after its empty line"
 			}
 			return ""
+		}
+		if len(h.lines) == maxLines {
+			return "the head has more than 256 header lines"
 		}
 		if text[0] == ' ' || text[0] == '\t' {
 			return "a header line must not begin with white space (obsolete folding)"

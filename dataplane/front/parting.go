@@ -97,7 +97,7 @@ func (x *Exchange) wholeError(reason Reason, message string, retryAfter time.Dur
 	text := append(strconv.AppendInt([]byte("HTTP/1.1 "), int64(status), 10), ' ')
 	text = append(append(text, fasthttp.StatusMessage(status)...), "\r\nContent-Type: application/json\r\n"...)
 	text = appendLine(text, "Content-Length", strconv.Itoa(len(body)))
-	text = appendLine(text, "X-Request-Id", x.RequestID)
+	text = appendLine(appendDate(text, time.Now()), "X-Request-Id", x.RequestID)
 	text = appendLine(text, "X-Sluice-Reason", string(reason))
 	if retryAfter > 0 {
 		text = appendLine(text, "Retry-After", retrySeconds(retryAfter))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -135,6 +136,7 @@ func refusalOf(reason Reason, message, id string, lines ...string) []byte {
 	body := appendError(nil, 0, reason, "", message, id)
 	head := fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n",
 		reason.Status(), fasthttp.StatusMessage(reason.Status()), len(body), reason, id)
+	head = appendDate(head, time.Now())
 	for _, line := range lines {
 		head = append(head, line...)
 	}
@@ -161,6 +163,9 @@ func (u *underTLS) Read(p []byte) (n int, err error) {
 	})
 	return n, err
 }
+
+// Write waits for a stream's client that reads slowly.
+func (u *underTLS) Write(p []byte) (int, error) { return u.c.persist(u.Conn, p) }
 
 // probeError is what a read gives that must not wait: crypto/tls goes on after one that
 // is temporary.

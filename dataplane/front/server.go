@@ -23,22 +23,20 @@ const bodyRate = 256 << 10
 
 // Server is the front. One Server serves one listener.
 type Server struct {
-	opt        Options                 // as New was given them
-	now        atomic.Pointer[Options] // likewise, but for what Change has changed
-	fh         fasthttp.Server
-	routes     routes
-	budget     *membudget.Budget
-	ids        requestIDs
-	conns      connSet
-	watch      *watcher    // set by Serve
-	loops      *loop.Loops // likewise; nil: streams are relayed on goroutines
-	exchanges  sync.Pool
-	streams    sync.Pool
-	fullAnswer []byte // to a connection over the limit
-	fullID     string // its request id, of all of them
-	scarce     scarcity
-	strangers  sparse // lines about PROXY headers
-	refusals   brisk  // lines about requests that were refused
+	opt       Options                 // as New was given them
+	now       atomic.Pointer[Options] // likewise, but for what Change has changed
+	fh        fasthttp.Server
+	routes    routes
+	budget    *membudget.Budget
+	ids       requestIDs
+	conns     connSet
+	watch     *watcher    // set by Serve
+	loops     *loop.Loops // likewise; nil: streams are relayed on goroutines
+	exchanges sync.Pool
+	streams   sync.Pool
+	scarce    scarcity
+	strangers sparse // lines about PROXY headers
+	refusals  brisk  // lines about requests that were refused
 
 	leaving   atomic.Bool // every answer ends its connection
 	draining  atomic.Bool
@@ -66,8 +64,6 @@ func New(opt Options) (*Server, error) {
 	s.now.Store(&opt)
 	s.isCutting = s.cutting.Load
 	s.ids.init()
-	s.fullID = s.ids.make()
-	s.fullAnswer = refusalOf(TooManyConnections, "too many connections are open; try again later", s.fullID, "Retry-After: 1\r\n")
 	s.exchanges.New = func() any { return newExchange(s) }
 	s.streams.New = func() any { return newStream() }
 	s.fh = fasthttp.Server{

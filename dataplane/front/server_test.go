@@ -333,10 +333,14 @@ func TestConnectionLimits(t *testing.T) {
 		if ask(a) != 200 || ask(b) != 200 {
 			t.Fatal("within the limit")
 		}
-		over := r.dial()
-		resp, body := over.answer()
-		if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) {
-			t.Errorf("over the limit: %d %s", resp.StatusCode, body)
+		last := ""
+		for range 2 {
+			resp, body := r.dial().answer()
+			id := resp.Header.Get("X-Request-Id")
+			if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) || !validRequestID([]byte(id)) || id == last {
+				t.Errorf("over the limit: %d %s of %q, behind %q", resp.StatusCode, body, id, last)
+			}
+			last = id
 		}
 		_ = a.Close()
 		until(t, "a place is free", func() bool { return r.s.conns.len() == 1 })

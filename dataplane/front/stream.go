@@ -12,7 +12,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/relay"
-	"sluice/dataplane/sock"
 	"sluice/dataplane/upstream"
 )
 
@@ -35,6 +34,7 @@ type stream struct {
 	keep     bool // the connection may serve another request
 	behind   bool // a request that came too early lay in the lane's reader, and was lost with it
 	plain    bool // take the chunk framing out, for HTTP/1.0
+	toClose  bool // the body ends with the connection
 	chunked  bool // put chunk framing around what the engine sends without
 	// commented: comments may go out before the engine's first byte.
 	commented bool
@@ -179,6 +179,9 @@ func (x *Exchange) composeHead(st *stream) {
 	x.passed = &st.head
 	resp.VisitHeaders(x.pass)
 	x.passed = nil
+	if len(resp.Header("Date")) == 0 { // who passes such an answer on says when (RFC 9110, 6.6.1)
+		st.head = appendDate(st.head, time.Now())
+	}
 	st.head = appendLine(st.head, "X-Request-Id", x.RequestID)
 	for i := range x.set {
 		st.head = appendLine(st.head, x.set[i].name, x.set[i].value)
@@ -192,11 +195,16 @@ func (x *Exchange) composeHead(st *stream) {
 	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 		x.encodeStream(st)
+	case x.head.http11:
+		// What ends with the engine's connection gets framing, so that a client can tell
+		// a whole body from half of one, and keep its own.
+		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
+		st.chunked = true
 	default:
 		// HTTP/1.0 knows no chunks: the framing is taken out and the
 		// connection's end is the body's.
 		st.plain = resp.ContentLength == upstream.LengthChunked
-		st.keep = false
+		st.keep, st.toClose = false, true
 	}
 	st.keep = st.keep && (x.head.http11 || x.keptAlive())
 	switch {
@@ -207,7 +215,7 @@ func (x *Exchange) composeHead(st *stream) {
 	}
 	st.head = append(st.head, "\r\n"...)
 	st.first.room = st.head
-	st.commented = resp.ContentLength == upstream.LengthChunked && !st.plain && !st.coder.works() &&
+	st.commented = resp.ContentLength < 0 && len(resp.Header("Content-Encoding")) == 0 &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
@@ -240,18 +248,20 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 		if st.resp == nil {
 			return relay.Result{Reusable: true}, true // it has its end in its head
 		}
+		c.bound()
 		if st.resp.Buffered() == 0 {
 			if st.resp.Ended() {
 				st.Ending()
 			}
 			if err := st.flushHead(s.live().WriteTimeout); err != nil {
 				st.call.Cut()
-				return relay.Result{Cause: relay.ClientGone, Err: err}, true
+				return relay.Result{Cause: causeOf(err), Err: err}, true
 			}
 			st.awaitFirst()
 		}
 		st.early.stop()
 		hooks := &st.first.hooks
+		c.writeBy, c.relaying = momentOf(hooks.By), true
 		var carry *relay.Carry
 		if t := hooks.Transcript; t != nil {
 			carry = &relay.Carry{Transcript: t, Usage: hooks.Usage, Next: st.another}
@@ -279,14 +289,16 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 	if !ended {
 		return false // not ours any more
 	}
-	if res.Err == nil && st.chunked {
-		st.head, res.Reusable = append(st.head, lastChunk...), true
+	if res.Reusable && st.chunked {
+		st.head = append(st.head, lastChunk...)
 	}
-	if res.Err == nil && len(st.head) > 0 {
-		// No body came to carry the head.
+	if res.Reusable && len(st.head) > 0 {
+		// No body came to carry the head, or what ends it is left.
 		st.Ending()
 		if err := st.flushHead(s.live().WriteTimeout); err != nil {
-			res.Cause, res.Err, res.Reusable = relay.ClientGone, err, false
+			if res.Reusable = false; res.Err == nil {
+				res.Cause, res.Err = causeOf(err), err
+			}
 		}
 	}
 	if res.Err != nil && c.gone.left.Load() {
@@ -295,8 +307,12 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 			res.Cause = relay.Drained
 		}
 	}
+	c.writeBy, c.relaying = 0, false
 	reuse, early := res.Reusable && st.keep && !s.draining.Load(), st.behind || c.early.came
 	c.lingered = c.lingered || early
+	if st.toClose && !res.Reusable {
+		c.breakOff()
+	}
 	s.endStream(c, st, res)
 	if reuse && early {
 		s.refuseEarly(c)
@@ -398,7 +414,7 @@ func (st *stream) flushHead(limit time.Duration) error {
 	if err := st.c.Conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	n, err := st.c.Conn.Write(st.head)
+	n, err := st.put(st.head)
 	st.head = st.head[n:]
 	return err
 }
@@ -420,10 +436,10 @@ func (st *stream) Write(p []byte) (int, error) {
 func (st *stream) send(p []byte) (int, error) {
 	head := len(st.head)
 	if head == 0 {
-		return st.c.Conn.Write(p)
+		return st.put(p)
 	}
 	joined := append(st.head, p[:min(len(p), joinBytes)]...)
-	n, err := st.c.Conn.Write(joined)
+	n, err := st.put(joined)
 	if n < head {
 		st.head = joined[n:head]
 		return 0, err
@@ -433,9 +449,21 @@ func (st *stream) send(p []byte) (int, error) {
 	if err != nil || n == len(p) {
 		return n, err
 	}
-	more, err := st.c.Conn.Write(p[n:])
+	more, err := st.put(p[n:])
 	return n + more, err
 }
+
+// put writes p. Where what was written cannot be told from what was given, and so a write
+// that has failed cannot be gone on with, it waits itself; below TLS, underTLS does.
+func (st *stream) put(p []byte) (int, error) {
+	if st.c.secure == nil && st.changed() {
+		return st.c.persist(st.c.Conn, p)
+	}
+	return st.c.Conn.Write(p)
+}
+
+// changed says whether the client gets other bytes than the relay writes.
+func (st *stream) changed() bool { return st.plain || st.chunked || st.coder.works() }
 
 // writePayload takes the chunk framing out of p.
 func (st *stream) writePayload(p []byte) (int, error) {
@@ -448,7 +476,7 @@ func (st *stream) writePayload(p []byte) (int, error) {
 		if len(payload) > 0 {
 			if _, err := st.send(payload); err != nil {
 				// The framing's state has gone on: nothing can be sent again.
-				return at, fmt.Errorf("front: cannot write to an HTTP/1.0 client: %v", err)
+				return at, fmt.Errorf("front: cannot write to an HTTP/1.0 client: %w", err)
 			}
 		}
 		if st.chunks.Done() {
@@ -458,27 +486,22 @@ func (st *stream) writePayload(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Frames implements relay.Framer.
+func (st *stream) Frames() bool { return st.chunked }
+
 // Descriptor implements relay.Descriptor: none while the head is not out, where the
 // framing must be taken out or the body encoded, where TLS is spoken, and where there
 // is none.
 func (st *stream) Descriptor() (fd int, ok bool) {
-	if st.plain || st.chunked || st.coder.works() || len(st.head) > 0 || st.c.raw == nil || st.c.secure != nil {
+	if st.changed() || len(st.head) > 0 || st.c.fd == 0 || st.c.secure != nil {
 		return 0, false
 	}
 	st.begun()
-	err := st.c.raw.Control(st.c.lend)
-	return st.c.fd, err == nil
+	return st.c.fd, true
 }
 
-// Unsent implements relay.Backlog: not known where bytes are changed on their way, or
-// TLS is spoken, which a write that was cut off breaks.
-func (st *stream) Unsent() (n int, ok bool) {
-	if st.plain || st.chunked || st.coder.works() || st.c.raw == nil || st.c.secure != nil {
-		return 0, false
-	}
-	err := st.c.raw.Control(func(fd uintptr) { n = sock.Unsent(int(fd)) })
-	return n, err == nil
-}
+// Unsent implements relay.Backlog.
+func (st *stream) Unsent() (n int, ok bool) { return st.c.unsent() }
 
 // SetWriteDeadline implements relay.ClientConn.
 func (st *stream) SetWriteDeadline(t time.Time) error { return st.c.Conn.SetWriteDeadline(t) }

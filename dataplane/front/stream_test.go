@@ -69,7 +69,8 @@ func testConnectionServesOnAfterAStream(t *testing.T, by Relay) {
 	}
 }
 
-// The engine's framing reaches an HTTP/1.1 client as it is.
+// The engine's framing reaches an HTTP/1.1 client as it is, and one that has none is
+// given it.
 func TestStreamFramings(t *testing.T) { onBoth(t, testStreamFramings) }
 
 func testStreamFramings(t *testing.T, by Relay) {
@@ -80,7 +81,7 @@ func testStreamFramings(t *testing.T, by Relay) {
 	}{
 		"chunked":  {"Transfer-Encoding: chunked\r\n", chunk(body[:5]) + chunk(body[5:]) + "0\r\nx-trailer: 1\r\n\r\n", true},
 		"length":   {"Content-Length: 14\r\n", body, true},
-		"to close": {"", body, false},
+		"to close": {"", body, true},
 		"empty":    {"Content-Length: 0\r\n", "", true},
 	} {
 		t.Run(name, func(t *testing.T) {

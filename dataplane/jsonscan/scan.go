@@ -395,6 +395,9 @@ func (s *scanner) array(i, depth int) int {
 // by a comma and at most one space, which is what long arrays of token ids
 // consist of. It stops at the first element that is anything else.
 func skipIDs(b []byte, i int) int {
+	if wide && len(b)-i >= idBlock && b[i]-'0' <= 9 {
+		i = skipWide(b, i)
+	}
 	for i+9 <= len(b) {
 		n := digits(binary.LittleEndian.Uint64(b[i:]))
 		if n == 0 || b[i+n] != ',' || b[i] == '0' && n > 1 {

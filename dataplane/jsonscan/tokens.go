@@ -56,11 +56,6 @@ func decimal(w uint64, n int) uint64 {
 	return joined((w ^ '0'*ones) << (64 - 8*n))
 }
 
-// decimalBefore is decimal of the highest n bytes of w.
-func decimalBefore(w uint64, n int) uint64 {
-	return joined((w ^ '0'*ones) & (^uint64(0) << (64 - 8*n)))
-}
-
 // joined is the number of eight digits, the lowest byte's first.
 func joined(w uint64) uint64 {
 	w = w*10 + w>>8
@@ -190,39 +185,96 @@ const (
 	idsAt   = idBlock / 2 // ids that may end in them
 )
 
+// idBits is a block of an array of token ids: a bit for each byte, the first one lowest.
+type idBits struct{ digits, zeros, commas, spaces uint64 }
+
+func idsIn(block []byte) (w idBits) {
+	_ = block[idBlock-1]
+	w.digits, w.zeros, w.commas, w.spaces = wideDigits(&block[0])
+	return w
+}
+
+// idsBefore is what the bytes before a block are, the last one in the highest bit: digits,
+// such that are the second, fourth of a row, commas, and a 0 that a number begins with.
+// None of all: the block begins with an element.
+type idsBefore struct{ digits, rows2, rows4, commas, zeros uint64 }
+
+// wrong marks what is not of an array of integers of up to seven digits with commas between
+// them and at most one space behind each. The next block goes on behind this one.
+func (p *idsBefore) wrong(w *idBits) uint64 {
+	behindDigit := w.digits<<1 | p.digits>>63
+	zeros := w.digits &^ behindDigit & w.zeros
+	rows2 := w.digits & behindDigit
+	rows4 := rows2 & (rows2<<2 | p.rows2>>62)
+	rows8 := rows4 & (rows4<<4 | p.rows4>>60)
+	wrong := ^(w.digits | w.commas | w.spaces) |
+		w.commas&^behindDigit |
+		w.spaces&^(w.commas<<1|p.commas>>63) |
+		w.digits&(zeros<<1|p.zeros>>63) |
+		rows8
+	*p = idsBefore{w.digits, rows2, rows4, w.commas, zeros}
+	return wrong
+}
+
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
 // are what most ids are: up to seven digits and a comma, with at most one space behind it.
-// Where an element ends is found for a block at once, so that none waits for the one before.
-// Rooms that are just large enough are filled to the end by the plain way. It gives where
-// the first element begins that it did not read.
+// Where elements end is found for a block at once, and blocks follow each other wherever
+// elements end, so that nothing waits for what was before. Rooms that are just large enough
+// are filled to the end by the plain way. It gives where the first element begins that it
+// did not read.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
-	for len(raw)-i > idBlock && cap(out)-len(out) >= idsAt {
-		ids := out[len(out) : len(out)+idsAt]
-		block := raw[i : i+idBlock]
-		n, start := 0, 0
-		for none := wideDigits(&block[0]); none != 0; none &= none - 1 {
-			at := bits.TrailingZeros64(none) & (idBlock - 1)
-			length := at - start
-			if length == 0 && block[at] == ' ' && start > 0 && block[start-1] == ',' {
-				start++ // the space behind a comma
-				continue
-			}
-			if block[at] != ',' || length-1 >= 7 || length < 1 || block[start&(idBlock-1)] == '0' && length > 1 {
-				return out[:len(out)+n], i + start
-			}
-			ids[n&(idsAt-1)] = uint32(decimalBefore(binary.LittleEndian.Uint64(raw[i+at-8:]), length))
-			n++
-			start = at + 1
+	var p idsBefore
+	start := i
+	for ; len(raw)-i > idBlock && cap(out)-len(out) >= idsAt; i += idBlock {
+		w := idsIn(raw[i : i+idBlock])
+		if p.commas>>63&w.spaces != 0 {
+			start++
 		}
-		if n == 0 {
-			return out, i
+		wrong := p.wrong(&w)
+		ends := w.commas
+		if wrong != 0 {
+			ends &= wrong&-wrong - 1
 		}
-		out = out[:len(out)+n]
-		if i += start; raw[i] == ' ' {
-			i++
+		if n := bits.OnesCount64(ends); n > 0 {
+			room := out[len(out) : len(out)+idsAt]
+			wideNumbers(&raw[i-8], start-i, ends, w.spaces&^1, &room[0], n)
+			out = out[:len(out)+n]
+			start = i + bits.Len64(ends)
+			if at := start - i; at < idBlock {
+				start += int(w.spaces >> at & 1)
+			}
+		}
+		if wrong != 0 {
+			return out, start
 		}
 	}
-	return out, i
+	if start >= i && start < len(raw) && raw[start] == ' ' { // behind the last block's comma
+		start++
+	}
+	return out, start
+}
+
+// skipWide is skipIDs where 64 bytes are looked at together.
+func skipWide(b []byte, i int) int {
+	start := i
+	for p := (idsBefore{}); i+idBlock <= len(b); i += idBlock {
+		w := idsIn(b[i : i+idBlock])
+		wrong := p.wrong(&w)
+		ends := w.commas
+		if wrong != 0 {
+			ends &= wrong&-wrong - 1
+		}
+		if ends != 0 {
+			start = i + bits.Len64(ends)
+		}
+		if wrong != 0 {
+			break
+		}
+	}
+	if start < len(b) && b[start] == ' ' {
+		start++
+	}
+	return start
 }
 
 func endIDs(raw []byte, i int) error {

@@ -29,7 +29,7 @@ func TestTokenIDs(t *testing.T) {
 }
 
 // Ids in every layout, well formed and not, at every place of a block: what encoding/json
-// takes is taken, and reads the same.
+// takes is taken, and reads the same; so with a scan that passes over it.
 func TestTokenIDsInEveryLayout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	seps := []string{",", ",", ",", ", ", ",  ", ",\n", " ,", ",,", " ", ";", ",\t "}
@@ -61,6 +61,11 @@ func TestTokenIDsInEveryLayout(t *testing.T) {
 		werr := json.Unmarshal(raw, &want)
 		if got, err := TokenIDs(nil, raw); (err == nil) != (werr == nil) || err == nil && !slices.Equal(got, want) {
 			t.Fatalf("TokenIDs(%q) = %v, %v; encoding/json %v, %v", raw, got, err, want, werr)
+		}
+		body := append(append([]byte(`{"x":`), raw...), '}')
+		var d Doc
+		if err := d.Scan(body, Limits{}); (err == nil) != json.Valid(body) {
+			t.Fatalf("Scan(%q) = %v; encoding/json says %v", body, err, json.Valid(body))
 		}
 	}
 }

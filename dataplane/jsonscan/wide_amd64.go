@@ -4,8 +4,8 @@ package jsonscan
 
 import "golang.org/x/sys/cpu"
 
-// wide: 32 bytes are looked at together, by AVX2.
-var wide = cpu.X86.HasAVX2
+// wide: 32 bytes are looked at together, by AVX2. Processors that have it have the rest too.
+var wide = cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2
 
 // wideString passes over the characters of a string from p[i] on, of n bytes at p, in
 // blocks of 32 bytes. It stops at a quote, a control character, or a backslash that
@@ -15,11 +15,19 @@ var wide = cpu.X86.HasAVX2
 //go:noescape
 func wideString(p *byte, i, n int, lens *[256]uint8) (at int, high uint32)
 
-// wideDigits says which of the 64 bytes at p are no decimal digits, the first in the
-// lowest bit.
+// wideDigits says which of the 64 bytes at p are decimal digits, which of those a 0, and
+// which are commas and spaces, the first in the lowest bit.
 //
 //go:noescape
-func wideDigits(p *byte) (none uint64)
+func wideDigits(p *byte) (digits, zeros, commas, spaces uint64)
+
+// wideNumbers reads n numbers of one to seven digits, by four at a time, so up to three more
+// of no meaning are written. The bytes looked at begin at p[8], those before it are the end
+// of what was before. The first number begins at p[8+begin]; a bit of ends stands where one
+// ends, of spaces where a space stands, the first byte's not told.
+//
+//go:noescape
+func wideNumbers(p *byte, begin int, ends, spaces uint64, out *uint32, n int)
 
 // wideUTF8 checks the whole blocks of 32 bytes among n bytes at p, by the method of
 // Keiser and Lemire ("Validating UTF-8 in less than one instruction per byte", 2021).

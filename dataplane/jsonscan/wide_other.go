@@ -8,6 +8,10 @@ func wideString(*byte, int, int, *[256]uint8) (at int, high uint32) {
 	panic("jsonscan: no wide registers")
 }
 
-func wideDigits(*byte) uint64 { panic("jsonscan: no wide registers") }
+func wideDigits(*byte) (digits, zeros, commas, spaces uint64) {
+	panic("jsonscan: no wide registers")
+}
+
+func wideNumbers(*byte, int, uint64, uint64, *uint32, int) { panic("jsonscan: no wide registers") }
 
 func wideUTF8(*byte, int) (at int, ok bool) { panic("jsonscan: no wide registers") }

@@ -347,7 +347,9 @@ func (l *Loop) flush() {
 		l.outbox[i] = parcel{}
 		t.queued = false
 		if t.state == inside && len(o.p) > 0 {
-			l.pass(t, o.p)
+			if l.pass(t, o.p); t.Tells && t.state == inside {
+				t.Handler.(Passer).Passed()
+			}
 		}
 		if o.done && t.state == inside {
 			l.leave(t, Done, nil)

@@ -29,6 +29,10 @@ type Handler interface {
 	Left(End)
 }
 
+// Passer is what the Handler of a Task that Tells is besides: Passed is called once what
+// Take gave is not needed any more, unless the Task has left by then.
+type Passer interface{ Passed() }
+
 // Sink takes a stream's bytes in place of a descriptor: what becomes of them is its own
 // business. Put is called on the loop's thread and must not wait.
 type Sink interface {
@@ -96,6 +100,7 @@ type Task struct {
 	slot   uint32
 	gen    uint32
 
+	Tells    bool // the Handler is a Passer
 	cut      atomic.Bool
 	attached bool // the loop has begun with it, once
 	state    state

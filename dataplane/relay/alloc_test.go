@@ -91,7 +91,26 @@ func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(stream{}); size > 320 {
 		t.Errorf("a stream has %d bytes; a size class ends at 320", size)
 	}
+	if size := unsafe.Sizeof(editor{}); size > 48 {
+		t.Errorf("what rewrites events has %d bytes; a size class ends at 48", size)
+	}
 	if size := unsafe.Sizeof(lending{}); size > 144 {
 		t.Errorf("what a loop needs of it has %d bytes; a size class ends at 144", size)
+	}
+}
+
+// TestEditorHasNoRoomBetweenEvents: what goes out is laid in memory that is lent until it
+// was passed on, of thousands of streams.
+func TestEditorHasNoRoomBetweenEvents(t *testing.T) {
+	s := voidStream()
+	s.edit = &editor{rewriter: &Transcript{Form: ChatForm, Prompt: []uint32{1}}}
+	event := []byte(chunksOf(chunkEvent))
+	for _, part := range [][]byte{event, event[:50], event[50:]} {
+		if s.pass(part, time.Now()); s.edit.room != nil {
+			t.Fatal("a stream keeps the room of an event that was passed on")
+		}
+	}
+	if n := testing.AllocsPerRun(1000, func() { s.pass(event, time.Now()) }); n != 0 && !raceEnabled {
+		t.Errorf("%v allocations an event", n)
 	}
 }

@@ -58,7 +58,7 @@ func (s *stream) carryOn() bool {
 	resp := c.Next(b)
 	if resp == nil {
 		if t.Failed != nil {
-			s.closeWell(t.appendFailure(nil, s.scan.protocol))
+			s.closeWell(t.appendFailure(nil, s.scan.protocol, s.number()))
 		}
 		return false
 	}
@@ -74,13 +74,13 @@ const moreTurns = 8
 // nobody takes them.
 func (s *stream) goRound(b Break) bool {
 	c := s.rare.carry
-	if t := c.Transcript; t.turns < t.Choices+moreTurns {
+	if t := c.Transcript; int(t.turns) < t.Choices+moreTurns {
 		if resp := c.Next(b); resp != nil {
 			s.turn(resp)
 			return true
 		}
 	}
-	s.closeWell(failure{"no engine goes on with the choices that are left", 502}.appendEvent(nil, s.scan.protocol))
+	s.closeWell(failure{"no engine goes on with the choices that are left", 502}.appendEvent(nil, s.scan.protocol, s.number()))
 	return false
 }
 

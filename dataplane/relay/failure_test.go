@@ -11,37 +11,71 @@ import (
 
 // goodCuts gives, for every prefix of a chunked body, whether the client can
 // still get a proper end behind it: computed from the text, not by the parser.
-// Every chunk of body must hold whole events only.
-func goodCuts(body string) map[int]bool {
-	good := map[int]bool{0: true}
+// Every chunk of body must hold whole events only. What is not is where a chunk of
+// several events is cut behind the first of them: its length is out.
+func goodCuts(body string) []bool {
+	good := make([]bool, len(body)+1)
+	for i := range good {
+		good[i] = true
+	}
 	for at := 0; ; {
 		lineEnd := at + strings.Index(body[at:], "\r\n") + 2
 		var size int
 		fmt.Sscanf(body[at:lineEnd], "%x", &size)
-		if size == 0 { // "0\r\n", then "\r", may be completed
-			good[lineEnd], good[lineEnd+1] = true, true
+		if size == 0 {
 			return good
 		}
 		at = lineEnd + size
-		good[at], good[at+1], good[at+2] = true, true, true
+		for i := lineEnd + len(wholeEvents(body[lineEnd:at], 1)); i < at; i++ {
+			good[i] = false
+		}
 		at += 2
 	}
 }
 
-// Half an event in a whole chunk: nothing may be put behind it.
-func TestEngineDiesInEventAcrossChunks(t *testing.T) {
-	for _, ev := range []string{"data: {}\n", "data: {\"choices\"", ": comm", "\r", "data: {}\n\ndata: {}\n"} {
-		sent := chunksOf(ev)
-		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
-		if res.Cause != EngineClosed || res.Reusable || string(dst.got) != sent {
-			t.Errorf("%q: %+v, got %q", ev, res, dst.got)
+// wholeEvents gives the first n whole events of a payload, all where n is -1.
+func wholeEvents(payload string, n int) string {
+	end := 0
+	for at := 0; n != 0; n-- {
+		i, mark := strings.Index(payload[at:], "\n\n"), 2
+		if j := strings.Index(payload[at:], "\r\n\r\n"); i < 0 || j >= 0 && j < i {
+			i, mark = j, 4
 		}
+		if i < 0 {
+			break
+		}
+		at += i + mark
+		end = at
+	}
+	return payload[:end]
+}
+
+// Half an event is not shown, however it came: an error event stands behind the last whole
+// one. Only where one chunk holds a whole event and half of another is nothing to be done.
+func TestEngineDiesInEventAcrossChunks(t *testing.T) {
+	const whole = "data: {\"choices\":[]}\n\n"
+	for _, ev := range []string{"data: {}\n", "data: {\"choices\"", ": comm", "\r", "data: {}\n: more"} {
+		for _, cut := range []int{0, 1, 2, 3, 4, 7, 8} {
+			sent := chunksOf(whole) + chunksOf(ev)
+			sent = sent[:len(sent)-min(cut, len(ev)+4)]
+			res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
+			added, ok := strings.CutPrefix(string(dechunk(t, dst.got)), whole)
+			if res.Cause != EngineClosed || !res.Reusable || !ok || !strings.HasPrefix(added, "data: {\"error\"") {
+				t.Errorf("%q: %+v, got %q", sent, res, dst.got)
+			}
+			checkError(t, OpenAI, added)
+		}
+	}
+	sent := chunksOf(whole + "data: {}\n")
+	res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
+	if res.Cause != EngineClosed || res.Reusable || !strings.HasPrefix(sent, string(dst.got)) || !strings.HasSuffix(string(dst.got), "\n\n") {
+		t.Errorf("%+v, got %q", res, dst.got)
 	}
 }
 
-// An engine that dies behind any byte of a stream: the client gets what came,
-// then either a proper end with one error event in its protocol, or nothing
-// more and no reuse.
+// An engine that dies behind any byte of a stream: the client gets the whole events that
+// came, then either a proper end with one error event in its protocol, or, behind a part of
+// a chunk, nothing more and no reuse.
 func TestEngineDiesAnywhere(t *testing.T) {
 	for _, c := range captures {
 		t.Run(c.file, func(t *testing.T) {
@@ -57,23 +91,22 @@ func TestEngineDiesAnywhere(t *testing.T) {
 				dst := new(sink)
 				res := Stream(dst, resp, Options{Protocol: c.protocol})
 				resp.Release()
-				added, ok := strings.CutPrefix(string(dst.got), body[:cut])
-				if !ok || res.Cause != EngineClosed || res.Err == nil || res.Reusable != good[cut] {
+				if res.Cause != EngineClosed || res.Err == nil || res.Reusable != good[cut] {
 					t.Fatalf("cut at %d: %+v, good %v, got %q", cut, res, good[cut], dst.got)
 				}
 				if !good[cut] {
-					if added != "" {
-						t.Fatalf("cut at %d: added %q", cut, added)
+					if !strings.HasPrefix(body[:cut], string(dst.got)) {
+						t.Fatalf("cut at %d: got %q", cut, dst.got)
 					}
 					continue
 				}
-				payload := string(dechunk(t, dst.got))
-				before := scanAll(c.protocol, []byte(payloadOf(body[:cut])))
+				payload, whole := string(dechunk(t, dst.got)), wholeEvents(payloadOf(body[:cut]), -1)
+				before := scanAll(c.protocol, []byte(whole))
 				after := scanAll(c.protocol, []byte(payload))
-				if !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
+				if !strings.HasPrefix(payload, whole) || !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
 					t.Fatalf("cut at %d: before %+v, after %+v, payload %q", cut, before, after, payload)
 				}
-				checkError(t, c.protocol, strings.TrimPrefix(payload, payloadOf(body[:cut])))
+				checkError(t, c.protocol, strings.TrimPrefix(payload, whole))
 			}
 		})
 	}
@@ -167,10 +200,10 @@ func TestEngineBreaksFraming(t *testing.T) {
 		reusable     bool
 	}{
 		{ev + "zz\r\n", ev, true},
-		{ev + "5;" + strings.Repeat("x", 1000), "", false},
-		{ev + "ffffffffffffffff\r\n", "", false},
+		{ev + "5;" + strings.Repeat("x", 1000), "", true},
+		{ev + "ffffffffffffffff\r\n", "", true},
 		{ev[:len(ev)-2] + "XX", ev[:len(ev)-2], true},
-		{ev + "1\n", ev + "1", false},
+		{ev + "1\n", ev[:len(ev)-2], true},
 	} {
 		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); untilGone(nc) })
 		if res.Cause != EngineClosed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) {

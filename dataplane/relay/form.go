@@ -44,12 +44,10 @@ const maxText = 4 << 20
 
 // keep notes text, the inside of a JSON string, as told.
 func (t *Transcript) keep(text []byte) {
-	if len(t.Text)+len(text) > maxText {
-		t.stuck("too_long")
+	if !t.keepText(text) {
 		return
 	}
-	t.Text = append(t.Text, text...)
-	t.Cuts = append(t.Cuts, uint32(len(t.Text)))
+	t.few.cuts = append(t.few.cuts, uint32(len(t.few.text)))
 	t.Half = endsInHalf(text)
 }
 
@@ -77,12 +75,12 @@ func codeOf(raw []byte) int {
 
 // appendFailure appends what a stream ends with that no other engine took: the
 // engine's own word, where it is of the client's protocol.
-func (t *Transcript) appendFailure(dst []byte, p Protocol) []byte {
+func (t *Transcript) appendFailure(dst []byte, p Protocol, number int64) []byte {
 	if p == OpenAI {
 		return append(append(dst, t.Failed...), "data: [DONE]\n\n"...)
 	}
 	if t.next == nil {
 		return append(dst, t.Failed...)
 	}
-	return failures[EngineClosed].appendEvent(dst, p)
+	return failures[EngineClosed].appendEvent(dst, p, number)
 }

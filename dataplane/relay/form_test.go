@@ -39,8 +39,8 @@ func TestUndisturbedFormsPass(t *testing.T) {
 		if got := told(tr, body); got != body {
 			t.Errorf("form %d: got\n%s\nwant\n%s", form, got, body)
 		}
-		if tr.Stuck != "" || !tr.ByText && len(tr.Out) == 0 || tr.ByText && string(tr.Text) != "hi" {
-			t.Errorf("form %d: stuck %q, out %v, text %q", form, tr.Stuck, tr.Out, tr.Text)
+		if tr.Stuck != "" || !tr.ByText && len(tr.Out) == 0 || tr.ByText && string(tr.Text()) != "hi" {
+			t.Errorf("form %d: stuck %q, out %v, text %q", form, tr.Stuck, tr.Out, tr.Text())
 		}
 	}
 }

@@ -2,8 +2,6 @@ package relay
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,6 +69,7 @@ func (s *stream) attach() bool {
 	default:
 		return false
 	}
+	t.Tells = s.edit.on()
 	var until time.Time
 	if t.In, until, ok = s.resp.Lend(&lending.place, t); !ok {
 		return false
@@ -120,6 +119,9 @@ func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 	return out, s.leaving
 }
 
+// Passed implements loop.Passer.
+func (l *looped) Passed() { l.edit.passed() }
+
 // Left implements loop.Handler.
 func (l *looped) Left(e loop.End) {
 	s := (*stream)(l)
@@ -129,9 +131,6 @@ func (l *looped) Left(e loop.End) {
 // shut ends the reading from an engine whose connection no loop has; the engine learns
 // of it at once.
 func (s *stream) shut() { _ = unix.Shutdown(int(s.in), unix.SHUT_RDWR) }
-
-// errStalled is the detail of a client that took next to nothing in WriteTimeout.
-var errStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", loop.MinProgress, os.ErrDeadlineExceeded)
 
 // errNoRoom is the detail of a slow client for whom nothing more may be held.
 var errNoRoom = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.body_budget) is spent")
@@ -169,7 +168,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 	case e.Why == loop.SendFailed:
 		_ = s.clientFailed(ClientGone, e.Err)
 	case e.Why == loop.SendStalled:
-		_ = s.clientFailed(ClientStalled, errStalled)
+		_ = s.clientFailed(ClientStalled, ErrStalled)
 	case e.Why == loop.NoRoom:
 		_ = s.clientFailed(ClientStalled, errNoRoom)
 	case failed != nil:

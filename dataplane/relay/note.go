@@ -21,12 +21,13 @@ type noted struct {
 	choices    int
 	failed     bool
 	failedCode int
+	spans      [4]span // what is not for the client
+	nspans     int
 }
 
 // note reads one event.
 func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	base := cap(event) - cap(data) // data is a part of event
-	t.nspans = 0
 	w := walker{b: data}
 	var id, created, model []byte
 	w.enter('{')
@@ -50,7 +51,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 			}
 			w.skip()
 		case "prompt_token_ids":
-			t.promptIDs(&w, base)
+			t.promptIDs(&w, base, &n)
 		case "usage":
 			n.news = n.news || !w.null()
 			w.skip()
@@ -104,11 +105,7 @@ func (t *Transcript) told(q *Sequence, text []byte, ids int) {
 		}
 	}
 	if t.KeepText {
-		if len(t.Text)+len(text) > maxText {
-			t.stuck("too_long")
-			return
-		}
-		t.Text = append(t.Text, text...)
+		t.keepText(text)
 	}
 }
 
@@ -125,7 +122,7 @@ var (
 )
 
 // promptIDs takes the prompt's ids in, once, and marks them as not the client's.
-func (t *Transcript) promptIDs(w *walker, base int) {
+func (t *Transcript) promptIDs(w *walker, base int, n *noted) {
 	raw := w.raw()
 	if len(raw) == 0 || raw[0] != '[' {
 		return
@@ -138,19 +135,19 @@ func (t *Transcript) promptIDs(w *walker, base int) {
 		}
 		t.Prompt, t.prompted = ids, true
 	}
-	t.mark(w, base, len(raw))
+	t.mark(w, base, len(raw), n)
 }
 
 var comma = []byte{','}
 
 // mark notes that the value of size bytes before w is not for the client.
-func (t *Transcript) mark(w *walker, base, size int) {
-	if t.nspans == len(t.spans) {
+func (t *Transcript) mark(w *walker, base, size int, n *noted) {
+	if n.nspans == len(n.spans) {
 		t.stuck("unreadable")
 		return
 	}
-	t.spans[t.nspans] = span{base + w.i - size, base + w.i}
-	t.nspans++
+	n.spans[n.nspans] = span{base + w.i - size, base + w.i}
+	n.nspans++
 }
 
 func (t *Transcript) choice(w *walker, base int, n *noted) {
@@ -180,11 +177,11 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 			}
 			ids = raw
 			n.idsAt, n.idsTo = base+w.i-len(raw), base+w.i
-			t.mark(w, base, len(raw))
+			t.mark(w, base, len(raw), n)
 		case "prompt_token_ids":
-			had := t.nspans
-			t.promptIDs(w, base)
-			n.news = n.news || t.nspans > had
+			had := n.nspans
+			t.promptIDs(w, base, n)
+			n.news = n.news || n.nspans > had
 		case "logprobs":
 			if !w.null() {
 				n.news = true

@@ -119,7 +119,7 @@ func (n *responsesNext) Event(dst, event []byte) []byte {
 	text, finish, _ := completionOf(data)
 	if len(text) > 0 {
 		dst = n.open(dst)
-		r.t.Text = append(r.t.Text, text...)
+		r.t.rare().text = append(r.t.Text(), text...)
 		dst = n.about(dst, "response.output_text.delta")
 		dst = append(append(append(dst, `,"delta":"`...), text...), "\",\"logprobs\":[]}\n\n"...)
 	}
@@ -178,7 +178,7 @@ func (n *responsesNext) close(dst []byte) []byte {
 	n.closed = true
 	r, t := n.r, n.r.t
 	dst = n.open(dst)
-	text := append(append([]byte{'"'}, t.Text...), '"')
+	text := append(append([]byte{'"'}, t.Text()...), '"')
 	part := spliced(r.part, "text", text)
 	item := spliced(spliced(r.item, "status", []byte(`"completed"`)), "content", append(append([]byte{'['}, part...), ']'))
 

@@ -48,5 +48,5 @@ type Result struct {
 	Finish     string // finish_reason of the last choice that had one
 	Usage      Usage
 	EngineErr  bool // the engine sent an error event
-	Reusable   bool // the client's connection stands at a message boundary
+	Reusable   bool // the client has a body with its proper end, and nothing behind it
 }

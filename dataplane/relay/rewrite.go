@@ -2,7 +2,9 @@ package relay
 
 import (
 	"bytes"
+	"errors"
 	"strconv"
+	"sync"
 )
 
 // Rewriter changes the events of one stream on their way to the client: cuts
@@ -27,49 +29,90 @@ type Roomy interface {
 type editor struct {
 	rewriter Rewriter
 	events   framer
-	out      []byte // room for a chunk's head, and payload to go out
+	room     *room // from an event until it was passed on; else nil
+	held     *held // without a rewriter
 }
 
-// on says whether there is one: most streams have none.
-func (e *editor) on() bool { return e != nil }
+// room is where a chunk's head and payload to go out are laid. It is lent to one event
+// after the other: between two of them a stream has none.
+type room struct{ b []byte }
+
+var rooms = sync.Pool{New: func() any { return &room{make([]byte, 0, 1<<10)} }}
+
+// laid is what was laid out behind from.
+func (e *editor) laid(from int) []byte {
+	out := e.room.b[from:]
+	if len(out) == 0 {
+		e.passed()
+	}
+	return out
+}
+
+// mostRoom is kept of one.
+const mostRoom = 32 << 10
+
+// passed lets go of what was laid out: it has gone.
+func (e *editor) passed() {
+	if e == nil || e.room == nil {
+		return
+	}
+	if cap(e.room.b) <= mostRoom {
+		rooms.Put(e.room)
+	}
+	e.room = nil
+}
+
+// on says whether events are changed: most streams' pass as they come.
+func (e *editor) on() bool { return e != nil && e.rewriter != nil }
+
+// holding says whether bytes are held back that pass as they come.
+func (e *editor) holding() bool {
+	return e != nil && e.held != nil && e.held.buf != nil && e.held.sent < len(e.held.buf.B)
+}
 
 func (e *editor) end() {
-	if e != nil {
-		e.events.drop()
+	if e == nil {
+		return
 	}
+	e.events.drop()
+	e.held.drop()
+	e.passed()
 }
 
 // feed rewrites the events that p completes.
-func (e *editor) feed(p []byte) {
+func (e *editor) feed(p []byte) error {
 	for len(p) > 0 {
 		n, event, tooBig := e.events.next(p)
 		p = p[n:]
 		if tooBig {
-			e.out = append(e.out, tooBigEvent...)
+			return errTooBig
 		}
 		if event != nil {
-			e.out = e.rewriter.Event(e.out, event)
+			e.room.b = e.rewriter.Event(e.room.b, event)
 			e.events.drop()
 		}
 	}
+	return nil
 }
 
-// tooBigEvent stands for an event that is too long to be rewritten and must not
-// pass as it is.
-const tooBigEvent = "data: {\"error\":{\"message\":\"an event of the engine is too long to be passed on\",\"type\":\"upstream_error\",\"param\":null,\"code\":502}}\n\n"
+// errTooBig ends a stream with an event that is too long to be rewritten, and must not pass
+// as it is: what follows would have a gap before it.
+var errTooBig = errors.New("an event of the engine is too long to be passed on")
 
 // rewrite gives what goes to the client for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	e := s.edit
-	if e.out == nil {
-		e.out = make([]byte, ChunkHead, 128)
+	if e.room == nil {
+		e.room, _ = rooms.Get().(*room)
 	}
-	e.out = e.out[:ChunkHead]
+	r := e.room
+	r.b = append(r.b[:0], chunkHead[:]...)
 	done := false
 	if !s.chunked {
 		s.scan.feed(p)
-		e.feed(p)
-		return e.out[ChunkHead:], nil
+		broken = e.feed(p)
+		s.veilEdited()
+		return e.laid(ChunkHead), broken
 	}
 	carry := s.rare.carry
 	for at := 0; at < len(p) && !done; {
@@ -79,7 +122,10 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 			if carry == nil {
 				s.scan.feed(payload)
 			}
-			e.feed(payload)
+			if tooBig := e.feed(payload); tooBig != nil {
+				broken = tooBig
+				break
+			}
 		}
 		if err != nil {
 			broken = err
@@ -91,18 +137,31 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	}
 	if carry != nil {
 		// Looked at as the client gets it: as one stream.
-		s.scan.feed(e.out[ChunkHead:])
+		s.scan.feed(r.b[ChunkHead:])
 		done = done && carry.Transcript.Failed == nil && !carry.Transcript.unfinished()
 	}
+	s.veilEdited()
 	var from int
-	if e.out, from = FrameChunk(e.out); done {
-		e.out = append(e.out, lastChunk...)
+	if r.b, from = FrameChunk(r.b); done {
+		r.b = append(r.b, lastChunk...)
 	}
-	return e.out[from:], broken
+	return e.laid(from), broken
+}
+
+// veilEdited blanks what is private in the events that go out, where the scan has seen
+// such. Records between them are the program's own, and so is who reads them.
+func (s *stream) veilEdited() {
+	if s.scan.private && !s.scan.records {
+		v := veil{events: true}
+		v.feed(s.edit.room.b[ChunkHead:])
+	}
+	s.scan.private = false
 }
 
 // ChunkHead is the room that FrameChunk needs: a chunk's length and the end of its line.
 const ChunkHead = 16 + len("\r\n")
+
+var chunkHead [ChunkHead]byte
 
 // FrameChunk makes a chunk of what b has behind its first ChunkHead bytes, where it is,
 // and gives where that begins; of nothing it makes none.

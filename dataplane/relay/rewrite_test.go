@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"net"
 	"strings"
 	"testing"
 )
@@ -25,12 +26,14 @@ func TestRewrite(t *testing.T) {
 	const sse = "data: {\"choices\":[{\"index\":0,\"text\":\"ab\"}]}\n\n: keep-alive\n\ndata: [done]\n\n"
 	const want = "data: {\"CHOICES\":[{\"INDEX\":0,\"TEXT\":\"AB\"}]}\n\ndata: [DONE]\n\n"
 	for cut := 1; cut < len(sse); cut++ {
-		e := editor{rewriter: shout{}}
+		e := editor{rewriter: shout{}, room: new(room)}
 		var got []byte
 		for _, part := range []string{sse[:cut], sse[cut:]} {
-			e.out = e.out[:0]
-			e.feed([]byte(part))
-			got = append(got, e.out...)
+			e.room.b = e.room.b[:0]
+			if err := e.feed([]byte(part)); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, e.room.b...)
 		}
 		e.end()
 		if string(got) != want {
@@ -39,11 +42,39 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-func TestRewriteKeepsNoEventBack(t *testing.T) {
-	e := editor{rewriter: shout{}}
-	e.feed([]byte("data: " + strings.Repeat("x", 2*maxCarry)))
-	e.feed([]byte("\n\ndata: y\n\n"))
-	if got := string(e.out); got != tooBigEvent+"data: Y\n\n" {
-		t.Errorf("an event over the bound gives %q; want an error event, then the next one", got)
+// An event over the bound ends the stream, with an error in its protocol behind the whole
+// events; Strip's bound is that of a Transcript.
+func TestRewriteEndsAtTooBigEvent(t *testing.T) {
+	for p, whole := range map[Protocol]string{
+		OpenAI: "data: {}\n\n", Anthropic: "event: ping\ndata: {}\n\n", Responses: "event: x\ndata: {}\n\n",
+	} {
+		for name, head := range map[string]string{"chunked": streamHead, "to close": "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"} {
+			long := "data: " + strings.Repeat("x", 2*maxCarry) + "\n\n"
+			send2 := func(nc *net.TCPConn) {
+				body := whole + long + "data: y\n\n"
+				if name == "chunked" {
+					body = chunksOf(whole, long, "data: y\n\n") + lastChunk
+				}
+				send(nc, head+body)
+				untilGone(nc)
+			}
+			res, dst, _ := relayOnce(t, Options{Protocol: p, Rewrite: &passing{}}, send2)
+			got := dst.got
+			if name == "chunked" {
+				got = dechunk(t, got)
+			}
+			added, ok := strings.CutPrefix(string(got), whole)
+			if !ok || res.Cause != EngineClosed || !strings.Contains(added, errTooBig.Error()) || strings.Contains(added, "data: y") {
+				t.Errorf("%v, %s: %+v, %.300q", p, name, res, got)
+			}
+			checkError(t, p, added)
+			if name == "to close" {
+				continue
+			}
+			res, dst, _ = relayOnce(t, Options{Protocol: p, Rewrite: Strip{}}, send2)
+			if got := string(dechunk(t, dst.got)); res.Err != nil || got != whole+long+"data: y\n\n" {
+				t.Errorf("%v: %+v, %d bytes", p, res, len(got))
+			}
+		}
 	}
 }

@@ -26,6 +26,7 @@ type scanner struct {
 	token    bool // content was seen
 	failed   bool // an error event was seen
 	ended    bool // the protocol's own last event was seen
+	private  bool // a member that is not for the client was seen, or may be where nobody looked
 }
 
 // feed takes the next payload bytes, chunk framing already off.
@@ -44,6 +45,7 @@ func (s *scanner) feed(p []byte) {
 		if tooBig {
 			s.events++
 			s.tooBig++
+			s.private = true
 		}
 		if event != nil {
 			s.event(event)
@@ -90,6 +92,7 @@ func (s *scanner) event(ev []byte) {
 	if more {
 		// No engine does it; joining the lines is not worth a buffer.
 		s.tooBig++
+		s.private = true
 		return
 	}
 	switch s.protocol {
@@ -153,10 +156,18 @@ func (s *scanner) openAI(data []byte) {
 			if string(w.text()) == "error" {
 				s.failed, s.news = true, true
 			}
+		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
+			s.unseen(&w.walker)
+		case "message", "response": // no chunk's; who asks in this protocol gets it all the same
+			from := w.at()
+			if w.skip(); holdsPrivate(data[from:w.i]) {
+				s.private, s.news = true, true
+			}
 		default:
 			w.skip()
 		}
 	}
+	s.private = s.private || w.bad
 	if s.to > 0 && !s.news && !w.bad {
 		s.plain.learn(data, int(s.from), int(s.to))
 	}
@@ -235,10 +246,20 @@ func (s *scanner) choice(w *eventWalker) {
 			s.content(&w.walker)
 		case "token_ids":
 			w.idsAt = s.textOrIDs(&w.walker)
+		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
+			s.unseen(&w.walker)
 		default:
 			w.skip()
 		}
 	}
+}
+
+// unseen passes over a member that is not for the client.
+func (s *scanner) unseen(w *walker) {
+	if !w.null() {
+		s.private, s.news = true, true
+	}
+	w.skip()
 }
 
 // delta looks for content; a role alone is none, and neither are "" and null.
@@ -287,6 +308,7 @@ func (w *walker) hasElements() bool {
 
 // anthropic looks at one event of /v1/messages.
 func (s *scanner) anthropic(name, data []byte) {
+	s.private = s.private || holdsPrivate(data)
 	if string(name) == "content_block_delta" && s.token {
 		return
 	}
@@ -342,6 +364,7 @@ var deltaSuffix = []byte(".delta")
 
 // responses looks at one event of /v1/responses.
 func (s *scanner) responses(name, data []byte) {
+	s.private = s.private || holdsPrivate(data)
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
 	}

@@ -14,8 +14,8 @@ type Sequence struct {
 	// come.
 	Finished bool
 
-	index int  // of the choice, as the client sees it
 	begun bool // an event of it has come: the client has its role
+	index int  // of the choice, as the client sees it
 	// Of completions with log-probabilities: where in the text the next token begins,
 	// in characters, and where the one did from which its engine counts.
 	offset, origin int
@@ -29,10 +29,11 @@ func (t *Transcript) Of(i int) *Sequence {
 	case i >= t.Choices:
 		return nil
 	}
-	for len(t.more) < t.Choices-1 {
-		t.more = append(t.more, Sequence{index: len(t.more) + 1})
+	few := t.rare()
+	for len(few.more) < t.Choices-1 {
+		few.more = append(few.more, Sequence{index: len(few.more) + 1})
 	}
-	return &t.more[i-1]
+	return &few.more[i-1]
 }
 
 // Open gives the choices that have not finished, in their order. It is the order in
@@ -48,11 +49,12 @@ func (t *Transcript) Open() (open []*Sequence) {
 
 // heard is the choice that the present engine calls i.
 func (t *Transcript) heard(i int) *Sequence {
-	if t.asks == nil {
+	asks := t.asks()
+	if asks == nil {
 		return t.Of(i)
 	}
-	if i < len(t.asks) {
-		return t.asks[i]
+	if i < len(asks) {
+		return asks[i]
 	}
 	return nil
 }

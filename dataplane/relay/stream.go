@@ -73,6 +73,8 @@ type Converter interface {
 
 // ClientConn is the client's connection as relay needs it.
 type ClientConn interface {
+	// Write that fails for its deadline is gone on with by another one for what it has
+	// not taken, where the client is slow; not so behind an ErrStalled.
 	io.Writer
 	SetWriteDeadline(time.Time) error
 }
@@ -99,9 +101,13 @@ type Resumer interface {
 // from one that reads nothing.
 type Backlog interface {
 	// Unsent is how many bytes that were written the client has not taken yet; not ok
-	// where that is not known, or a Write that failed for its deadline cannot go on.
+	// where that is not known.
 	Unsent() (n int, ok bool)
 }
+
+// Framer is what a ClientConn has besides that may put framing around a body which has
+// none, or another.
+type Framer interface{ Frames() bool }
 
 // Ender is what a ClientConn has besides when it wants to know that a stream's last bytes
 // are about to be written. It is called by who writes them, and must not wait; more bytes
@@ -118,12 +124,9 @@ const (
 	// maxSlack is how much shorter than meant a flush's deadline may be: within it
 	// the timer set for an earlier flush is left as it is.
 	maxSlack = time.Second
-	// looks is how often in WriteTimeout a write that is not done is looked at, where
+	// Looks is how often in WriteTimeout a write that is not done is looked at, where
 	// there is something to see (Backlog).
-	looks = 4
-	// minProgress is what a client must take in WriteTimeout to count as slow,
-	// not as stalled.
-	minProgress = loop.MinProgress
+	Looks = 4
 	// overtime is what each write may take behind Options.By: time for the last word.
 	overtime = 50 * time.Millisecond
 )
@@ -136,7 +139,7 @@ type stream struct {
 	chunks upstream.Chunks
 	broken error // of the engine's framing, behind the good bytes of the last read
 	scan   scanner
-	edit   *editor
+	edit   *editor // nil until it is needed
 
 	// Of its Options.
 	loops        *loop.Loops
@@ -199,9 +202,10 @@ func (i instant) time() time.Time {
 
 // Stream passes resp's body to dst until it ends, one way or the other. The
 // head has been written by the caller, with the framing of resp (chunked,
-// Content-Length or until close). When the engine dies inside a chunked event
-// stream at an event boundary, the client gets an error event in its Protocol
-// and a proper end; elsewhere Reusable is false and the caller must close.
+// Content-Length or until close). When the engine dies inside an event stream of no told
+// length at an event boundary, the client gets an error event in its Protocol
+// and a proper end; elsewhere Reusable is false and the caller must close, where
+// the body ends with the connection by a reset.
 // Stream does not Release resp. It leaves dst without a write deadline.
 func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	opt.Loops = nil
@@ -219,7 +223,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		dst: dst, resp: resp, rare: &noneRare,
 		loops: opt.Loops, onFirstToken: opt.OnFirstToken, ends: opt.Ends, writeTimeout: opt.WriteTimeout, idleTimeout: opt.IdleTimeout,
 		chunked:  resp.ContentLength == upstream.LengthChunked,
-		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
+		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0,
 	}
 	_, s.looked = s.unsent()
 	s.scan.protocol = opt.Protocol
@@ -240,6 +244,8 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		if roomy, ok := opt.Rewrite.(Roomy); ok {
 			s.edit.events.most = int32(min(roomy.MaxEvent(), math.MaxInt32))
 		}
+	case !s.scanning && opt.Protocol != Opaque:
+		s.edit = &editor{held: &held{follows: true}}
 	}
 	return s.drive()
 }
@@ -259,7 +265,7 @@ func (s *stream) finish() Result {
 	if s.err != nil && !s.deaf {
 		if end := s.goodEnd(); end != nil {
 			s.ending()
-			s.reusable = s.writeAt(end, time.Now()) == nil
+			s.reusable = len(end) == 0 || s.writeAt(end, time.Now()) == nil
 		}
 	}
 	if !s.armed.never() {
@@ -355,6 +361,7 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 	if len(out) > 0 && s.writeAt(out, t) != nil {
 		return true
 	}
+	s.edit.passed()
 	if over {
 		s.settle()
 		return true
@@ -377,8 +384,13 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 		p, s.broken = s.rewrite(p)
 	case s.chunked:
 		p, s.broken = s.unchunk(p)
-	case s.scanning:
-		s.scan.feed(p)
+	default:
+		if s.scanning {
+			s.scan.feed(p)
+		}
+		if !s.passes() {
+			p = s.guard(p, upstream.Chunks{}, s.resp.Ended())
+		}
 	}
 	if s.scan.token && s.firstToken.never() {
 		s.firstToken = s.lastByte
@@ -433,6 +445,14 @@ func (s *stream) settle() {
 // unchunk follows the chunk framing and feeds the payload to the scan. It gives
 // the part of p that belongs to the body and is well framed.
 func (s *stream) unchunk(p []byte) (good []byte, err error) {
+	before := s.chunks
+	if good, err = s.readChunks(p); !s.passes() {
+		good = s.guard(good, before, err == nil && s.chunks.Done())
+	}
+	return good, err
+}
+
+func (s *stream) readChunks(p []byte) (good []byte, err error) {
 	at := 0
 	for at < len(p) {
 		n, payload, err := s.chunks.Next(p[at:])
@@ -461,15 +481,18 @@ func (s *stream) end(cause Cause, err error) {
 func (s *stream) readEnded(err error) {
 	switch {
 	case err == io.EOF:
-		s.reusable = s.resp.ContentLength >= 0
-		if s.resp.ContentLength < 0 && s.scanning && s.scan.events > 0 && !s.scan.ended {
-			s.closedEarly()
+		// Of an event stream without framing only the protocol's own last event tells a
+		// good end.
+		if s.reusable = s.resp.ContentLength >= 0 || !s.scanning || s.scan.ended; !s.reusable {
+			s.end(EngineClosed, io.ErrUnexpectedEOF)
+		} else if s.edit.holding() {
+			s.reusable = s.write(s.guard(nil, upstream.Chunks{}, true)) == nil // the body's end is its own
 		}
 	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends():
 		s.end(Drained, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
-	case errors.Is(err, upstream.ErrTimeout) && s.late(time.Now()):
+	case errors.Is(err, upstream.ErrTimeout) && (s.late(time.Now()) || s.resp.Late()):
 		s.end(Deadline, err)
 	case errors.Is(err, upstream.ErrTimeout):
 		s.end(EngineStalled, err)
@@ -478,14 +501,8 @@ func (s *stream) readEnded(err error) {
 	}
 }
 
-// closedEarly is the end of an event stream without framing, before the
-// protocol's own last event: only that event would have told a good end.
-func (s *stream) closedEarly() {
-	s.end(EngineClosed, io.ErrUnexpectedEOF)
-	if s.scan.between() && !s.scan.failed {
-		_ = s.write(failures[EngineClosed].appendEvent(nil, s.scan.protocol))
-	}
-}
+// atEvent says whether what is out ends with a whole event.
+func (s *stream) atEvent() bool { return s.edit.holding() || s.scan.between() }
 
 // write writes words of the relay's own.
 func (s *stream) write(p []byte) error { return s.writeAt(s.converted(p), time.Now()) }
@@ -498,7 +515,7 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 	if now := at(t); s.armed.never() || time.Duration(now-s.armed) > s.slack() || now >= s.armedBy {
 		s.arm(t)
 	}
-	blocked, progress, before := t, 0, -1 // since when it took nothing, what it took, and held then
+	patience := NewPatience(t)
 	for {
 		n, err := s.dst.Write(p)
 		s.bytes += int64(n)
@@ -509,7 +526,6 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 		if err == nil {
 			return nil
 		}
-		progress += n
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return s.clientFailed(ClientGone, err)
 		}
@@ -518,13 +534,11 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 			return s.clientFailed(Deadline, err)
 		}
 		unsent, known := s.unsent()
-		switch taken := before + progress - unsent; {
-		case progress >= minProgress || known && before >= 0 && taken >= minProgress:
-			blocked, progress, before = now, 0, unsent
-		case !known || now.Sub(blocked) >= s.writeTimeout-s.slack():
+		if !known {
+			unsent = -1
+		}
+		if errors.Is(err, ErrStalled) || !patience.Lasts(n, unsent, now, s.writeTimeout-s.slack()) {
 			return s.clientFailed(ClientStalled, err)
-		case before < 0:
-			progress, before = 0, unsent
 		}
 		s.arm(now)
 	}
@@ -536,7 +550,7 @@ func (s *stream) late(now time.Time) bool { return !s.rare.by.IsZero() && !now.B
 // flush is the deadline of one write.
 func (s *stream) flush() time.Duration {
 	if s.looked {
-		return s.writeTimeout / looks
+		return s.writeTimeout / Looks
 	}
 	return s.writeTimeout
 }

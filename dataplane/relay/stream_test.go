@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/loop"
 	"sluice/dataplane/upstream"
 )
 
@@ -90,10 +91,11 @@ func TestSizedAndToClose(t *testing.T) {
 		"sized":             {fmt.Sprintf("Content-Type: text/event-stream\r\nContent-Length: %d\r\n", len(sse)), sse, Completed, true, false},
 		"sized, empty":      {"Content-Length: 0\r\n", "", Completed, true, false},
 		"sized, short":      {fmt.Sprintf("Content-Type: text/event-stream\r\nContent-Length: %d\r\n", len(sse)+1), sse, EngineClosed, false, false},
-		"to close, done":    {"Content-Type: text/event-stream\r\n", sse + doneEvent, Completed, false, false},
-		"to close, no done": {"Content-Type: text/event-stream\r\n", sse, EngineClosed, false, true},
-		"to close, half":    {"Content-Type: text/event-stream\r\n", sse + "data: {", EngineClosed, false, false},
-		"to close, JSON":    {"Content-Type: application/json\r\n", `{"a":1}`, Completed, false, false},
+		"to close, done":    {"Content-Type: text/event-stream\r\n", sse + doneEvent, Completed, true, false},
+		"to close, no done": {"Content-Type: text/event-stream\r\n", sse, EngineClosed, true, true},
+		"to close, nothing": {"Content-Type: text/event-stream\r\n", "", EngineClosed, true, true},
+		"to close, half":    {"Content-Type: text/event-stream\r\n", sse + "data: {", EngineClosed, true, true},
+		"to close, JSON":    {"Content-Type: application/json\r\n", `{"a":1}`, Completed, true, false},
 		"large":             {"Content-Length: 3000000\r\n", strings.Repeat("abc", 1000000), Completed, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +103,7 @@ func TestSizedAndToClose(t *testing.T) {
 			res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) {
 				send(nc, "HTTP/1.1 200 OK\r\n"+c.head+"\r\n"+c.body)
 			})
-			added, ok := strings.CutPrefix(string(dst.got), c.body)
+			added, ok := strings.CutPrefix(string(dst.got), strings.TrimSuffix(c.body, "data: {"))
 			if !ok || (added != "") != c.added || res.Cause != c.cause || res.Reusable != c.reusable {
 				t.Errorf("%+v, added %.200q", res, added)
 			}
@@ -193,13 +195,13 @@ func (d *drip) Write(p []byte) (int, error) {
 // A slow client is not a stalled one.
 func TestClientSlow(t *testing.T) {
 	body := chunksOf(strings.Repeat("data: {}\n\n", 1000)) + lastChunk
-	for _, n := range []int{minProgress - 1, minProgress, 3000} {
+	for _, n := range []int{loop.MinProgress - 1, loop.MinProgress, 3000} {
 		e := engine(t, func(nc *net.TCPConn) { send(nc, streamHead+body); untilGone(nc) })
 		resp := open(t, e, nil)
 		dst := &drip{n: n}
 		res := Stream(dst, resp, Options{})
 		resp.Release()
-		if n < minProgress {
+		if n < loop.MinProgress {
 			if res.Cause != ClientStalled || res.Reusable {
 				t.Errorf("%d: %+v", n, res)
 			}
@@ -278,7 +280,7 @@ func TestCutMidStream(t *testing.T) {
 	resp.Release()
 	<-gone
 	// A client that is still there is told; it is not when it was the one who left.
-	want := chunksOf(sent) + chunksOf(string(failures[Cut].appendEvent(nil, OpenAI))) + lastChunk
+	want := chunksOf(sent) + chunksOf(string(failures[Cut].appendEvent(nil, OpenAI, 1))) + lastChunk
 	if res.Cause != Cut || !errors.Is(res.Err, upstream.ErrCut) || !res.Reusable || string(dst.got) != want {
 		t.Errorf("%+v %q", res, dst.got)
 	}
@@ -290,7 +292,7 @@ func TestEngineStalled(t *testing.T) {
 		reusable bool
 	}{
 		"between events": {chunksOf("data: {}\n\n"), true},
-		"in an event":    {chunksOf("data: {}\n"), false},
+		"in an event":    {chunksOf("data: {}\n"), true},
 		"in a chunk":     {"ff\r\ndata: {}\n\n", false},
 		"at once":        {"", true},
 	} {
@@ -311,6 +313,25 @@ func TestEngineStalled(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// A leg whose time is over is not called silent, were it speaking to the last.
+func TestLegTakesTooLong(t *testing.T) {
+	noLeaks(t)
+	e := engine(t, func(nc *net.TCPConn) {
+		send(nc, streamHead)
+		for err := error(nil); err == nil; time.Sleep(5 * time.Millisecond) {
+			_, err = io.WriteString(nc, chunksOf("data: {}\n\n"))
+		}
+	})
+	resp := open(t, e, nil)
+	resp.EndBy(time.Now().Add(60 * time.Millisecond))
+	dst := &sink{}
+	res := Stream(dst, resp, Options{IdleTimeout: time.Minute})
+	resp.Release()
+	if res.Cause != Deadline || !errors.Is(res.Err, upstream.ErrTimeout) || !strings.Contains(string(dst.got), failures[Deadline].message) {
+		t.Errorf("%+v %q", res, dst.got)
 	}
 }
 

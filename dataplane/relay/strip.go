@@ -14,6 +14,9 @@ type Strip struct{}
 // Event implements Rewriter.
 func (Strip) Event(dst, event []byte) []byte { return AppendStripped(dst, event) }
 
+// MaxEvent implements Roomy.
+func (Strip) MaxEvent() int { return maxCarried }
+
 // AppendStripped appends an event or a whole JSON answer without its private members;
 // all other bytes stay as they are, and one that holds none is copied whole. A private
 // member in what is no JSON is not passed on: nothing at all is appended.
@@ -33,6 +36,15 @@ func AppendStripped(dst, text []byte) []byte {
 		return dst[:mark]
 	}
 	return append(s.dst, text[s.copied:]...)
+}
+
+// StripFrom takes the private members out of what stands in text behind from, as
+// AppendStripped does; text that holds none is given as it is.
+func StripFrom(text []byte, from int) []byte {
+	if !holdsPrivate(text[from:]) {
+		return text
+	}
+	return AppendStripped(text[:from:from], text[from:])
 }
 
 // stripper copies text but for private members.

@@ -30,6 +30,9 @@ func TestStrip(t *testing.T) {
 		case "-":
 			want = ""
 		}
+		if got := string(StripFrom([]byte("before "+in), len("before "))); got != "before "+want {
+			t.Errorf("in place:\n%s\nbecame\n%s\nwant\n%s", in, got, want)
+		}
 		if got := string(AppendStripped([]byte("before "), []byte(in))); got != "before "+want {
 			t.Errorf("%s\nbecame %s\nwant   %s", in, got, want)
 		}

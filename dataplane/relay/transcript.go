@@ -26,19 +26,23 @@ type Transcript struct {
 	Records bool
 	// NoText: the stream has ids and no text.
 	NoText bool
-	// Deltas: a NativeForm stream holds what is new, or (false) all so far; nil: not
-	// known, until its second event shows it.
-	Deltas *bool
-	// ByText: the engine tells no ids; Text has what has been told, the insides of
-	// JSON strings, and Cuts where each event's part of it ends.
+	// ByText: the engine tells no ids; Text is what has been told.
 	ByText bool
-	Text   []byte
-	Cuts   []uint32
-	// KeepText: Text has what has been told though ids are known, of all engines.
+	// KeepText: Text is what has been told though ids are known, of all engines.
 	KeepText bool
 	// Scores: the client sees log-probabilities, and so every token, with text or without.
 	// TopLogprobs is how many alternatives it asked for of each, in a chat.
-	Scores      bool
+	Scores bool
+	// SumsCached: the next engine's cached_tokens is the sum of what it found of each prompt
+	// that it was given (SGLang's), not what it found of the first (vLLM's).
+	SumsCached bool
+
+	holds    bool // an event that tells of a failure is held back
+	prompted bool // the prompt's ids have come
+	ended    bool // [DONE] is out
+	turns    int16
+	asked    atomic.Bool
+
 	TopLogprobs int
 	// Choices is how many the stream has [1]. Several are told apart where ids are asked
 	// for, on chat completions and completions; they go on by one request, which has a
@@ -47,9 +51,9 @@ type Transcript struct {
 	// limit, another round follows.
 	Choices int
 	Limit   int
-	// SumsCached: the next engine's cached_tokens is the sum of what it found of each prompt
-	// that it was given (SGLang's), not what it found of the first (vLLM's).
-	SumsCached bool
+	// Deltas: a NativeForm stream holds what is new, or (false) all so far; nil: not
+	// known, until its second event shows it.
+	Deltas *bool
 	// Before, when set, makes of the engine's events those that the client's
 	// endpoint has.
 	Before Rewriter
@@ -62,20 +66,64 @@ type Transcript struct {
 	// From it on nothing of that engine is passed.
 	Failed []byte
 
-	holds    bool // an event that tells of a failure is held back
-	prompted bool // the prompt's ids have come
-	ended    bool // [DONE] is out
-	asked    atomic.Bool
-	more     []Sequence  // of the other choices
-	asks     []*Sequence // those that the present engine was asked for, where it is not the first
-	turns    int
-	head     []byte // what all events begin with: id, object, created and model
-	next     Rewriter
-	own      speaker // of a Form that is not OpenAI's
-	room     []byte
-	plain    idTemplate
-	spans    [4]span
-	nspans   int
+	head  []byte // what all events begin with: id, object, created and model
+	next  Rewriter
+	own   speaker // of a Form that is not OpenAI's
+	plain idTemplate
+	few   *few // nil: none of it
+}
+
+// few is what few streams have: text that is kept, several choices, another engine, or a
+// Before.
+type few struct {
+	text []byte
+	cuts []uint32
+	more []Sequence  // of the other choices
+	asks []*Sequence // those that the present engine was asked for, where it is not the first
+	room []byte      // what Before made of an event
+}
+
+// rare gives it, made where there was none.
+func (t *Transcript) rare() *few {
+	if t.few == nil {
+		t.few = new(few)
+	}
+	return t.few
+}
+
+// Text is what has been told, the insides of JSON strings, where it is kept.
+func (t *Transcript) Text() []byte {
+	if t.few == nil {
+		return nil
+	}
+	return t.few.text
+}
+
+// Cuts says where each event's part of Text ends, ByText.
+func (t *Transcript) Cuts() []uint32 {
+	if t.few == nil {
+		return nil
+	}
+	return t.few.cuts
+}
+
+// keepText adds to Text; false where that gets too long.
+func (t *Transcript) keepText(text []byte) bool {
+	few := t.rare()
+	if len(few.text)+len(text) > maxText {
+		t.stuck("too_long")
+		return false
+	}
+	few.text = append(few.text, text...)
+	return true
+}
+
+// asks are the choices that the present engine was asked for; nil of the first.
+func (t *Transcript) asks() []*Sequence {
+	if t.few == nil {
+		return nil
+	}
+	return t.few.asks
 }
 
 // AskMove asks the stream to leave its engine as soon as it stands where it can; see
@@ -99,8 +147,9 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 	if t.Before == nil {
 		return t.event(dst, event)
 	}
-	t.room = t.Before.Event(t.room[:0], event)
-	for rest := t.room; len(rest) > 0; {
+	few := t.rare()
+	few.room = t.Before.Event(few.room[:0], event)
+	for rest := few.room; len(rest) > 0; {
 		n := len(rest)
 		if i := bytes.Index(rest, eventEnd); i >= 0 {
 			n = i + len(eventEnd)
@@ -162,7 +211,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	}
 	at := 0
-	for _, s := range t.spans[:t.nspans] {
+	for _, s := range n.spans[:n.nspans] {
 		dst = append(append(dst, event[at:s.from]...), "null"...)
 		at = s.to
 	}
@@ -222,8 +271,8 @@ func (t *Transcript) stuck(why string) {
 // Turn makes what follows the events of another engine, that was given the prompt
 // and the tokens told as a prompt.
 func (t *Transcript) Turn() {
-	t.asks = t.Open()
-	for _, q := range t.asks {
+	t.rare().asks = t.Open()
+	for _, q := range t.asks() {
 		q.Out, q.origin = q.Out[:q.Told], q.offset
 	}
 	t.turns++
@@ -241,14 +290,14 @@ func (t *Transcript) speak() speaker {
 
 // seam is where the stream passes to another engine.
 func (t *Transcript) seam() *Seam {
-	s := &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs, of: t.asks}
-	for _, q := range t.asks {
+	s := &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs, of: t.asks()}
+	for _, q := range t.asks() {
 		s.begun = append(s.begun, q.begun)
 	}
 	if t.Choices > 1 {
 		s.all = t.tokens
 		if t.SumsCached {
-			s.sums = len(t.asks)
+			s.sums = len(t.asks())
 		}
 	}
 	return s
@@ -267,7 +316,7 @@ func (o openAIStream) event(dst, event []byte) []byte { return o.t.event(dst, ev
 
 func (o openAIStream) turn() Rewriter {
 	t := o.t
-	return &Conversion{Chat: t.Form == ChatForm, Choices: len(t.asks), TopLogprobs: t.TopLogprobs, Cached: -1, Seam: t.seam()}
+	return &Conversion{Chat: t.Form == ChatForm, Choices: len(t.asks()), TopLogprobs: t.TopLogprobs, Cached: -1, Seam: t.seam()}
 }
 
 func (o openAIStream) end(dst []byte, usage bool) []byte {

@@ -3,7 +3,9 @@ package upstream
 import (
 	"context"
 	"net"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -97,10 +99,10 @@ func (c *Call) HangUp() {
 		kept.start()
 		return
 	}
-	half, ok := plain(nc).(interface {
-		CloseWrite() error
-		CloseRead() error
-	})
+	half, ok := plain(nc).(halves)
+	if file, is := nc.(*os.File); is {
+		half, ok = fileHalves{file}, true
+	}
 	if !ok || half.CloseWrite() != nil {
 		abort(nc)
 		return
@@ -110,6 +112,30 @@ func (c *Call) HangUp() {
 			abort(nc)
 		}
 	})
+}
+
+// halves is a connection of which one way can be closed.
+type halves interface {
+	CloseWrite() error
+	CloseRead() error
+}
+
+// fileHalves is that of a descriptor which is no net.Conn.
+type fileHalves struct{ *os.File }
+
+func (f fileHalves) CloseWrite() error { return f.shut(syscall.SHUT_WR) }
+func (f fileHalves) CloseRead() error  { return f.shut(syscall.SHUT_RD) }
+
+func (f fileHalves) shut(how int) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	outer := raw.Control(func(fd uintptr) { err = syscall.Shutdown(int(fd), how) })
+	if outer != nil {
+		return outer
+	}
+	return err
 }
 
 // WasCut says whether Cut or HangUp was called.

@@ -163,6 +163,9 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 // Done says whether the body's last byte has been consumed.
 func (c *Chunks) Done() bool { return c.state == chunkDone }
 
+// Midway says whether a chunk has begun, if only its size line, and its payload not ended.
+func (c *Chunks) Midway() bool { return c.state == chunkData || c.state < chunkData && c.line > 0 }
+
 // Boundary says whether a new chunk may be begun here, and what must be
 // written before it: the rest of the CRLF behind the last payload.
 func (c *Chunks) Boundary() (missing string, ok bool) {

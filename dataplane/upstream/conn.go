@@ -30,7 +30,8 @@ type smallHead [1 << 10]byte
 var smallHeads = sync.Pool{New: func() any { return new(smallHead) }}
 
 // link is what a conn needs of its connection: a net.Conn, or the *os.File that a
-// descriptor is after a stream was lent (see Response.Lend).
+// descriptor is that was made by hand (see directly), or comes back from a loop (see
+// Response.Lend).
 type link interface {
 	io.ReadWriteCloser
 	SetReadDeadline(time.Time) error
@@ -96,11 +97,11 @@ var exchanges = sync.Pool{New: func() any {
 	return x
 }}
 
-func newConn(e *Endpoint, nc net.Conn) *conn {
+func newConn(e *Endpoint, nc link) *conn {
 	c := &conn{ep: e, fd: -1, nc: nc}
 	c.born()
 	c.leg.end, c.resp.c = c, c
-	if t, ok := nc.(*net.TCPConn); ok {
+	if t, ok := nc.(syscall.Conn); ok { // not so TLS
 		if raw, err := t.SyscallConn(); err == nil {
 			c.raw = raw
 		}
@@ -383,18 +384,51 @@ func consume(v *net.Buffers, n int) {
 	}
 }
 
+// earlyLook is how often it is looked, while the socket takes no more of a request,
+// whether the engine has refused it meanwhile: one that reads no more would never take the
+// rest. RFC 9112, section 9.5.
+const earlyLook = 250 * time.Millisecond
+
+// errRefusedEarly is a write given up because its answer is here.
+var errRefusedEarly = errors.New("the engine refused the request before it had read it")
+
+// refusedEarly says whether the head of a refusal has come. Any other early answer may be
+// of an engine that reads on.
+func (c *conn) refusedEarly() (yes bool) {
+	_ = c.raw.Control(func(fd uintptr) {
+		var b [len("HTTP/1.1 400")]byte
+		n, errno := sock.Peek(int(fd), b[:])
+		yes = errno == 0 && n == len(b) && string(b[:5]) == "HTTP/" && (b[9] == '4' || b[9] == '5')
+	})
+	return yes
+}
+
 // write sends what is left in out, of a request of size bytes, and waits where it must.
 func (c *conn) write(size int, t time.Duration) error {
 	limit := now() + c.ep.opt.WriteTimeout + time.Duration(size/(256<<10))*time.Second
 	if t != 0 {
 		limit = min(limit, t)
 	}
-	_ = c.nc.SetWriteDeadline(epoch.Add(limit))
 	var err error
-	if _, ok := c.nc.(*os.File); ok && len(c.out) > 1 {
-		err = writeVector(c.raw, &c.out)
-	} else {
-		_, err = c.out.WriteTo(c.nc)
+	for {
+		// A TLS connection does not outlive a write that timed out.
+		by := limit
+		if c.raw != nil {
+			by = min(by, now()+earlyLook)
+		}
+		_ = c.nc.SetWriteDeadline(epoch.Add(by))
+		if _, ok := c.nc.(*os.File); ok && len(c.out) > 1 {
+			err = writeVector(c.raw, &c.out)
+		} else {
+			_, err = c.out.WriteTo(c.nc)
+		}
+		if err == nil || !isTimeout(err) || now() >= limit || c.raw == nil {
+			break
+		}
+		if c.refusedEarly() {
+			err = errRefusedEarly
+			break
+		}
 	}
 	_ = c.nc.SetWriteDeadline(time.Time{})
 	if err != nil && isTimeout(err) {

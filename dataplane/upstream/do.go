@@ -106,6 +106,28 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	if !req.Deadline.IsZero() && req.Deadline.Before(by) {
 		by = req.Deadline
 	}
+	var c *conn
+	var err error
+	if e.direct.ok && e.tls == nil {
+		c, err = e.connectDirectly(by, call)
+	} else {
+		c, err = e.connectBy(by, call)
+	}
+	if err == nil || err == ErrCut {
+		return c, err
+	}
+	var ne net.Error
+	if descriptors.Wanting(err) {
+		return nil, fmt.Errorf("%w: %w", ErrWanting, err)
+	}
+	if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", ErrTimeout, err)
+	}
+	return nil, err
+}
+
+// connectBy makes a connection by net's dialer, attached to call.
+func (e *Endpoint) connectBy(by time.Time, call *Call) (*conn, error) {
 	ctx, cancel := context.WithDeadline(context.Background(), by)
 	defer cancel()
 	dials := &leg{dialling(cancel)}
@@ -115,13 +137,6 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	nc, err := e.dialContext(ctx)
 	if err != nil {
 		call.detach(dials)
-		var ne net.Error
-		if descriptors.Wanting(err) {
-			return nil, fmt.Errorf("%w: %w", ErrWanting, err)
-		}
-		if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w: %w", ErrTimeout, err)
-		}
 		return nil, err
 	}
 	c := newConn(e, nc)
@@ -206,7 +221,7 @@ func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, erro
 		call.markSent()
 	} else {
 		// An engine may refuse early and close: its answer is then already here.
-		if !isClosed(c.writeErr) || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
+		if !isClosed(c.writeErr) && c.writeErr != errRefusedEarly || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
 			return PhaseWrite, c.writeErr
 		}
 		c.resp.broken = true

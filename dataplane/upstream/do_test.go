@@ -224,6 +224,50 @@ func TestEarlyRefusal(t *testing.T) {
 	}
 }
 
+// An engine that refuses early and then neither reads nor closes is heard just as well, and
+// what it says before, of a request that it goes on to read, is no refusal.
+func TestEarlyRefusalThatReadsNoMore(t *testing.T) {
+	noLeaks(t)
+	const body = 32 << 20 // more than the sockets hold
+	for name, c := range map[string]struct {
+		says string
+		goes func(p *peer, body io.Reader)
+		want int
+	}{
+		"it stands still": {"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno", func(p *peer, _ io.Reader) { _, _ = p.br.Peek(1); <-time.After(2 * time.Second) }, 413},
+		"it goes on after a hint": {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", func(p *peer, body io.Reader) {
+			time.Sleep(2 * earlyLook)
+			_, _ = io.Copy(io.Discard, body)
+			p.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
+		}, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t, func(p *peer) {
+				req, err := http.ReadRequest(p.br)
+				if err != nil {
+					return
+				}
+				p.send(c.says)
+				c.goes(p, req.Body)
+			}).endpoint(t, Options{})
+			began := time.Now()
+			resp, err := e.Do(post(strings.Repeat("x", body)), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			took := time.Since(began)
+			b, err := resp.ReadAll(nil, 10)
+			if resp.Status != c.want || string(b) != "no" || err != nil {
+				t.Errorf("%d %q %v", resp.Status, b, err)
+			}
+			resp.Release()
+			if s := e.Stats(); c.want == 413 && (s.Idle != 0 || took > 1900*time.Millisecond) {
+				t.Errorf("after %v: %+v", took, s)
+			}
+		})
+	}
+}
+
 func TestTLS(t *testing.T) {
 	noLeaks(t)
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -78,6 +78,7 @@ type Endpoint struct {
 	opt    Options                // but for the Bounds
 	bounds atomic.Pointer[Bounds] // changed with mu held
 	dialer net.Dialer
+	direct directly // ok: the dialer is not needed
 
 	staleWindow time.Duration // the constant, but in tests
 	acks        ackHabit
@@ -142,6 +143,7 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		port = "80"
 	}
 	e.addr = net.JoinHostPort(u.Hostname(), port)
+	e.direct = directlyTo(e.addr)
 	bounds := opt.Bounds()
 	e.bounds.Store(&bounds)
 	return e, nil

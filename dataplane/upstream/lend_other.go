@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"syscall"
+	"time"
 )
 
 func (c *conn) takeOut() (int, error) { return 0, errors.ErrUnsupported }
@@ -16,3 +17,12 @@ func closeDescriptor(int)             {}
 func (c *conn) duplicate() (int, error) { return 0, errors.ErrUnsupported }
 
 func writeVector(syscall.RawConn, *net.Buffers) error { return errors.ErrUnsupported }
+
+// directly is an address that a connection may be made to by hand: none here.
+type directly struct{ ok bool }
+
+func directlyTo(string) directly { return directly{} }
+
+func (e *Endpoint) connectDirectly(time.Time, *Call) (*conn, error) {
+	return nil, errors.ErrUnsupported
+}

@@ -52,6 +52,10 @@ func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
 	r.beginGrace(req)
 }
 
+// Late says whether the call's own time is over, as Request.Deadline and EndBy bound it:
+// what tells a leg that took too long in all from an engine that went silent.
+func (r *Response) Late() bool { return r.deadline != 0 && now() >= r.deadline }
+
 // EndBy bounds what is left of the call, beside Request.Deadline; zero bounds nothing.
 // Only the goroutine that reads may call it.
 func (r *Response) EndBy(t time.Time) {

@@ -184,6 +184,9 @@ func (c *Conn) credit(id uint32, n int64) *Error {
 	if id > c.newest {
 		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened", id)}
 	}
+	if n > maxWindow { // whether or not the stream has just ended
+		return &Error{CodeProtocol, fmt.Sprintf("a credit of %d bytes on stream %d; at most %d", n, id, maxWindow)}
+	}
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
 	s := c.streams[id]

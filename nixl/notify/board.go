@@ -123,7 +123,7 @@ func (b *Board) Expect(id string, n int) (*Ticket, error) {
 	e := s.entries[id]
 	switch {
 	case e == nil:
-		e = new(entry)
+		e = &t.own
 		s.entries[id] = e
 	case e.ticket != nil:
 		return nil, fmt.Errorf("notify: cannot wait for request %q: %w", id, ErrDuplicate)

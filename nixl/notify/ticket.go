@@ -13,6 +13,7 @@ type Ticket struct {
 	need  int
 	done  chan struct{}
 	open  bool
+	own   entry // on the board, unless a notification came first
 }
 
 // Done is closed when every rank's notification has come.

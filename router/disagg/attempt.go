@@ -122,9 +122,8 @@ func (q *request) startPair() {
 	q.booked, q.planned = schedule.Choice{}, ""
 	q.pair = Pair{
 		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
-		Token: rand.Uint64() >> 1, PrefillCached: -1, texts: &q.texts,
+		Token: rand.Uint64() >> 1, PrefillCached: -1, texts: &q.texts, spelled: q.spelled(),
 	}
-	q.pair.RequestID = q.legID()
 }
 
 // decodePlainly gives the whole request to decode, or answers and returns false

@@ -36,33 +36,56 @@ func (q *request) await(awaited Expectation, began time.Time) prefillEnd {
 		return prefillDone
 	default:
 	}
-	gone := make(chan struct{})
-	q.x.OnGone(func() { close(gone) })
-	defer q.x.OnGone(nil)
 	until := q.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
 	if by := began.Add(q.r.opt().Timeouts.Prefill); by.Before(until) {
 		until = by
 	}
-	timer, check := time.NewTimer(time.Until(until)), time.NewTicker(partyCheck)
-	defer timer.Stop()
-	defer check.Stop()
+	if q.between == nil {
+		q.between = newBetween()
+	}
+	gone, clock := q.between.gone, q.between.clock
+	q.x.OnGone(q.between.left)
+	defer q.x.OnGone(nil)
+	clock.Reset(min(time.Until(until), partyCheck))
+	defer clock.Stop()
 	for {
 		select {
 		case <-awaited.Done():
 			q.r.silences.told(q.pair.Prefill, q.r.opt().Log)
 			return prefillDone
-		case <-check.C:
+		case now := <-clock.C:
 			if lost := q.lostParty(); lost != nil {
 				return q.transferLost(lost)
 			}
-		case <-timer.C:
-			q.r.silences.missed(q.pair.Prefill, q.r.opt().Log)
-			return q.notWritten()
+			if !now.Before(until) {
+				q.r.silences.missed(q.pair.Prefill, q.r.opt().Log)
+				return q.notWritten()
+			}
+			clock.Reset(min(until.Sub(now), partyCheck))
 		case <-gone:
 			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
 			return prefillAnswered
 		}
 	}
+}
+
+// between is what a wait between the legs needs, for one after the other.
+type between struct {
+	clock *time.Timer   // for both times that are looked at
+	gone  chan struct{} // told of a client that left
+	left  func()        // tells it, and waits for nobody
+}
+
+func newBetween() *between {
+	b := &between{clock: time.NewTimer(time.Hour), gone: make(chan struct{}, 1)}
+	b.clock.Stop()
+	b.left = func() {
+		select {
+		case b.gone <- struct{}{}:
+		default:
+		}
+	}
+	return b
 }
 
 // notWritten takes in that nobody told that the KV has been written: the pair is run again

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,7 +23,11 @@ import (
 // by the prefill time-out.
 //
 // When it fails before decode has made a token it cuts the decode leg; whoever reads
-// that leg's end finds the reason here behind done.
+// that leg's end finds the reason here behind wait.
+//
+// Two have it, the request and the goroutine, and whoever is done with it last (drop)
+// gives its memory to the next pair, unless somebody else may look at it yet: a stream, or
+// what takes both legs down for a client that left (keep).
 type beside struct {
 	r           *Runner
 	family      Family
@@ -31,7 +36,7 @@ type beside struct {
 	rank        *worker.Rank
 	reservation *schedule.Reservation
 	call        upstream.Call
-	decode      *upstream.Call
+	decode      upstream.Call // the other leg's
 	parted
 	began     time.Time
 	tokens    int // of the prompt
@@ -41,13 +46,61 @@ type beside struct {
 	cached atomic.Int64 // as the engine reported, -1 not (yet)
 	say    atomic.Int32 // whose word came first, see besideOpen
 
-	done chan struct{} // closed at the end; what follows is set before
+	done sync.WaitGroup // over at the end; what follows is set before
+	over atomic.Bool    // it is
 	// failed says that the leg ended badly by itself, not by a cut.
 	failed bool
 	status int   // 0: none came
 	err    error // nil with a status
 	answer []byte
+
+	users atomic.Int32 // who have not dropped it
+	kept  atomic.Bool
+
+	start, left, cut func() // run, leave, and both Cuts; made once
+	room             *besideRoom
 }
+
+// besideRoom is what the leg needs while it runs: none of it stays with a stream.
+type besideRoom struct {
+	keys   []blockhash.Seq
+	answer []byte
+	told   Pair   // checkFact's
+	fact   []byte // likewise
+	spare  *schedule.Reservation
+}
+
+func newBeside() any {
+	b := &beside{room: new(besideRoom)}
+	b.start, b.left = b.run, b.leave
+	b.cut = func() { b.call.Cut(); b.decode.Cut() }
+	return b
+}
+
+// keep leaves b to somebody beyond its two users, for good.
+func (b *beside) keep() { b.kept.Store(true) }
+
+// drop is called by each of the two when it is done with b.
+func (b *beside) drop() {
+	if b.users.Add(-1) > 0 {
+		return
+	}
+	if b.kept.Load() {
+		b.room, b.text, b.lines, b.keys, b.answer = nil, nil, nil, nil, nil
+		return
+	}
+	r := b.r
+	b.r, b.family, b.fact, b.requestID, b.rank, b.reservation, b.keys = nil, nil, "", "", nil, nil, nil
+	b.failed, b.status, b.err, b.answer = false, 0, nil, nil
+	b.room.told = Pair{}
+	if cap(b.room.answer) > maxAnswer || cap(b.room.keys) > maxAnswer/8 {
+		b.room = new(besideRoom) // let the collector have what one huge prompt needed
+	}
+	r.besides.Put(b)
+}
+
+// wait returns when the leg has ended.
+func (b *beside) wait() { b.done.Wait() }
 
 // Who had the first word on the hand-over: decode, by making a token, for which it
 // needs all the KV, or prefill, by failing. What comes second changes nothing: a
@@ -67,20 +120,29 @@ func (b *beside) arrived() bool {
 
 // startBeside sends the leg that the Family wrote; nil when there is no memory for a
 // copy of its body, which the leg may need longer than the client's request lives.
-func (q *request) startBeside(choice *schedule.Choice, decode *upstream.Call) *beside {
+func (q *request) startBeside(choice *schedule.Choice) *beside {
 	rank := choice.Rank
-	b := &beside{
-		r: q.r, family: q.plan.Family, fact: q.pair.Fact, requestID: q.x.RequestID, rank: rank, reservation: choice.Reservation, decode: decode, began: time.Now(),
-		tokens: q.prompt.Count, predicted: choice.CachedTokens, done: make(chan struct{}),
-	}
+	b := q.r.besides.Get().(*beside)
 	if !q.part(&b.parted, rank) {
 		return nil
 	}
-	q.rooms.handOn()
-	b.req.Deadline, b.keys = b.began.Add(q.r.opt().Timeouts.Prefill), slices.Clone(q.guessKeys(rank))
+	b.r, b.family, b.fact, b.requestID, b.rank, b.began = q.r, q.plan.Family, q.pair.Fact, q.x.RequestID, rank, time.Now()
+	b.tokens, b.predicted = q.prompt.Count, choice.CachedTokens
+	b.reservation, b.room.spare = choice.Reservation, q.rooms.handOver(choice.Reservation, b.room.spare)
+	b.call.Renew()
+	b.decode.Renew()
+	b.req.Deadline = b.began.Add(q.r.opt().Timeouts.Prefill)
+	if keys := q.guessKeys(rank); keys != nil {
+		b.room.keys = append(b.room.keys[:0], keys...)
+		b.keys = b.room.keys
+	}
 	b.cached.Store(-1)
+	b.say.Store(besideOpen)
+	b.over.Store(false)
+	b.users.Store(2)
+	b.done.Add(1)
 	q.r.opt().Observer.LegStarted(schedule.PrefillLeg, rank.ID)
-	go b.run()
+	go b.start()
 	return b
 }
 
@@ -89,6 +151,8 @@ type parted struct {
 	req     upstream.Request
 	body    membudget.Lease // counted in limits.body_budget
 	segment [1][]byte
+	text    []byte // of lines
+	lines   []upstream.Field
 }
 
 // part copies the leg that the Family wrote; false when there is no memory for it.
@@ -106,7 +170,8 @@ func (q *request) part(p *parted, rank *worker.Rank) bool {
 		at += copy(p.body.Bytes()[at:], s)
 	}
 	p.segment[0] = p.body.Bytes()
-	p.req = upstream.Request{Method: "POST", Path: q.path(), Fields: cloneFields(q.headers(rank)), Body: p.segment[:]}
+	p.copyFields(q.headers(rank))
+	p.req = upstream.Request{Method: "POST", Path: q.path(), Fields: p.lines, Body: p.segment[:]}
 	return true
 }
 
@@ -116,31 +181,32 @@ func (p *parted) forget() {
 	p.segment[0], p.req = nil, upstream.Request{}
 }
 
-// cloneFields copies header lines that borrow from an exchange into one string.
-func cloneFields(fields []upstream.Field) []upstream.Field {
+// copyFields makes lines such a copy, which lasts until the next.
+func (p *parted) copyFields(fields []upstream.Field) {
 	size := 0
 	for i := range fields {
 		size += len(fields[i].Name) + len(fields[i].Value)
 	}
-	text := make([]byte, 0, size)
+	p.text, p.lines = slices.Grow(p.text[:0], size), slices.Grow(p.lines[:0], len(fields))
 	for i := range fields {
-		text = append(append(text, fields[i].Name...), fields[i].Value...)
+		p.text = append(append(p.text, fields[i].Name...), fields[i].Value...)
 	}
-	all, own := string(text), make([]upstream.Field, len(fields))
+	all := borrow(p.text)
 	for i := range fields {
 		n, v := len(fields[i].Name), len(fields[i].Value)
-		own[i] = upstream.Field{Name: all[:n], Value: all[n : n+v]}
+		p.lines = append(p.lines, upstream.Field{Name: all[:n], Value: all[n : n+v]})
 		all = all[n+v:]
 	}
-	return own
 }
 
 func (b *beside) run() {
+	defer b.drop()
 	opt := b.r.opt()
 	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
 	if err == nil {
 		b.status = resp.Status
-		b.answer, err = resp.ReadAll(nil, maxPrefillAnswer)
+		b.answer, err = resp.ReadAll(b.room.answer[:0], maxPrefillAnswer)
+		b.room.answer = b.answer
 		resp.Release()
 	}
 	b.forget()
@@ -171,7 +237,8 @@ func (b *beside) run() {
 	}
 	b.reservation.Release()
 	opt.Observer.LegEnded(schedule.PrefillLeg, b.rank.ID, outcome, time.Since(b.began))
-	close(b.done)
+	b.over.Store(true)
+	b.done.Done()
 	if b.failed && b.say.CompareAndSwap(besideOpen, besideBroke) {
 		b.decode.Cut() // it would wait for blocks that never come
 	}
@@ -187,14 +254,16 @@ func (b *beside) checkFact() {
 	if !ok {
 		return
 	}
-	p := Pair{Prefill: b.rank}
+	p := &b.room.told
+	*p = Pair{Prefill: b.rank}
 	var err error
-	if p.Handle, err = b.family.Handle(&p, b.answer); err != nil {
+	if p.Handle, err = b.family.Handle(p, b.answer); err != nil {
 		b.failed, b.err = true, err
 		return
 	}
-	b.r.identified(&p, b.began)
-	if text := learner.Learn(&p); text != b.fact {
+	b.r.identified(p, b.began)
+	b.room.fact = learner.Learn(b.room.fact[:0], p)
+	if text := b.room.fact; string(text) != b.fact {
 		b.r.facts.learn(b.rank, text)
 		b.failed, b.err = true, errStale
 	}
@@ -218,7 +287,7 @@ func (q *request) join() error {
 	if j, ok := q.plan.Family.(Joiner); !ok || !j.Joins(&q.pair) {
 		return nil
 	}
-	<-b.done
+	b.wait()
 	if b.failed || b.call.WasCut() {
 		return upstream.ErrCut
 	}
@@ -252,12 +321,7 @@ func (b *beside) broke() bool {
 	if b == nil {
 		return false
 	}
-	select {
-	case <-b.done:
-		return b.failed
-	default:
-		return false
-	}
+	return b.over.Load() && b.failed
 }
 
 // leave takes both legs down for a client that has left, when decode's head has come:
@@ -267,9 +331,10 @@ func (b *beside) broke() bool {
 // waits for nothing itself; what it starts ends with prefill's leg, within a second
 // for an engine that does not mind the hang-up.
 func (b *beside) leave() {
+	b.keep()
 	b.call.HangUp()
 	go func() {
-		<-b.done
+		b.wait()
 		b.decode.Cut()
 	}()
 }
@@ -282,12 +347,11 @@ func (q *request) endBeside() {
 	} else {
 		q.beside.call.Cut()
 	}
-	<-q.beside.done
+	q.beside.wait()
 }
 
 // both runs a Concurrent pair: prefill beside, decode here.
 func (q *request) both(prefill schedule.Choice) legEnd {
-	opt := q.r.opt()
 	choice, ok := q.takeDecode(schedule.DecodeLeg, q.plan.Decode)
 	if !ok {
 		prefill.Reservation.Release()
@@ -298,23 +362,35 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 	q.pair.Decode = choice.Rank
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
-	call := new(upstream.Call)
 	q.watch(time.Now())
-	if q.beside = q.startBeside(&prefill, call); q.beside == nil {
+	b := q.startBeside(&prefill)
+	if b == nil {
 		prefill.Reservation.Release()
 		choice.Reservation.Release()
 		q.refuseForMemory()
 		return legAnswered
 	}
-	defer func() { q.beside = nil }()
+	if q.wait != nil {
+		b.keep() // it may cut decode's call until it is closed
+	}
+	call := &b.decode
+	q.beside = b
+	end := q.besideDecode(&choice, call)
+	q.beside = nil
+	b.drop() // not behind a panic, where its cut may be armed yet
+	return end
+}
 
+// besideDecode is decode's part of it.
+func (q *request) besideDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
+	opt := q.r.opt()
 	opt.Observer.LegStarted(schedule.DecodeLeg, choice.Rank.ID)
 	began := time.Now()
 	resp, err := q.callDecode(choice.Rank, call, began)
 	if err != nil {
-		return q.pairBroke(&choice, call, err, time.Since(began))
+		return q.pairBroke(choice, call, err, time.Since(began))
 	}
-	return q.answered(schedule.DecodeLeg, &choice, call, resp, began, q.plan.Decode)
+	return q.answered(schedule.DecodeLeg, choice, call, resp, began, q.plan.Decode)
 }
 
 // pairBroke takes in that the decode leg of a Concurrent pair failed, or was

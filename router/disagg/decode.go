@@ -219,9 +219,9 @@ func (q *request) cutBoth(call *upstream.Call) func() {
 	case b == nil:
 		return call.Cutter()
 	case q.plan.Traits.Unleased:
-		return func() { b.call.Cut(); call.Cut() }
+		return b.cut
 	default:
-		return b.leave
+		return b.left
 	}
 }
 

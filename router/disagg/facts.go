@@ -44,13 +44,13 @@ func (r *Runner) Left(w *worker.Worker) {
 }
 
 // learn keeps what a handle told.
-func (f *facts) learn(r *worker.Rank, text string) {
+func (f *facts) learn(r *worker.Rank, text []byte) {
 	if v, ok := f.known.Load(r); ok {
-		if have := v.(*fact).text.Load(); have != nil && *have == text {
+		if have := v.(*fact).text.Load(); have != nil && *have == string(text) {
 			return
 		}
 	}
-	known, learned := new(fact), text
+	known, learned := new(fact), string(text)
 	known.text.Store(&learned)
 	f.known.Store(r, known)
 	if r.Left() { // and was forgotten before

@@ -127,8 +127,8 @@ type Asker interface {
 // Learner is a Family that learns a fact of a prefill rank from its handles. The
 // runner keeps it as it keeps an Asker's.
 type Learner interface {
-	// Learn gives the fact that p.Handle tells of p.Prefill, "" for none.
-	Learn(p *Pair) string
+	// Learn appends the fact that p.Handle tells of p.Prefill; nothing: it tells none.
+	Learn(dst []byte, p *Pair) []byte
 }
 
 // Awaiter is a Family whose decode must wait for a completion told from outside

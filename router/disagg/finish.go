@@ -34,14 +34,17 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response, at ti
 			q.r.learn(choice.Rank, q.guessKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached, out.Total)
 		}
 		if a := q.answerer(); a != nil {
-			body = a.Body(nil, &q.pair, q.reply)
+			q.shaped = a.Body(q.shaped[:0], &q.pair, q.reply)
+			body = q.shaped
 		}
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
 	out.Transfer = q.transferred(choice)
 	q.endRecord(out)
-	q.x.Reply(resp, withoutHandle(body))
+	body = withoutHandle(body)
+	relay.Veil(body) // of what an engine tells of its choices
+	q.x.Reply(resp, body)
 }
 
 // end passes on an answer of the prefill engine, an error of the client's.

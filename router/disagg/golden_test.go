@@ -91,7 +91,7 @@ func (s *scene) pair(t testing.TB, doc *jsonscan.Doc) *Pair {
 	}
 	if s.learnt != "" {
 		p.Handle = []byte(s.learnt)
-		p.Fact = s.family.(Learner).Learn(p)
+		p.Fact = string(s.family.(Learner).Learn(nil, p))
 		p.Handle = nil
 	}
 	return p

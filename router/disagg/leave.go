@@ -85,6 +85,7 @@ func reclaimBehind(h *sidechannel.Hold, grace time.Duration) {
 func (l *leaving) gone() {
 	l.told.Store(true)
 	if l.beside != nil {
+		l.beside.keep()
 		l.beside.call.HangUp()
 	}
 	if at := time.Now().Add(releaseAfter); l.releases && at.Before(l.by) {
@@ -112,7 +113,7 @@ func (l *leaving) ended() {
 // decode asks for them.
 func (l *leaving) run() {
 	if l.beside != nil {
-		<-l.beside.done
+		l.beside.wait()
 	}
 	if sure := l.admitted() && !l.releases; !l.over.Load() {
 		l.doubt.Store(!sure)

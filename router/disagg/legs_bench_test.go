@@ -50,6 +50,7 @@ func BenchmarkFamilyLegs(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			var leg Leg
 			var segments [][]byte
+			var fact []byte
 			b.ReportAllocs()
 			for b.Loop() {
 				p := Pair{Kind: front.Chat, Doc: &doc, Stream: true, Tokens: ids, Decode: decode, Token: 1, PrefillCached: -1}
@@ -68,7 +69,7 @@ func BenchmarkFamilyLegs(b *testing.B) {
 							b.Fatal(err)
 						}
 						if learner, ok := f.(Learner); ok {
-							learner.Learn(&p)
+							fact = learner.Learn(fact[:0], &p)
 						}
 					}
 				}

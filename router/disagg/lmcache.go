@@ -115,12 +115,10 @@ func appendPorts(dst []byte, ports []string) []byte {
 // that ended by anything but the length, or that is all the client asked for, is
 // final.
 func (lmcache) Handle(p *Pair, body []byte) ([]byte, error) {
-	choice, err := firstChoice(body)
-	if err != nil {
+	if err := p.first.read(body); err != nil {
 		return nil, err
 	}
-	end, ok, _ := jsonscan.Find(choice, "finish_reason")
-	if ok && end.Kind == jsonscan.String && string(choice[end.Start:end.End]) != `"length"` {
+	if end := p.first.end; len(end) > 0 && end[0] == '"' && string(end) != `"length"` {
 		return nil, ErrFinal
 	}
 	if askedTokens(p.Doc, p.Kind) == 1 {
@@ -186,14 +184,16 @@ func conversion(p *Pair) *relay.Conversion {
 
 // Body implements Answerer.
 func (lmcache) Body(dst []byte, p *Pair, body []byte) []byte {
-	return relay.AppendStripped(dst, conversion(p).Body(nil, body))
+	return relay.StripFrom(conversion(p).Body(dst, body), len(dst))
 }
 
 // Events implements Answerer.
 func (lmcache) Events(p *Pair) relay.Rewriter {
 	c := conversion(p)
-	if f := c.First; f != nil { // it borrows from prefill's answer
-		f.Text, f.Logprobs = bytes.Clone(f.Text), bytes.Clone(f.Logprobs)
+	if f := c.First; f != nil { // it borrows from prefill's answer, and is p's
+		own := *f
+		own.Text, own.Logprobs = bytes.Clone(f.Text), bytes.Clone(f.Logprobs)
+		c.First = &own
 	} else if !c.Chat {
 		return nil
 	}

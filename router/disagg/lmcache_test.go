@@ -38,6 +38,8 @@ func TestLMCacheLegs(t *testing.T) {
 		{name: "a seed: the same", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"seed":0,"temperature":0.5}`, prefill: answer("The", "length", "null")},
 		{name: "a grammar", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"guided_json":{"a":1}}`, prefill: answer("{", "length", "null")},
 		{name: "half a character", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5}`, prefill: answer(`\ufffd`, "length", "null")},
+		{name: "ids as the client spelled them", kind: front.Completions, tokens: ids, pair: func(p *Pair) { to(p); p.spelled = numbers(p.Doc.Raw(jsonscan.KeyPrompt)) },
+			client: `{"model":"m","prompt":[ 1, 2 ,3 ],"max_tokens":5}`, prefill: answer("The", "length", "null"), decode: whole},
 		{name: "one token asked", kind: front.Chat, tokens: ids, pair: to, client: `{"model":"m","messages":[],"max_tokens":1}`, prefill: answer("The", "length", "null")},
 		{name: "the first token is the last, streamed", kind: front.Chat, tokens: ids, pair: to, client: `{"model":"m","messages":[],"max_tokens":9,"stream":true,"stream_options":{"include_usage":true}}`, prefill: answer("", "stop", "null")},
 		{name: "the same, completions", kind: front.Completions, tokens: ids, pair: to, client: `{"model":"m","prompt":"a","max_tokens":9,"stream":true}`, prefill: answer("No", "stop", "null")},
@@ -53,6 +55,15 @@ func TestLMCacheLegs(t *testing.T) {
 			p.Decode = lmcacheDecode(worker.Spec{Options: map[string][]string{"peer_host": {"h"}}})
 		}},
 	}))
+}
+
+// Only a flat list of ids is passed on as it is spelled.
+func TestSpelledIDs(t *testing.T) {
+	for raw, is := range map[string]bool{"[1,2]": true, "[ \n1]": true, "[[1,2]]": false, `"1"`: false, `["1"]`: false, "[]": false, "1": false, "": false, "[": false} {
+		if got := numbers([]byte(raw)); is != (string(got) == raw && got != nil) {
+			t.Errorf("%q: %q; want it: %v", raw, got, is)
+		}
+	}
 }
 
 func TestLMCacheExpectsEveryRank(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/tokenize"
 )
 
 // idsBody is a completions body for token ids, made from the client's: members
@@ -34,10 +35,40 @@ func (b *idsBody) member(name string, value []byte) {
 	b.out = append(b.out, value...)
 }
 
-// ids appends the prompt.
+// ids appends the prompt, as the client has spelled it where that was in ids.
 func (b *idsBody) ids(tokens []uint32) {
 	b.key("prompt")
+	if b.p.spelled != nil {
+		b.out = append(b.out, b.p.spelled...)
+		return
+	}
 	b.out = jsonscan.AppendTokenIDs(b.out, tokens)
+}
+
+// spelled is the prompt's ids as they stand in the body of completions, an array of
+// numbers; nil where they came from elsewhere.
+func (q *request) spelled() []byte {
+	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
+		return nil
+	}
+	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
+		return nil
+	}
+	return numbers(q.x.Doc.Raw(jsonscan.KeyPrompt))
+}
+
+// numbers is raw where it is an array that begins with a number, else nil.
+func numbers(raw []byte) []byte {
+	for i, c := range raw {
+		switch {
+		case i == 0 && c == '[', i > 0 && (c == ' ' || c == '\t' || c == '\n' || c == '\r'):
+		case i > 0 && '0' <= c && c <= '9':
+			return raw
+		default:
+			return nil
+		}
+	}
+	return nil
 }
 
 // oneMore puts a token behind the prompt just appended.

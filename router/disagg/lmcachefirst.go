@@ -10,42 +10,75 @@ import (
 	"sluice/dataplane/relay"
 )
 
+// firstSeen is what prefill's answer tells of the token that it made: members' values as
+// they are written there, nil where there are none.
+type firstSeen struct {
+	known               bool // the answer was read
+	end, text, logprobs []byte
+	id                  []byte
+	token               relay.FirstToken // what firstToken makes of it
+}
+
+// read finds them in an answer, which they borrow.
+func (f *firstSeen) read(answer []byte) error {
+	*f = firstSeen{known: true}
+	choice, params, err := firstChoice(answer, "kv_transfer_params")
+	if err != nil {
+		return err
+	}
+	var of [3]jsonscan.Value
+	jsonscan.Members(choice, of[:], "finish_reason", "text", "logprobs")
+	f.end, f.text, f.logprobs = valueAt(choice, of[0]), valueAt(choice, of[1]), valueAt(choice, of[2])
+	if params.Kind == jsonscan.Object {
+		var id [1]jsonscan.Value
+		handle := answer[params.Start:params.End]
+		jsonscan.Members(handle, id[:], "first_tok")
+		f.id = valueAt(handle, id[0])
+	}
+	return nil
+}
+
+// valueAt is a value that lies in b; nil: there is none.
+func valueAt(b []byte, v jsonscan.Value) []byte {
+	if v.Kind == jsonscan.Absent {
+		return nil
+	}
+	return b[v.Start:v.End]
+}
+
 // firstToken is the token that prefill made, when decode can go on behind it;
-// nil: decode makes it again, its KV of the prompt being there. It borrows from
-// prefill's answer.
+// nil: decode makes it again, its KV of the prompt being there. It is p's and borrows
+// from prefill's answer.
 func firstToken(p *Pair) *relay.FirstToken {
-	if !continues(p.Doc) {
+	if p.goesOn == unasked {
+		p.goesOn = foundNot
+		if continues(p.Doc) {
+			p.goesOn = foundSo
+		}
+	}
+	seen := &p.first
+	if p.goesOn != foundSo || !seen.known && seen.read(p.Answer) != nil {
 		return nil
 	}
-	params, ok, _ := jsonscan.Find(p.Answer, "kv_transfer_params")
-	if !ok || params.Kind != jsonscan.Object {
+	n, err := strconv.ParseUint(borrow(seen.id), 10, 32)
+	if err != nil || len(seen.text) == 0 || seen.text[0] != '"' {
 		return nil
 	}
-	handle := p.Answer[params.Start:params.End]
-	id, ok, _ := jsonscan.Find(handle, "first_tok")
-	if !ok {
-		return nil
-	}
-	n, err := strconv.ParseUint(string(handle[id.Start:id.End]), 10, 32)
-	if err != nil {
-		return nil
-	}
-	choice, err := firstChoice(p.Answer)
-	if err != nil {
-		return nil
-	}
-	text, ok, _ := jsonscan.Find(choice, "text")
-	if !ok || text.Kind != jsonscan.String {
-		return nil
-	}
-	f := &relay.FirstToken{ID: uint32(n), Text: choice[text.Start+1 : text.End-1], IDs: p.IDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
-	if bytes.HasSuffix(f.Text, []byte("\ufffd")) || bytes.HasSuffix(bytes.ToLower(f.Text), []byte(`\ufffd`)) {
+	f := &seen.token
+	*f = relay.FirstToken{ID: uint32(n), Text: seen.text[1 : len(seen.text)-1], IDs: p.IDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
+	if bytes.HasSuffix(f.Text, []byte("\ufffd")) || halfEscaped(f.Text) {
 		return nil // half a character: only the engine that makes both halves knows it
 	}
-	if lp, ok, _ := jsonscan.Find(choice, "logprobs"); ok && lp.Kind == jsonscan.Object {
-		f.Logprobs = choice[lp.Start:lp.End]
+	if lp := seen.logprobs; len(lp) > 0 && lp[0] == '{' {
+		f.Logprobs = lp
 	}
 	return f
+}
+
+// halfEscaped says whether the inside of a JSON string ends with U+FFFD, escaped.
+func halfEscaped(text []byte) bool {
+	const escape = `\ufffd`
+	return len(text) >= len(escape) && bytes.EqualFold(text[len(text)-len(escape):], []byte(escape))
 }
 
 // continues says whether an engine that is given the first token as a part of
@@ -94,7 +127,7 @@ func (f lmcache) Unfit(r *Request) string {
 		if why := unfitChat(r.Doc); why != "" {
 			return why
 		}
-	case isSet(findMember(r.Doc, "echo")) || isSet(findMember(r.Doc, "suffix")):
+	case echoes(r.Doc):
 		return "echo" // prefill's one token could not be told from the prompt
 	}
 	if len(r.Tokens) == 0 {
@@ -108,6 +141,13 @@ func (f lmcache) Unfit(r *Request) string {
 		}
 	}
 	return ""
+}
+
+// echoes says whether completions are to say the prompt again, or what comes behind them.
+func echoes(doc *jsonscan.Doc) bool {
+	var of [2]jsonscan.Value
+	jsonscan.Members(doc.Body, of[:], "echo", "suffix")
+	return isSet(valueAt(doc.Body, of[0])) || isSet(valueAt(doc.Body, of[1]))
 }
 
 // unfitChat names what a chat request holds that completions of token ids cannot

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -17,21 +18,90 @@ import (
 // carried is a request whose stream is to go on from another engine when its own
 // fails, or is to be left: what that engine must be asked, kept because the request's
 // scratch and the client's bytes are gone by then. The Transcript has the tokens.
+//
+// There are thousands: it just fills a size class of 416 bytes. What is asked lies packed
+// until a stream moves, which few do, and what few have stands elsewhere.
 type carried struct {
 	relay.Transcript
 	s        *streamEnd
-	kind     front.Kind
-	asked    asked
-	fields   []upstream.Field
+	kept     []byte // body and sampling of what is asked, then its fields
 	model    string
 	salt     blockhash.Salt
+	most     int    // tokens the client wants at most; 0: it said nothing
+	deadline moment // of the leg, wherever it runs
+	rest     *rest  // nil: none of it
+	body     int32  // bytes of kept
+	sampling int32  // likewise
+	least    int32
+	suspects int32
+	attempt  int32
+	moves    int32 // away from engines that failed
+	kind     front.Kind
+	loose    bool
+}
+
+// rest is what few streams have that are carried.
+type rest struct {
 	steering steering
-	most     int // tokens the client wants at most; 0: it said nothing
 	failed   []*worker.Rank
-	suspects int
-	attempt  int
-	moves    int       // away from engines that failed
-	deadline time.Time // of the leg, wherever it runs
+	oneOf    *oneOf
+}
+
+// keep packs what is asked.
+func (c *carried) keep(a *asked, fields []upstream.Field) {
+	size := len(a.body) + len(a.sampling)
+	for i := range fields {
+		size += 2 + len(fields[i].Name) + len(fields[i].Value)
+	}
+	kept := append(append(make([]byte, 0, size), a.body...), a.sampling...)
+	for i := range fields {
+		f := &fields[i]
+		kept = binary.AppendUvarint(binary.AppendUvarint(kept, uint64(len(f.Name))), uint64(len(f.Value)))
+		kept = append(append(kept, f.Name...), f.Value...)
+	}
+	c.kept = kept
+	c.body, c.sampling, c.least, c.loose = int32(len(a.body)), int32(len(a.sampling)), int32(a.least), a.loose
+	c.Scores, c.TopLogprobs, c.Choices = a.scored, a.alternatives, a.choices
+	c.KeepText = a.oneOf != nil
+}
+
+// asked is what keep packed; the bodies are the carried's own, not to be written to.
+func (c *carried) asked() asked {
+	sampling := c.body + c.sampling
+	return asked{
+		body: c.kept[:c.body:c.body], sampling: c.kept[c.body:sampling:sampling], least: int(c.least), choices: c.Choices,
+		scored: c.Scores, alternatives: c.TopLogprobs, oneOf: c.few().oneOf, loose: c.loose,
+	}
+}
+
+// fields are those that keep packed.
+func (c *carried) fields() (all []upstream.Field) {
+	text := string(c.kept[c.body+c.sampling:])
+	for at := 0; at < len(text); {
+		n, used := binary.Uvarint(c.kept[int(c.body+c.sampling)+at:])
+		at += used
+		v, used := binary.Uvarint(c.kept[int(c.body+c.sampling)+at:])
+		at += used
+		all = append(all, upstream.Field{Name: text[at : at+int(n)], Value: text[at+int(n) : at+int(n+v)]})
+		at += int(n + v)
+	}
+	return all
+}
+
+// few is what few streams have, of one that has it or not.
+func (c *carried) few() rest {
+	if c.rest == nil {
+		return rest{}
+	}
+	return *c.rest
+}
+
+// fail adds to the engines that are not to go on with the stream.
+func (c *carried) fail(failed []*worker.Rank) {
+	if c.rest == nil {
+		c.rest = new(rest)
+	}
+	c.rest.failed = failed
 }
 
 // movability looks once whether the request's stream could go on elsewhere.
@@ -162,16 +232,14 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	}
 	q.x.SetHeader("X-Sluice-Migration", ready)
 	c := &carried{
-		s: s, kind: kind, asked: q.movable, fields: cloneFields(q.x.ForwardFields(q.fields[:0])),
-		model: q.pool.Model, salt: q.salted, most: q.maxTokens,
-		failed: slices.Clone(q.excluded), suspects: q.suspects, attempt: q.attempt, deadline: q.orDeadline(q.decodeBy(s.began.time())),
+		s: s, kind: kind, model: q.pool.Model, salt: q.salted, most: q.maxTokens,
+		suspects: int32(q.suspects), attempt: int32(q.attempt), deadline: momentOf(q.orDeadline(q.decodeBy(s.began.time()))),
 	}
+	c.keep(&q.movable, q.x.ForwardFields(q.fields[:0]))
 	c.Form = forms[kind]
 	c.ShowIDs = own || kind == front.Generate || kind == front.NativeGenerate
 	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
 	c.ByText = !q.pair.IDs && !c.ShowIDs
-	c.Scores, c.TopLogprobs, c.Choices = c.asked.scored, c.asked.alternatives, c.asked.choices
-	c.KeepText = c.asked.oneOf != nil
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.knowsPrompt() {
 		c.Prompt = slices.Clone(q.prompt.Tokens)
@@ -179,8 +247,12 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	if a := q.answerer(); a != nil {
 		c.Before = a.Events(&q.pair)
 	}
-	g := &q.steering
-	c.steering = steering{session: g.session, workers: slices.Clone(g.workers), ranks: slices.Clone(g.ranks), allowed: slices.Clone(g.allowed), labels: slices.Clone(g.labels)}
+	if g := &q.steering; len(q.excluded) > 0 || q.movable.oneOf != nil || g.says() {
+		c.rest = &rest{
+			steering: steering{session: g.session, workers: slices.Clone(g.workers), ranks: slices.Clone(g.ranks), allowed: slices.Clone(g.allowed), labels: slices.Clone(g.labels)},
+			failed:   slices.Clone(q.excluded), oneOf: q.movable.oneOf,
+		}
+	}
 	return c
 }
 
@@ -206,9 +278,9 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 	why := c.Why()
 	switch {
 	case why != "":
-	case !leaves && !again && (c.moves >= opt.Migration.Max || c.suspects > opt.Migration.Max):
+	case !leaves && !again && (int(c.moves) >= opt.Migration.Max || int(c.suspects) > opt.Migration.Max):
 		why = "limit"
-	case time.Now().After(c.deadline):
+	case time.Now().After(c.deadline.time()):
 		why = "deadline"
 	case c.ByText:
 		if why = c.retokenize(client); why == "retokenized" {
@@ -230,7 +302,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		opt.Observer.Migrated(why)
 		return nil, nil
 	}
-	from, failed := s.rank, c.failed
+	from, failed := s.rank, c.few().failed
 	switch {
 	case again:
 	case leaves:
@@ -257,7 +329,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		s.leaveLeg("moved")
 		outcome, cause = "drained", "drain"
 	} else {
-		c.failed = failed
+		c.fail(failed)
 		c.moves++
 	}
 	s.moveTo(t.s)
@@ -266,11 +338,11 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 	for _, q := range open {
 		told += q.Told
 	}
-	if c.asked.loose {
+	if c.loose {
 		loose = ", without the grammar"
 	}
 	s.note(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, told, s.rank.ID, loose))
-	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", told, "cause", cause, "unconstrained", c.asked.loose, "err", b.Err)
+	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", told, "cause", cause, "unconstrained", c.loose, "err", b.Err)
 	return t.resp, t.call
 }
 
@@ -278,11 +350,12 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 // grammar, nil where there is none; why says that the client's text is no beginning of
 // what it allows.
 func (c *carried) grammar() (member []byte, why string) {
-	if c.asked.oneOf == nil {
+	asked := c.asked()
+	if asked.oneOf == nil {
 		return nil, ""
 	}
-	told := jsonscan.Unquote(make([]byte, 0, len(c.Text)), append(append([]byte{'"'}, c.Text...), '"'))
-	member, ok := c.asked.left(nil, told)
+	told := jsonscan.Unquote(make([]byte, 0, len(c.Text())), append(append([]byte{'"'}, c.Text()...), '"'))
+	member, ok := asked.left(nil, told)
 	switch {
 	case ok:
 		return member, ""

@@ -69,6 +69,8 @@ func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 type members struct {
 	read        bool // else nothing is known
 	requestID   jsonscan.Value
+	kind        jsonscan.Value // TensorRT-LLM's request_type
+	push        [len(pushMembers)]jsonscan.Value
 	cached, ids bool // remote_prefill_cached_tokens and prompt_token_ids stand in it
 }
 
@@ -80,22 +82,22 @@ const (
 
 // Learn implements Learner: from 0.14 on vLLM makes an id of its own of X-Request-Id,
 // unless VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set, which its handles tell.
-func (nixlPull) Learn(p *Pair) string {
+func (nixlPull) Learn(fact []byte, p *Pair) []byte {
 	if p.Fact != "" {
-		return p.Fact
+		return append(fact, p.Fact...)
 	}
 	named := [1]jsonscan.Value{p.inHandle.requestID}
 	if !p.inHandle.read {
 		jsonscan.Members(p.Handle, named[:], "remote_request_id")
 	}
 	if named[0].Kind != jsonscan.String {
-		return ""
+		return fact
 	}
 	id := bytes.TrimSuffix(p.Handle[named[0].Start+1:named[0].End-1], []byte("-0")) // of completions
 	if bytes.HasSuffix(id, []byte(p.RequestID)) {
-		return givenIDs
+		return append(fact, givenIDs...)
 	}
-	return ownIDs
+	return append(fact, ownIDs...)
 }
 
 // transferParams finds kv_transfer_params in a vLLM answer, an object in which

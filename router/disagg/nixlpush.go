@@ -47,32 +47,36 @@ func (f nixlPush) Prefill(leg *Leg, p *Pair) {
 // request; the first four are required.
 var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size", "dcp_size"}
 
+// inPush is what Handle reads, pushMembers first.
+var inPush = [...]string{pushMembers[0], pushMembers[1], pushMembers[2], pushMembers[3], pushMembers[4], pushMembers[5], "remote_prefill_cached_tokens", "prompt_token_ids"}
+
 // Handle implements Family: prefill names its blocks in push mode too, but decode
 // does not read them.
 func (nixlPush) Handle(p *Pair, body []byte) ([]byte, error) {
-	var vals [6]jsonscan.Value
-	handle, err := transferParams(p, body, vals[:], 4, "remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_prefill_cached_tokens", "prompt_token_ids")
+	const n = len(pushMembers)
+	var vals [n + 2]jsonscan.Value
+	handle, err := transferParams(p, body, vals[:], 4, inPush[:]...)
 	if err == nil {
-		p.inHandle = members{cached: vals[4].Kind != jsonscan.Absent, ids: vals[5].Kind != jsonscan.Absent}
+		p.inHandle = members{read: true, push: [n]jsonscan.Value(vals[:n]), cached: vals[n].Kind != jsonscan.Absent, ids: vals[n+1].Kind != jsonscan.Absent}
 		p.EngineID = handle[vals[0].Start:vals[0].End]
 	}
 	return handle, err
 }
 
 // Learn implements Learner.
-func (nixlPush) Learn(p *Pair) string {
-	var fact []byte
-	var vals [len(pushMembers)]jsonscan.Value
-	jsonscan.Members(p.Handle, vals[:], pushMembers[:]...)
+func (nixlPush) Learn(fact []byte, p *Pair) []byte {
+	if !p.inHandle.read {
+		jsonscan.Members(p.Handle, p.inHandle.push[:], pushMembers[:]...)
+	}
 	for i, name := range pushMembers {
-		v := vals[i]
+		v := p.inHandle.push[i]
 		if v.Kind <= jsonscan.Null {
 			continue
 		}
 		fact = append(append(append(fact, '"'), name...), `":`...)
 		fact = append(append(fact, p.Handle[v.Start:v.End]...), ',')
 	}
-	return string(fact)
+	return fact
 }
 
 // Decode implements Family.

@@ -42,9 +42,10 @@ func (q *request) chooseWithin(query *schedule.Query) (schedule.Choice, bool) {
 }
 
 // refuseFull answers 429 when ranks that have not failed the request are all
-// full; false when there is none such, and nothing was answered.
+// full, 503 where that is so because all have failed others and one request tries them;
+// false when there is none such, and nothing was answered.
 func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
-	full := 0
+	full, trying := 0, 0
 	for _, c := range candidates {
 		if q.isExcluded(c) {
 			continue
@@ -53,9 +54,17 @@ func (q *request) refuseFull(leg schedule.Leg, candidates []*worker.Rank) bool {
 			return false
 		}
 		full++
+		if q.r.opt().Fleet.Trying(c) {
+			trying++
+		}
 	}
-	if full == 0 {
+	switch full {
+	case 0:
 		return false
+	case trying:
+		q.refuse(front.NoWorker, fmt.Sprintf("all %d %s ranks for model %q that could take the request have failed lately, and are being tried with one request at a time",
+			full, legName(leg), q.pool.Model), time.Second)
+		return true
 	}
 	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at a bound of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens, or the workers' own)",
 		full, legName(leg), q.pool.Model), time.Second)

@@ -45,7 +45,12 @@ type Pair struct {
 	Trial bool
 
 	inHandle  members // of Handle, where the family's Handle has read them
-	promptIDs []byte  // of Answer: prompt_token_ids, where transferParams has found an array
+	promptIDs []byte  // of Answer: prompt_token_ids, where Handle has found an array
+
+	spelled []byte // Tokens as the client's body spells them; nil: it does not
+
+	first  firstSeen // LMCache's, of Answer
+	goesOn found     // whether decode goes on behind it, see continues
 
 	texts *found // what textOnly found, of the request; nil: it is not kept
 }

@@ -108,8 +108,8 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 	q.r.identified(&q.pair, began)
 	if learner, ok := q.plan.Family.(Learner); ok {
-		if text := learner.Learn(&q.pair); text != "" {
-			q.r.facts.learn(rank, text)
+		if q.learned = learner.Learn(q.learned[:0], &q.pair); len(q.learned) > 0 {
+			q.r.facts.learn(rank, q.learned)
 		}
 	}
 	q.prefilled = true
@@ -142,6 +142,8 @@ func (q *request) final(resp *upstream.Response) {
 	finisher, _ := q.plan.Family.(Finisher)
 	switch {
 	case finisher == nil:
+		q.answer = withoutHandle(q.answer)
+		relay.Veil(q.answer)
 		q.x.Reply(resp, q.answer)
 	case q.stream:
 		q.x.ReplyEvents(finisher.Final(nil, &q.pair, q.answer))

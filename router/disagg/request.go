@@ -34,9 +34,11 @@ type scratch struct {
 	counted census          // of a small pool
 	ahead   uint64          // what was looked at before it was needed
 
-	call  *upstream.Call // of the last leg, for the next; nil: somebody else may cut it yet
-	left  *leaving       // the memory of leaves
-	rooms rooms
+	call *upstream.Call // of the last leg, for the next; nil: somebody else may cut it yet
+	left *leaving       // the memory of leaves
+	// between is the memory of await; nil until a completion was waited for.
+	between *between
+	rooms   rooms
 
 	excluded []*worker.Rank
 	passed   []*worker.Rank // passed over by the last choice: excluded, or full
@@ -45,7 +47,9 @@ type scratch struct {
 	segments [][]byte
 	answer   []byte // prefill's whole response; pair.Handle borrows from it
 	reply    []byte // decode's, where it is held whole
+	shaped   []byte // it, as the client gets it, where the family changes it
 	ticket   []byte // scratch of pair.Ticket
+	learned  []byte // what a Learner found
 	vigil    *vigil // over prefill's engine while decode waits for its KV; nil until one was needed
 }
 
@@ -128,7 +132,7 @@ func (q *request) recycle() {
 	if q.lent != nil {
 		q.lent.Release()
 	}
-	if cap(q.answer) > most || cap(q.reply) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
+	if cap(q.answer) > most || cap(q.reply) > most || cap(q.shaped) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed
 	}
 	q.scratch.empty()
@@ -145,6 +149,9 @@ func (s *scratch) empty() {
 	if s.left.wasTold() {
 		s.call, s.left = nil, nil
 	}
+	if s.between != nil && len(s.between.gone) > 0 {
+		s.between = nil // somebody has left
+	}
 	s.rooms = s.rooms.again()
 	clear(s.excluded[:cap(s.excluded)]) // lets go of ranks that have left
 	clear(s.passed[:cap(s.passed)])
@@ -154,5 +161,5 @@ func (s *scratch) empty() {
 	clear(s.segments[:cap(s.segments)])
 	s.fields, s.segments = s.fields[:0], s.segments[:0]
 	s.leg.reset()
-	s.answer, s.reply, s.ticket = s.answer[:0], s.reply[:0], s.ticket[:0]
+	s.answer, s.reply, s.shaped, s.ticket = s.answer[:0], s.reply[:0], s.shaped[:0], s.ticket[:0]
 }

@@ -32,17 +32,17 @@ const maxTokenized = 32 << 20
 // own, unless it falls behind. Where it put several in one, how they were cut is not
 // known.
 func (c *carried) retokenize(client front.Leaver) (why string) {
-	if len(c.Cuts) == 0 {
+	if len(c.Cuts()) == 0 {
 		c.Out = c.Out[:0]
 		c.Told = 0
 		return ""
 	}
 	loose := slices.Contains(c.s.r.opt().Migration.Allow, "retokenized")
-	pieces := make([][]byte, len(c.Cuts))
-	room := make([]byte, 0, len(c.Text)+2*len(c.Cuts))
+	pieces := make([][]byte, len(c.Cuts()))
+	room := make([]byte, 0, len(c.Text())+2*len(c.Cuts()))
 	at := uint32(0)
-	for i, end := range c.Cuts {
-		quoted := append(append([]byte{'"'}, c.Text[at:end]...), '"')
+	for i, end := range c.Cuts() {
+		quoted := append(append([]byte{'"'}, c.Text()[at:end]...), '"')
 		from := len(room)
 		room = jsonscan.Unquote(room, quoted)
 		pieces[i] = room[from:len(room):len(room)]
@@ -75,9 +75,10 @@ func (c *carried) tokenizer() *worker.Rank {
 	if !ok {
 		return nil
 	}
+	failed := c.few().failed
 	for _, ranks := range [...][]*worker.Rank{pool.Decode, pool.Aggregated, pool.Prefill} {
 		for _, r := range ranks {
-			if r != c.s.rank && !slices.Contains(c.failed, r) && retokenizes(r) {
+			if r != c.s.rank && !slices.Contains(failed, r) && retokenizes(r) {
 				return r
 			}
 		}
@@ -89,7 +90,7 @@ func (c *carried) tokenizer() *worker.Rank {
 // each piece is one of them.
 func (c *carried) tokenizeText(client front.Leaver, rank *worker.Rank, pieces [][]byte) (ids []uint32, exact, ok bool) {
 	body := append(c.beginTokenize(), `,"return_token_strs":true,"prompt":"`...)
-	body = append(append(body, c.Text...), `"}`...)
+	body = append(append(body, c.Text()...), `"}`...)
 	answer := c.ask(client, rank, body)
 	raw, found, err := jsonscan.Find(answer, "tokens")
 	if err != nil || !found || raw.Kind != jsonscan.Array {
@@ -109,11 +110,11 @@ func (c *carried) tokenizeText(client front.Leaver, rank *worker.Rank, pieces []
 func (c *carried) tokenizePieces(client front.Leaver, rank *worker.Rank) (ids []uint32, exact, ok bool) {
 	body := append(c.beginTokenize(), `,"prompt":[`...)
 	at := uint32(0)
-	for i, end := range c.Cuts {
+	for i, end := range c.Cuts() {
 		if i > 0 {
 			body = append(body, ',')
 		}
-		body = append(append(append(body, '"'), c.Text[at:end]...), '"')
+		body = append(append(append(body, '"'), c.Text()[at:end]...), '"')
 		at = end
 	}
 	answer := c.ask(client, rank, append(body, "]}"...))
@@ -130,13 +131,14 @@ func (c *carried) tokenizePieces(client front.Leaver, rank *worker.Rank) (ids []
 		}
 		exact = exact && len(ids) == had+1
 	}
-	return ids, exact, n == len(c.Cuts) && len(ids) > 0
+	return ids, exact, n == len(c.Cuts()) && len(ids) > 0
 }
 
 func (c *carried) beginTokenize() []byte {
-	body := append(make([]byte, 0, len(c.Text)+3*len(c.Cuts)+128), `{"add_special_tokens":false`...)
-	if model, found, _ := jsonscan.Find(append(slices.Clone(c.asked.body), '}'), "model"); found {
-		body = append(append(body, `,"model":`...), c.asked.body[model.Start:model.End]...)
+	body := append(make([]byte, 0, len(c.Text())+3*len(c.Cuts())+128), `{"add_special_tokens":false`...)
+	asked := c.asked().body
+	if model, found, _ := jsonscan.Find(append(slices.Clone(asked), '}'), "model"); found {
+		body = append(append(body, `,"model":`...), asked[model.Start:model.End]...)
 	}
 	return body
 }
@@ -145,14 +147,14 @@ func (c *carried) beginTokenize() []byte {
 func (c *carried) ask(client front.Leaver, rank *worker.Rank, body []byte) []byte {
 	opt := c.s.r.opt()
 	by := time.Now().Add(opt.Migration.TokenizeWait)
-	if c.deadline.Before(by) {
-		by = c.deadline
+	if end := c.deadline.time(); end.Before(by) {
+		by = end
 	}
 	var call upstream.Call
 	client.OnGone(call.Cut)
 	defer client.OnGone(nil)
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-		Method: "POST", Path: "/tokenize", Fields: c.fields, Body: [][]byte{body}, Deadline: by,
+		Method: "POST", Path: "/tokenize", Fields: c.fields(), Body: [][]byte{body}, Deadline: by,
 	}, &call)
 	if err != nil {
 		c.s.note("tokenizing on " + rank.ID.String() + " failed: " + err.Error())

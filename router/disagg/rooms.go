@@ -49,6 +49,17 @@ func (r *rooms) next() *schedule.Reservation {
 	return r.all[r.used-1]
 }
 
+// handOver leaves one to somebody else, who may release it after the request, and takes
+// another in its place, which holds nothing; nil: there is none. It gives the one left.
+func (r *rooms) handOver(res, instead *schedule.Reservation) *schedule.Reservation {
+	for i := range r.all {
+		if r.all[i] == res {
+			r.all[i] = instead
+		}
+	}
+	return res
+}
+
 // handOn leaves those in use to somebody else, who may release them after the request.
 func (r *rooms) handOn() { *r = rooms{used: len(r.all)} }
 

@@ -112,6 +112,7 @@ type Expectation interface {
 type Runner struct {
 	now       atomic.Pointer[settled]
 	requests  sync.Pool
+	besides   sync.Pool
 	facts     facts
 	silences  silences
 	censuses  censuses
@@ -147,7 +148,7 @@ func NewRunner(opt Options) (*Runner, error) {
 		return nil, err
 	}
 	r.now.Store(s)
-	r.requests.New = func() any { return new(request) }
+	r.requests.New, r.besides.New = func() any { return new(request) }, newBeside
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.UsePairRate(func(from, to *worker.Rank) float64 { return w.From(from).NSPerToken(int(to.Slot)) / 1e6 })
 	}

@@ -38,6 +38,11 @@ type steering struct {
 	labels  []string    // all must be there
 }
 
+// says is whether there is any of it.
+func (s *steering) says() bool {
+	return s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
+}
+
 // pins says who may name workers.
 type pins struct {
 	any  bool

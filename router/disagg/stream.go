@@ -70,6 +70,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		tokens: int32(q.prompt.Count), predicted: int32(choice.CachedTokens),
 		prefilled: q.prefilled, found: int32(q.pair.PrefillCached), beside: q.beside, given: q.given, grace: q.grace(),
 	}
+	if q.beside != nil {
+		q.beside.keep()
+	}
 	q.given, q.call = nil, nil
 	q.rooms.handOn()
 	if q.wait != nil {

@@ -48,8 +48,8 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	q.r, q.id, q.model, q.stream = s.r, s.requestID, c.model, true
 	defer q.recycle()
 	t := &taking{Leaver: client}
-	q.taking, q.before, q.by = t, c.attempt, c.deadline
-	q.steering = c.steering
+	q.taking, q.before, q.by = t, int(c.attempt), c.deadline.time()
+	q.steering = c.few().steering
 
 	pool, ok := opt.Fleet.View().Pool(c.model)
 	if !ok {
@@ -64,7 +64,7 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	most, least, total := 0, 0, 0
 	for i, o := range open {
 		cont := &conts[i]
-		*cont = Continuation{Prompt: len(c.Prompt), Most: c.most, Least: c.asked.least}
+		*cont = Continuation{Prompt: len(c.Prompt), Most: c.most, Least: int(c.least)}
 		var room []uint32
 		if i == 0 {
 			room = q.prompt.Tokens[:0]
@@ -91,9 +91,10 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	q.prompt.Tokens, q.prompt.Count = conts[0].Tokens, len(conts[0].Tokens)
 	q.maxTokens = most
 	var err error
+	asked := c.asked()
 	q.x, err = front.NewExchange(&front.Detached{
-		Endpoint: front.EndpointOf(c.asked.path(c.kind)), RequestID: s.requestID, Body: c.asked.complete(c.kind, conts, min(least, most), most, grammar),
-		Fields: c.fields, Received: time.Now(), Party: t, Log: opt.Log,
+		Endpoint: front.EndpointOf(asked.path(c.kind)), RequestID: s.requestID, Body: asked.complete(c.kind, conts, min(least, most), most, grammar),
+		Fields: c.fields(), Received: time.Now(), Party: t, Log: opt.Log,
 	})
 	if err != nil {
 		s.note("not migrated: " + err.Error())
@@ -107,7 +108,7 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	q.plan.Decode = fittingOr(&q.steering, q.plan.Decode)
 	q.plan.Whole = fittingOr(&q.steering, q.plan.Whole)
 	q.excluded = append(q.excluded[:0], failed...)
-	q.suspects = max(c.suspects-opt.Migration.Max+1, 0)
+	q.suspects = max(int(c.suspects)-opt.Migration.Max+1, 0)
 	q.salted = c.salt
 	q.lookUp(time.Now())
 	if !q.fit() {
@@ -122,7 +123,7 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 		q.runDisaggregated()
 	}
 	client.OnGone(nil)
-	c.attempt += max(q.attempt, 1)
+	c.attempt += int32(max(q.attempt, 1))
 	if t.s == nil {
 		if t.refused != "" {
 			s.note("not migrated: " + t.refused)

@@ -44,65 +44,71 @@ func (trtllm) Prefill(leg *Leg, p *Pair) {
 
 // Handle implements Family: the first choice's disaggregated_params. An end by
 // anything but the length means that the first token was the last.
-func (trtllm) Handle(_ *Pair, body []byte) ([]byte, error) {
-	choice, err := firstChoice(body)
+func (trtllm) Handle(p *Pair, body []byte) ([]byte, error) {
+	choice, ids, err := firstChoice(body, "prompt_token_ids")
 	if err != nil {
 		return nil, err
 	}
-	if end, ok, _ := jsonscan.Find(choice, "finish_reason"); ok && end.Kind == jsonscan.String {
+	var of [2]jsonscan.Value
+	jsonscan.Members(choice, of[:], "finish_reason", "disaggregated_params")
+	if end := of[0]; end.Kind == jsonscan.String {
 		switch string(choice[end.Start:end.End]) {
 		case `"length"`, `"not_finished"`:
 		default:
 			return nil, ErrFinal
 		}
 	}
-	v, ok, _ := jsonscan.Find(choice, "disaggregated_params")
-	if !ok || v.Kind != jsonscan.Object {
+	v := of[1]
+	if v.Kind != jsonscan.Object {
 		return nil, fmt.Errorf("%w: choices[0].disaggregated_params is missing or null", ErrIncompleteHandle)
 	}
 	params := choice[v.Start:v.End]
-	if id, ok, _ := jsonscan.Find(params, "ctx_request_id"); !ok || id.Kind <= jsonscan.Null {
+	var in [3]jsonscan.Value
+	jsonscan.Members(params, in[:], "ctx_request_id", "first_gen_tokens", "request_type")
+	if in[0].Kind <= jsonscan.Null {
 		return nil, fmt.Errorf("%w: ctx_request_id is missing or null", ErrIncompleteHandle)
 	}
-	tokens, ok, _ := jsonscan.Find(params, "first_gen_tokens")
-	if !ok || tokens.Kind != jsonscan.Array || !bytes.ContainsAny(params[tokens.Start:tokens.End], "0123456789") {
+	tokens := in[1]
+	if tokens.Kind != jsonscan.Array || !bytes.ContainsAny(params[tokens.Start:tokens.End], "0123456789") {
 		return nil, fmt.Errorf("%w: first_gen_tokens is missing or empty", ErrIncompleteHandle)
+	}
+	p.inHandle = members{read: true, kind: in[2]}
+	if ids.Kind == jsonscan.Array {
+		p.promptIDs = body[ids.Start:ids.End]
 	}
 	return params, nil
 }
 
-// firstChoice finds choices[0] of an answer; the result borrows from body.
-func firstChoice(body []byte) ([]byte, error) {
-	v, ok, err := jsonscan.Find(body, "choices")
+// firstChoice finds choices[0] of an answer, and one more member beside it; the result
+// borrows from body.
+func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Value, err error) {
+	v, other, err := jsonscan.FindTwo(body, "choices", beside)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
+		return nil, other, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
 	}
-	if ok {
-		if it := jsonscan.Walk(body[v.Start:v.End]); it.Next() && it.Value.Kind == jsonscan.Object {
-			return it.Raw(), nil
-		}
+	if it := jsonscan.Walk(body[v.Start:v.End]); it.Next() && it.Value.Kind == jsonscan.Object {
+		return it.Raw(), other, nil
 	}
-	return nil, fmt.Errorf("%w: the prefill response has no choice", ErrIncompleteHandle)
+	return nil, other, fmt.Errorf("%w: the prefill response has no choice", ErrIncompleteHandle)
 }
 
 // Decode implements Family.
 func (trtllm) Decode(leg *Leg, p *Pair) {
-	leg.Set(jsonscan.KeyDisaggregatedParams, leg.Room(func(dst []byte) []byte { return generating(dst, p.Handle) }))
-	ids, ok, _ := jsonscan.Find(p.Answer, "prompt_token_ids")
-	if !ok || ids.Kind != jsonscan.Array {
+	leg.Set(jsonscan.KeyDisaggregatedParams, leg.Room(func(dst []byte) []byte { return generating(dst, p) }))
+	if p.promptIDs == nil {
 		return // an older server: the prompt is tokenized once more
 	}
 	key := jsonscan.KeyPromptTokenIDs
 	if p.Kind == front.Completions {
 		key = jsonscan.KeyPrompt
 	}
-	leg.Set(key, p.Answer[ids.Start:ids.End])
+	leg.Set(key, p.promptIDs)
 }
 
 // generating appends the context server's params with the request type changed.
-func generating(dst, params []byte) []byte {
-	v, ok, _ := jsonscan.Find(params, "request_type")
-	if ok {
+func generating(dst []byte, p *Pair) []byte {
+	params := p.Handle
+	if v := p.inHandle.kind; v.Kind != jsonscan.Absent {
 		dst = append(append(dst, params[:v.Start]...), generationOnly...)
 		return append(dst, params[v.End:]...)
 	}

@@ -15,7 +15,13 @@ func (f *Fleet) Full(r *worker.Rank) bool {
 	if most := r.Worker.Spec.MaxRequests; most > 0 && underWay(r.Worker) >= most {
 		return true
 	}
-	return n > 0 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
+	return f.Trying(r)
+}
+
+// Trying says whether a rank is half open with a request under way: what becomes of that
+// tells whether it takes others.
+func (f *Fleet) Trying(r *worker.Rank) bool {
+	return r.Requests.Load() > 0 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
 }
 
 // Limited says whether any rank can be Full at all; where none can, nobody need

@@ -193,7 +193,6 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 		s.ranks = append(s.ranks, table{})
 	}
 	r := &s.ranks[ev.Slot]
-	s.sink += r.touch(seqs)
 	var before, parent uint32 // the list goes on in front of this entry; those that come, behind that one
 	store := func(end int) {
 		if n := len(s.coming); n > 0 {
@@ -212,6 +211,9 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 		}
 	}
 	for i, seq := range seqs {
+		if i%touchMost == 0 {
+			s.sink += r.touch(seqs[i:])
+		}
 		e := r.get(uint64(seq))
 		switch {
 		case e == 0:
@@ -272,7 +274,10 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s.mu.Lock()
 	s.expire(now)
 	if int(slot) < len(s.ranks) {
-		for _, seq := range seqs[cachedBlocks:] {
+		for i, seq := range seqs[cachedBlocks:] {
+			if i%touchMost == 0 {
+				s.sink += s.ranks[slot].touch(seqs[cachedBlocks+i:])
+			}
 			if e := s.ranks[slot].get(uint64(seq)); e != 0 && !s.seen.at(e).fresh {
 				s.forget(e)
 			}

@@ -157,22 +157,26 @@ func (b *book) all(s *Scheduler, id string) []Record {
 
 // account copies the record out; its mutex is held by the caller.
 func (r *record) account(s *Scheduler) Record {
-	rec := Record{RequestID: string(r.id), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: r.lost, LostNotes: r.lostNotes,
+	rec := Record{RequestID: string(r.id), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: int(r.lost),
 		Decisions: make([]Decision, 0, len(r.decisions))}
 	for i := range r.decisions {
 		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
 	}
-	for i := range r.pairs {
-		rec.Pairs = append(rec.Pairs, r.pairs[i].account(&s.tuned().weights))
-	}
-	for _, n := range r.notes {
-		rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})
+	var transfer Transfer
+	if a := r.aside; a != nil {
+		for i := range a.pairs {
+			rec.Pairs = append(rec.Pairs, a.pairs[i].account(&s.tuned().weights))
+		}
+		for _, n := range a.notes {
+			rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})
+		}
+		rec.LostNotes, transfer = a.lostNotes, a.transfer
 	}
 	if r.ended {
 		o := &r.outcome
-		rec.Outcome = &OutcomeAccount{Status: o.Status, Reason: o.Reason, CachedTokens: o.CachedTokens,
-			PromptTokens: o.PromptTokens, OutputTokens: o.OutputTokens, TTFTMS: ms(o.TTFT), TotalMS: ms(o.Total)}
-		if t := &o.Transfer; t.State != "" {
+		rec.Outcome = &OutcomeAccount{Status: int(o.status), Reason: o.reason, CachedTokens: int(o.cached),
+			PromptTokens: int(o.prompt), OutputTokens: int(o.output), TTFTMS: ms(o.ttft), TotalMS: ms(o.total)}
+		if t := &transfer; t.State != "" {
 			rec.Outcome.Transfer = &TransferAccount{State: t.State, Bytes: t.Bytes, TookMS: ms(t.Took), AfterMS: ms(t.After)}
 		}
 	}

@@ -26,7 +26,8 @@ func (b *book) pair(p *pairing) {
 		return
 	}
 	defer r.mu.Unlock()
-	if len(r.pairs) == maxPairings {
+	a := r.rest()
+	if len(a.pairs) == maxPairings {
 		return
 	}
 	f := &p.decode.sc.frame
@@ -35,7 +36,7 @@ func (b *book) pair(p *pairing) {
 	if p.asked {
 		e.local = *p.local.best()
 	}
-	r.pairs = append(r.pairs, e)
+	a.pairs = append(a.pairs, e)
 }
 
 // Pairing is one joint choice of both legs, and of whether there are two.

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"math"
 	"math/bits"
 	"strings"
 	"sync"
@@ -59,22 +60,59 @@ type book struct {
 	mask    uint64
 }
 
+// record is one request's. There are as many as streams, up to what the ring holds, and what
+// few requests have stands elsewhere.
 type record struct {
 	mu        sync.Mutex
 	used      bool
 	ended     bool
+	lost      uint16 // decisions beyond the bound
 	hash      uint64
 	id        []byte // copied: ids may be borrowed from the connection's buffers
 	seq       uint64
 	begun     int64 // ns since the scheduler's start
 	decisions []decision
 	terms     []term // of all decisions, one after the other
+	aside     *aside // nil: none of it
+	outcome   ended
+}
+
+// aside is what few records have. It stays with the slot, as its buffers do.
+type aside struct {
 	pairs     []paired
-	lost      int // decisions beyond the bound
 	notes     []note
 	lostNotes int
-	outcome   Outcome
+	transfer  Transfer
 }
+
+// ended is an Outcome as a record keeps it, but for its Transfer.
+type ended struct {
+	reason                         string
+	status, cached, prompt, output int32
+	ttft, total                    time.Duration
+}
+
+// rest gives the record's aside, made where there was none.
+func (r *record) rest() *aside {
+	if r.aside == nil {
+		r.aside = new(aside)
+	}
+	return r.aside
+}
+
+// end completes the record.
+func (r *record) end(out *Outcome) {
+	r.outcome = ended{
+		reason: out.Reason, status: int32(out.Status), cached: clip32(out.CachedTokens), prompt: clip32(out.PromptTokens), output: clip32(out.OutputTokens),
+		ttft: out.TTFT, total: out.Total,
+	}
+	if r.ended = true; out.Transfer.State != "" || r.aside != nil {
+		r.rest().transfer = out.Transfer
+	}
+}
+
+// clip32 is n as far as 32 bits hold it: engines say what they like.
+func clip32(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
 
 // decision is one choice. There are as many as streams and more: it fills a size class of 48
 // bytes.
@@ -180,12 +218,12 @@ func (b *book) take(id string, h uint64, now int64) *record {
 	r.decisions = r.decisions[:0]
 	clear(r.terms) // lets go of ranks that have left
 	r.terms = r.terms[:0]
-	clear(r.pairs)
-	r.pairs = r.pairs[:0]
-	clear(r.notes)
-	r.notes = r.notes[:0]
-	r.lost, r.lostNotes = 0, 0
-	r.outcome = Outcome{}
+	if a := r.aside; a != nil {
+		clear(a.pairs)
+		clear(a.notes)
+		*a = aside{pairs: a.pairs[:0], notes: a.notes[:0]}
+	}
+	r.lost, r.outcome = 0, ended{}
 	b.enter(h, seq)
 	return r
 }
@@ -209,7 +247,7 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 	}
 	defer r.mu.Unlock()
 	if len(r.decisions) == maxDecisions {
-		r.lost++
+		r.lost = min(r.lost, math.MaxUint16-1) + 1
 		return
 	}
 	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
@@ -252,14 +290,15 @@ func (s *Scheduler) Note(requestID, text string) {
 		return
 	}
 	defer r.mu.Unlock()
-	if len(r.notes) == maxNotes {
-		r.lostNotes++
+	a := r.rest()
+	if len(a.notes) == maxNotes {
+		a.lostNotes++
 		return
 	}
 	if len(text) > maxNoteBytes {
 		text = strings.ToValidUTF8(text[:maxNoteBytes], "") + "…"
 	}
-	r.notes = append(r.notes, note{at: time.Duration(s.now() - r.begun), text: strings.Clone(text)})
+	a.notes = append(a.notes, note{at: time.Duration(s.now() - r.begun), text: strings.Clone(text)})
 }
 
 // current is the record under way of a request, made where there is none.
@@ -283,7 +322,7 @@ func (s *Scheduler) Late(requestID string, t Transfer) {
 	id := clipID(requestID)
 	if r := s.book.open(id, hashID(id)); r != nil {
 		if r.ended {
-			r.outcome.Transfer = t
+			r.rest().transfer = t
 		}
 		r.mu.Unlock()
 	}
@@ -294,7 +333,7 @@ func (s *Scheduler) End(requestID string, out Outcome) {
 	if s.book != nil && requestID != "" {
 		if r := s.book.current(requestID, s); r != nil {
 			out.Reason = strings.Clone(out.Reason)
-			r.outcome, r.ended = out, true
+			r.end(&out)
 			r.mu.Unlock()
 		}
 	}

@@ -49,11 +49,22 @@ func (w *Watch) Up(tier nixl.Tier) bool {
 		for _, m := range w.ladder {
 			if m.Tier() == tier {
 				s, _ := m.Status()
-				return s == nixl.TierUp
+				return s == nixl.TierUp && w.offered(tier)
 			}
 		}
 	}
 	return tier == nixl.TierHTTP
+}
+
+// offered says whether engines are told of a tier, which they are a moment after it is up.
+func (w *Watch) offered(tier nixl.Tier) bool {
+	switch {
+	case tier == nixl.TierNIXL && w.agent != nil:
+		return w.agent.offer.Load() != nil
+	case tier == nixl.TierUCX && w.ucx != nil:
+		return w.ucx.offer.Load() != nil
+	}
+	return true
 }
 
 // Pairs lists what was measured between ranks, by their slots.

@@ -134,7 +134,7 @@ func (r *Rank) BlockSize() int {
 }
 
 // FeedState says how far a rank's KV event feed can be trusted.
-type FeedState uint32
+type FeedState uint8
 
 // The feed's states.
 const (

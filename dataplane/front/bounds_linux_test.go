@@ -1,0 +1,267 @@
+package front
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/sock"
+)
+
+const unframedHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+// way is one in which a stream's bytes come to its client.
+type way struct {
+	name    string
+	opt     Options
+	request string
+	head    string              // the engine's
+	frame   func(string) string // and its framing
+}
+
+// ways are all of them.
+func ways(t *testing.T) []way {
+	lent := httptest.NewUnstartedServer(nil)
+	lent.StartTLS() // has a certificate
+	t.Cleanup(lent.Close)
+	secure := &tls.Config{Certificates: lent.TLS.Certificates, MinVersion: tls.VersionTLS12}
+	same := func(s string) string { return s }
+	coded := chatPost(streamDoc, "Accept-Encoding: gzip")
+	old := strings.Replace(chatPost(streamDoc), "HTTP/1.1", "HTTP/1.0", 1)
+	return []way{
+		{"loop", Options{Relay: RelayLoop}, chatPost(streamDoc), streamHead, chunk},
+		{"goroutine", Options{Relay: RelayGoroutine}, chatPost(streamDoc), streamHead, chunk},
+		{"TLS", Options{TLS: secure}, chatPost(streamDoc), streamHead, chunk},
+		{"gzip", Options{CompressStreams: true}, coded, streamHead, chunk},
+		{"gzip over TLS", Options{CompressStreams: true, TLS: secure}, coded, streamHead, chunk},
+		{"HTTP/1.0", Options{}, old, streamHead, chunk},
+		{"unframed engine", Options{}, chatPost(streamDoc), unframedHead, same},
+		{"unframed engine, HTTP/1.0", Options{}, old, unframedHead, same},
+	}
+}
+
+// connect opens a connection whose kernel takes little ahead of its reader: that must be
+// known before it tells its window.
+func (w *way) connect(r *rig) *client {
+	r.t.Helper()
+	small := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		return raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 16<<10) })
+	}}
+	nc, err := small.Dial("tcp", r.addr)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(patience))
+	c := newClient(r.t, nc)
+	if w.opt.TLS != nil {
+		c = overTLS(c)
+	}
+	return c
+}
+
+// hasten lets the client's kernel take more.
+func (w *way) hasten(c *client) {
+	nc := c.Conn
+	if secure, ok := nc.(*tls.Conn); ok {
+		nc = secure.NetConn()
+	}
+	_ = nc.(*net.TCPConn).SetReadBuffer(1 << 20)
+}
+
+// noise is an event of 32 KiB that no coding makes much smaller.
+func noise() string {
+	data := make([]byte, 24<<10)
+	for i := range data {
+		data[i] = byte(rand.Uint32())
+	}
+	return `data: {"x":"` + base64.StdEncoding.EncodeToString(data) + "\"}\n\n"
+}
+
+// flood is an engine that sends without an end; sent counts its bytes.
+func (w *way) flood(t *testing.T, sent *atomic.Int64) *engine {
+	event := w.frame(noise())
+	return startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, _ = io.WriteString(nc, w.head)
+		for {
+			n, err := io.WriteString(nc, event)
+			if sent.Add(int64(n)); err != nil {
+				return false
+			}
+		}
+	})
+}
+
+// The kernel holds no more for a client that does not read than is written in
+// docs/relay.md, and its engine is not read any more, whatever is done to the bytes.
+func TestStoppedClientsAreBounded(t *testing.T) {
+	for _, w := range ways(t) {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			var sent atomic.Int64
+			r := start(t, w.opt, relayTo(w.flood(t, &sent), func() RelayHooks { return RelayHooks{} }))
+			c := w.connect(r)
+			c.send(w.request)
+			held := func() (n int) {
+				for _, of := range r.s.conns.list() {
+					_ = of.raw.Control(func(fd uintptr) { n = sock.Unsent(int(fd)) })
+				}
+				return n
+			}
+			was, since := int64(0), time.Now()
+			until(t, "the end of reading", func() bool {
+				if now := sent.Load(); now != was || was == 0 {
+					was, since = now, time.Now()
+				}
+				return time.Since(since) > 300*time.Millisecond
+			})
+			t.Logf("the kernel holds %d KiB", held()>>10)
+			if n := held(); n == 0 || n > 256<<10 {
+				t.Errorf("the kernel holds %d bytes for the client, want 256 KiB at the most", n)
+			}
+		})
+	}
+}
+
+// A client that stops reading is cut after WriteTimeout for that, whatever is done to
+// the bytes.
+func TestStoppedClientsAreCut(t *testing.T) {
+	const limit = time.Second
+	for _, w := range ways(t) {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			ends := make(chan relay.Result, 1)
+			w.opt.WriteTimeout = limit
+			r := start(t, w.opt, relayTo(w.flood(t, new(atomic.Int64)), endHook(ends)))
+			c := w.connect(r)
+			began := time.Now()
+			c.send(w.request)
+			res := wantEnd(t, ends, relay.ClientStalled)
+			if took := time.Since(began); took < limit/2 || took > 3*limit {
+				t.Errorf("cut after %v, want %v", took, limit)
+			}
+			if !errors.Is(res.Err, os.ErrDeadlineExceeded) || res.Reusable {
+				t.Errorf("%+v", res)
+			}
+		})
+	}
+}
+
+// A client that reads some 20 KB a second is not, although its socket takes nothing new
+// for longer than WriteTimeout, and what it gets is the stream, nothing left out, nothing
+// twice.
+func TestSlowClientsGetAll(t *testing.T) {
+	if testing.Short() {
+		t.Skip("several times the time-out long")
+	}
+	const limit = 2 * time.Second
+	var all sync.WaitGroup // at once, however few run in parallel
+	for _, w := range ways(t) {
+		run := func(t *testing.T) {
+			text, body := "", ""
+			for range 12 {
+				event := noise()
+				text += event
+				body += w.frame(event)
+			}
+			text += "data: [DONE]\n\n"
+			body += w.frame("data: [DONE]\n\n")
+			if w.head == streamHead {
+				body += lastChunk
+			}
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, w.head+body)
+				return false
+			})
+			ends := make(chan relay.Result, 1)
+			w.opt.WriteTimeout = limit
+			r := start(t, w.opt, relayTo(e, endHook(ends)))
+			c := w.connect(r)
+			c.send(strings.Replace(w.request, "\r\n", "\r\nConnection: close\r\n", 1))
+			got, piece := []byte(nil), make([]byte, 4<<10)
+			for began := time.Now(); time.Since(began) < 4*limit; time.Sleep(200 * time.Millisecond) {
+				if _, err := io.ReadFull(c, piece); err != nil {
+					t.Fatalf("cut after %v: %v", time.Since(began), err)
+				}
+				got = append(got, piece...)
+			}
+			w.hasten(c)
+			rest, err := io.ReadAll(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantEnd(t, ends, relay.Completed)
+			resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(append(got, rest...))), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var plain io.Reader = resp.Body
+			if resp.Header.Get("Content-Encoding") == "gzip" {
+				if plain, err = gzip.NewReader(resp.Body); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if answer, err := io.ReadAll(plain); err != nil || string(answer) != text {
+				t.Errorf("%d bytes (%v), want %d", len(answer), err, len(text))
+			}
+		}
+		all.Go(func() { t.Run(w.name, run) })
+	}
+	all.Wait()
+}
+
+// Whatever is done to a stream's bytes is done to its comments.
+func TestCommentsInEveryWay(t *testing.T) {
+	for _, w := range ways(t) {
+		t.Run(w.name, func(t *testing.T) {
+			first := make(chan struct{})
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, w.head)
+				select {
+				case <-first:
+				case <-time.After(2 * time.Second): // no comments come
+				}
+				_, _ = io.WriteString(nc, w.frame(helloStream)+w.frame("data: [DONE]\n\n"))
+				if w.head == streamHead {
+					_, _ = io.WriteString(nc, lastChunk)
+				}
+				return false
+			})
+			ends := make(chan relay.Result, 1)
+			w.opt.KeepAlive = 2 * time.Millisecond
+			r := start(t, w.opt, relayTo(e, endHook(ends)))
+			c := w.connect(r)
+			c.send(w.request)
+			resp := c.head()
+			if resp.Header.Get("Content-Encoding") == "gzip" {
+				plain, err := gzip.NewReader(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body = io.NopCloser(plain)
+			}
+			c.comments(resp, 4)
+			close(first)
+			if got := c.rest(resp); got != helloStream+"data: [DONE]\n\n" {
+				t.Errorf("body %q", got)
+			}
+			wantEnd(t, ends, relay.Completed)
+		})
+	}
+}

@@ -1,0 +1,46 @@
+package relay
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// What a stream sends that no empty line will end passes as it comes, and what an engine
+// cuts into crumbs costs no more than a few looks at each byte.
+func TestNothingIsHeldInVain(t *testing.T) {
+	for name, k := range map[string]struct {
+		part string
+		most int // reads until the first byte is out
+	}{
+		"lines end with one LF":  {chunksOf("data: {\"a\":1}\n"), 2},
+		"lines end with CR":      {chunksOf("data: {\"a\":1}\r\r"), 1},
+		"comments by themselves": {chunksOf(": ping\n"), 1},
+		"crumbs without an end":  {chunksOf("x"), maxLooks + 2},
+		"crumbs with extensions": {"1;" + strings.Repeat("x", 250) + "\r\nx\r\n", maxLooks + 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := voidStream()
+			out, held := 0, 0
+			began := time.Now()
+			for i := range 20_000 {
+				good, err := s.unchunk([]byte(k.part))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if out += len(good); out == 0 && i+1 >= k.most {
+					t.Fatalf("nothing is out after %d reads", i+1)
+				}
+				if s.edit != nil && s.edit.held.buf != nil {
+					held = max(held, len(s.edit.held.buf.B))
+				}
+			}
+			if all := 20_000 * len(k.part); out != all && out < all-maxHeld || held > 4*maxHeld {
+				t.Errorf("%d of %d bytes are out, %d were held", out, all, held)
+			}
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}

@@ -1,0 +1,201 @@
+package relay
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"net"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const handle = `{"remote_block_ids":[[70707]],"remote_host":"s3cret }]\"","n":{"a":[1]},"remote_port":70707}`
+
+// veilCases are events' data, and what is left of each: "": all.
+var veilCases = []struct{ in, want string }{
+	{`{"choices":[{"delta":{"content":"kv_transfer_params\":{"}}],"kv_transfer_params":` + handle + `,"usage":null}`,
+		`{"choices":[{"delta":{"content":"kv_transfer_params\":{"}}],"kv_transfer_params":null,"usage":null}`},
+	{`{"kv_transfer_params" : "s3cret\"70707","ec_transfer_params":[70707,{"a":"s3cret"}],"id":"x"}`, `{"kv_transfer_params":"","ec_transfer_params":[],"id":"x"}`},
+	{`{"kv_transfer_params":70707.5e3,"choices":[{"disaggregated_params":` + handle + `,"text":"a"},{"text":"b","disaggregated_params": -70707 }]}`,
+		`{"kv_transfer_params":0,"choices":[{"disaggregated_params":null,"text":"a"},{"text":"b","disaggregated_params":0}]}`},
+	{`{"kv_transfer_params": { "remote_host":"s3cret"},"disaggregated_params":` + handle + `}`, `{"kv_transfer_params":{},"disaggregated_params":null}`},
+	{`{"type":"response.completed","response":{"output":[{"kv_transfer_params":1}],"kv_transfer_params":` + handle + `}}`,
+		`{"type":"response.completed","response":{"output":[{"kv_transfer_params":1}],"kv_transfer_params":null}}`},
+	{`{"type":"message_start","message":{"kv_transfer_params":` + handle + `,"id":"m"}}`, `{"type":"message_start","message":{"kv_transfer_params":null,"id":"m"}}`},
+	{`{"kv_transfer_params":null,"a":{"kv_transfer_params":{"deep":"stays"}},"choices":[{"message":{"kv_transfer_params":1}},["kv_transfer_params"]]}`, ""},
+	{`{"a":"kv_transfer_params","b":["kv_transfer_params",{"c":1}],"c":"\",\"kv_transfer_params\":{\"x\":1}"}`, ""},
+	{`{"kv_transfer_params":null,"choices":[{"disaggregated_params":null,"delta":{"tool_calls":[{"function":{"arguments":"{\"kv_transfer_params\": 1}"}}]}}]}`, ""},
+	{`[{"kv_transfer_params":1}]`, ""},
+	{`[DONE]`, ""},
+	{`{"kv_transfer_params":{},"choices":[]}`, ""},
+}
+
+var emptied = regexp.MustCompile(`_params":(\{\}|" *")`)
+
+// checkVeiled says what is wrong with out, which in became.
+func checkVeiled(t *testing.T, in, out, want string) {
+	t.Helper()
+	if want == "" {
+		if out != in {
+			t.Errorf("%s\nbecame %s", in, out)
+		}
+		return
+	}
+	var got, meant any
+	err := json.Unmarshal([]byte(out), &got)
+	if json.Unmarshal([]byte(want), &meant) != nil {
+		t.Fatal(want)
+	}
+	// In pieces an object may be emptied in the place of null.
+	norm := func(v any) any {
+		b, _ := json.Marshal(v)
+		return emptied.ReplaceAllString(string(b), `_params":null`)
+	}
+	if err != nil || len(out) != len(in) || !reflect.DeepEqual(norm(got), norm(meant)) {
+		t.Errorf("%s\nbecame %s (%v)\nwant   %s", in, out, err, want)
+	}
+}
+
+func TestVeil(t *testing.T) {
+	for _, c := range veilCases {
+		body := []byte(c.in)
+		Veil(body)
+		checkVeiled(t, c.in, string(body), c.want)
+		for cut := range len(c.in) + 1 {
+			body := []byte(c.in)
+			var v veil
+			v.feed(body[:cut:cut])
+			v.feed(body[cut:])
+			checkVeiled(t, c.in, string(body), c.want)
+		}
+	}
+	// Data of several lines, and what stands between.
+	event := "event: x\r\nid: {\"kv_transfer_params\":1}\r\ndata: {\"kv_transfer_params\": {\"a\":\r\ndata: \"s3cret\"},\r\n: data: \"\r\ndata: \"b\":1}\r\n\r\n"
+	b := []byte(event + event)
+	v := veil{events: true}
+	v.feed(b)
+	if got := string(b); strings.Contains(got, "s3cret") || strings.Count(got, "\r\ndata: ") != 6 || strings.Count(got, "\"b\":1}\r\n\r\n") != 2 || strings.Count(got, "id: {\"kv_transfer_params\":1}") != 2 {
+		t.Errorf("%q", got)
+	}
+}
+
+// Nothing private reaches a client, in whatever framing and pieces it comes, rewritten or not; all else is as it was, byte by byte.
+func TestPrivateMembersOfStreams(t *testing.T) {
+	var events, want []string
+	for _, c := range veilCases {
+		content := `{"choices":[{"index":0,"delta":{"content":"hi"}}]}`
+		for _, in := range []string{content, c.in} {
+			events = append(events, "data: "+in+"\n\n")
+		}
+		want = append(want, "", c.want)
+	}
+	events, want = append(events, "data: [DONE]\n\n"), append(want, "")
+	whole := strings.Join(events, "")
+	long := strings.Repeat("x", 100<<10)
+	for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {
+		for name, framed := range map[string]string{
+			"an event a chunk": chunksOf(events...) + lastChunk,
+			"one chunk":        chunksOf(whole) + lastChunk,
+			"chunks anywhere":  anyChunks(whole) + lastChunk,
+			"to close":         whole,
+			"sized":            whole,
+		} {
+			head := streamHead
+			switch name {
+			case "to close":
+				head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+			case "sized":
+				head = fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n", len(whole))
+			}
+			for _, step := range []int{len(framed), 997, 100, 61, 7} {
+				for _, drive := range []string{"as it comes", "rewritten"} {
+					opt := Options{Protocol: protocol}
+					if drive == "rewritten" {
+						opt.Rewrite = &passing{}
+					}
+					t.Run(fmt.Sprint(protocol, "/", name, "/", step, "/", drive), func(t *testing.T) {
+						serve := func(nc *net.TCPConn) {
+							send(nc, head)
+							for rest := framed; rest != ""; rest = rest[min(step, len(rest)):] {
+								send(nc, rest[:min(step, len(rest))])
+							}
+							if name != "to close" {
+								untilGone(nc)
+							}
+						}
+						res, dst, _ := relayOnce(t, opt, serve)
+						got := dst.got
+						if res.Err != nil && protocol == OpenAI {
+							t.Fatalf("%+v", res)
+						}
+						if strings.Contains(head, "chunked") {
+							if drive != "rewritten" && len(got) != len(framed) {
+								t.Fatalf("%d bytes of %d", len(got), len(framed))
+							}
+							got = dechunk(t, got)
+						}
+						if strings.Contains(string(got), "s3cret") || strings.Contains(string(got), "70707") {
+							t.Fatalf("%s", got)
+						}
+						out := strings.SplitAfter(string(got), "\n\n")
+						if len(out) < len(events) {
+							t.Fatalf("%q", out)
+						}
+						for i, in := range events {
+							data := func(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, "data: "), "\n\n") }
+							checkVeiled(t, data(in), data(out[i]), want[i])
+						}
+					})
+				}
+			}
+		}
+	}
+	// An event that is too long to be held flows, and is looked at on its way.
+	for _, at := range []string{`{"kv_transfer_params":` + handle + `,"long":"` + long + `"}`, `{"long":"` + long + `","kv_transfer_params":` + handle + `}`, `{"kv_transfer_params":{"s3cret":"` + long + `","n":70707}}`} {
+		events := []string{"data: {\"choices\":[]}\n\n", "data: " + at + "\n\n", "data: {\"kv_transfer_params\":" + handle + "}\n\n", "data: [DONE]\n\n"}
+		framed := chunksOf(events...) + lastChunk
+		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+framed); untilGone(nc) })
+		if got := string(dst.got); res.Err != nil || len(got) != len(framed) || strings.Contains(got, "s3cret") || strings.Contains(got, "70707") || !strings.HasSuffix(got, framed[len(framed)-20:]) {
+			t.Errorf("%+v, %d bytes of %d, %.300q", res, len(got), len(framed), got)
+		}
+	}
+}
+
+// A whole answer that is passed on as it comes hides them too.
+func TestPrivateMembersOfAnswers(t *testing.T) {
+	for _, c := range veilCases {
+		for _, step := range []int{1000, 9, 1} {
+			res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) {
+				send(nc, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+				for rest := c.in; rest != ""; rest = rest[min(step, len(rest)):] {
+					send(nc, chunksOf(rest[:min(step, len(rest))]))
+				}
+				send(nc, lastChunk)
+				untilGone(nc)
+			})
+			if res.Err != nil {
+				t.Fatal(res.Err)
+			}
+			checkVeiled(t, c.in, string(dechunk(t, dst.got)), c.want)
+		}
+	}
+}
+
+// passing is a Rewriter that changes nothing.
+type passing struct{}
+
+func (*passing) Event(dst, event []byte) []byte { return append(dst, event...) }
+
+// anyChunks frames text in chunks that end anywhere.
+func anyChunks(text string) string {
+	r := rand.New(rand.NewSource(1))
+	var b strings.Builder
+	for text != "" {
+		n := min(1+r.Intn(80), len(text))
+		b.WriteString(chunksOf(text[:n]))
+		text = text[n:]
+	}
+	return b.String()
+}
