@@ -40,11 +40,7 @@ func (x *Exchange) setBody(body []byte) {
 		x.putBody(body)
 		return
 	}
-	if x.ctx != nil {
-		x.ctx.Response.Header.Set("Vary", x.vary("Accept-Encoding"))
-	} else {
-		addLine(x, "Vary", "Accept-Encoding")
-	}
+	addLine(x, "Vary", "Accept-Encoding") // one more line: an engine's own stays
 	c := coding.Accepted(x.head.findAll("Accept-Encoding"))
 	if c == coding.Identity {
 		x.putBody(body)

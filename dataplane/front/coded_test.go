@@ -16,6 +16,7 @@ import (
 
 	"sluice/dataplane/coding"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
 )
 
 // TestEncodedRequest sends bodies in each coding, several on one connection: a
@@ -252,4 +253,35 @@ func TestEncodedEventsDoNotWait(t *testing.T) {
 		t.Errorf("%q, %v", rest, err)
 	}
 	<-ends
+}
+
+// An engine's own Vary stays beside what an answer that may be encoded depends on, on
+// both ways through the front.
+func TestEncodedAnswerVaries(t *testing.T) {
+	body := `{"text":"` + strings.Repeat("an answer ", 300) + `"}`
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := fmt.Fprintf(nc, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nVary: X-Engine\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		return err == nil
+	})
+	r := start(t, Options{CompressMin: 1 << 10}, func(x *Exchange) {
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: chat, Body: [][]byte{x.Doc.Body}}, new(upstream.Call))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Release()
+		x.Reply(resp, []byte(body))
+	})
+	for name, raw := range map[string]string{
+		"plain":    chatPost(hello, "Accept-Encoding: gzip"),
+		"fasthttp": fmt.Sprintf("POST %s HTTP/1.1\r\nHost: test\r\nAccept-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", chat, len(hello), hello),
+	} {
+		c := r.dial()
+		c.send(raw)
+		resp, _ := c.answer()
+		got := strings.Join(resp.Header.Values("Vary"), ", ")
+		if resp.StatusCode != 200 || resp.Header.Get("Content-Encoding") != "gzip" || !strings.Contains(got, "X-Engine") || !strings.Contains(got, "Accept-Encoding") {
+			t.Errorf("%s: %d, coding %q, Vary %q", name, resp.StatusCode, resp.Header.Get("Content-Encoding"), got)
+		}
+	}
 }

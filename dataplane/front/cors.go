@@ -1,7 +1,6 @@
 package front
 
 import (
-	"bytes"
 	"strconv"
 	"strings"
 	"time"
@@ -103,14 +102,4 @@ func (x *Exchange) cors(method []byte, known bool) (answered bool) {
 func isCORS(name []byte) bool {
 	const prefix = "Access-Control-"
 	return len(name) > len(prefix) && equalFold(name[:len(prefix)], prefix)
-}
-
-// vary adds a name to those on which the answer depends.
-func (x *Exchange) vary(name string) string {
-	for i := range x.set {
-		if equalFold([]byte("Vary"), x.set[i].name) && !bytes.Contains([]byte(x.set[i].value), []byte(name)) {
-			return x.set[i].value + ", " + name
-		}
-	}
-	return name
 }
