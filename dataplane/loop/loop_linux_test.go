@@ -123,19 +123,31 @@ func TestCutAtAnyMoment(t *testing.T) {
 
 func TestSilence(t *testing.T) {
 	s := begin(t, 1)
-	const idle = 150 * time.Millisecond
-	silent := open(t, s, func(t *Task) { t.Idle = idle })
-	talks := open(t, s, func(t *Task) { t.Idle = idle })
-	late := open(t, s, func(t *Task) { t.EndBy(time.Now().Add(idle)) })
-	began := time.Now()
-	for time.Since(began) < 3*idle {
-		talks.send("x")
-		talks.wants("x")
-		time.Sleep(idle / 10)
+	// A machine that stands still for idle is silent itself: then with more of it.
+	for idle := 150 * time.Millisecond; ; idle *= 2 {
+		silent := open(t, s, func(t *Task) { t.Idle = idle })
+		talks := open(t, s, func(t *Task) { t.Idle = idle })
+		late := open(t, s, func(t *Task) { t.EndBy(time.Now().Add(idle)) })
+		began, said, pause := time.Now(), time.Now(), time.Duration(0)
+		for time.Since(began) < 3*idle {
+			talks.send("x")
+			if pause = max(pause, time.Since(said)); pause >= idle/2 {
+				break
+			}
+			said = time.Now()
+			talks.wants("x")
+			time.Sleep(idle / 10)
+		}
+		silent.ends(ReadIdle)
+		late.ends(ReadLate)
+		stays := len(talks.h.ends) == 0
+		if pause = max(pause, time.Since(said)); stays && pause < idle/2 {
+			return
+		}
+		if pause < idle/2 || idle > patience/8 {
+			t.Fatalf("left after %v at most without a byte, of %v: %v", pause, idle, !stays)
+		}
 	}
-	silent.ends(ReadIdle)
-	late.ends(ReadLate)
-	talks.stays()
 }
 
 // TestUntil: a task's time is over when it says, not when the loop next looks for

@@ -99,29 +99,38 @@ func TestTimeouts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			gone := make(chan struct{})
+			gone := make(chan struct{}, 100)
 			e := newEngine(t, func(p *peer) {
 				p.request()
 				p.send(c.sent)
 				p.gone()
-				close(gone)
+				gone <- struct{}{}
 			}).endpoint(t, Options{})
 			req := c.req
 			req.Method, req.Path = "GET", "/"
-			if !req.Deadline.IsZero() {
-				req.Deadline = time.Now().Add(150 * time.Millisecond)
-			}
-			start := time.Now()
-			_, err := ask(e, &req, nil)
-			if !errors.Is(err, ErrTimeout) || phaseOf(t, err) != c.phase {
-				t.Errorf("%v", err)
-			}
-			if took := time.Since(start); took < 25*time.Millisecond {
-				t.Errorf("timed out after %v", took)
-			}
-			<-gone
-			if s := e.Stats(); s.Open != 0 || s.TimedOut != 1 {
-				t.Errorf("%+v", s)
+			for tries, late := uint64(1), 150*time.Millisecond; ; tries, late = tries+1, 2*late {
+				if !c.req.Deadline.IsZero() {
+					req.Deadline = time.Now().Add(late)
+				}
+				start := time.Now()
+				_, err := ask(e, &req, nil)
+				if !errors.Is(err, ErrTimeout) {
+					t.Errorf("%v", err)
+				}
+				if took := time.Since(start); took < 25*time.Millisecond {
+					t.Errorf("timed out after %v", took)
+				}
+				if s := e.Stats(); s.Open != 0 || s.TimedOut != tries {
+					t.Errorf("%+v", s)
+				}
+				if phaseOf(t, err) == c.phase {
+					<-gone
+					break
+				}
+				// A busy machine may come no further by then; late, but no earlier.
+				if phaseOf(t, err) > c.phase || c.req.Deadline.IsZero() || late > long {
+					t.Fatal(err)
+				}
 			}
 		})
 	}

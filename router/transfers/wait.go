@@ -23,7 +23,7 @@ type Wait struct {
 	// was. Whoever swaps it out has the say: a tier that lost it, or Settle that let
 	// it go on.
 	call    atomic.Pointer[upstream.Call]
-	lost    atomic.Bool // told so, or stalled
+	lost    atomic.Bool // told so, or stalled and settled
 	stalled atomic.Bool
 	stallAt atomic.Int64 // since clock; 0: no stall is looked for
 
@@ -99,8 +99,8 @@ func (t *Wait) Guard(call *upstream.Call, stall time.Duration) {
 	if t == nil {
 		return
 	}
-	t.call.Store(call)
-	if t.lost.Load() {
+	if t.call.Swap(call) == wasCut || t.lost.Load() {
+		t.lost.Store(true)
 		t.cut(call)
 		return
 	}
@@ -159,6 +159,7 @@ func (t *Wait) Settle() bool {
 	for {
 		switch call := t.call.Load(); call {
 		case wasCut:
+			t.lost.Store(true)
 			return false
 		case nil:
 			return !t.lost.Load()
@@ -176,20 +177,23 @@ func (t *Wait) failed() {
 	t.cut(t.call.Load())
 }
 
-// cut says whether call was still guarded; it is cut then.
+// cut says whether call was still guarded; it is cut then. Behind the swap the Wait may
+// be closed and another request's: it is not touched any more.
 func (t *Wait) cut(call *upstream.Call) bool {
 	if call == nil || call == wasCut || !t.call.CompareAndSwap(call, wasCut) {
 		return false
 	}
-	t.lost.Store(true)
 	call.Cut()
 	return true
 }
 
+// isLost is of the request's goroutine.
+func (t *Wait) isLost() bool { return t.lost.Load() || t.call.Load() == wasCut }
+
 // Lost says why the hand-over cannot succeed, "" while it can. The reasons are
 // constants: "expired" (prefill has let go of the blocks), "failed", "stalled".
 func (t *Wait) Lost() string {
-	if t == nil || !t.lost.Load() && t.call.Load() != wasCut {
+	if t == nil || !t.isLost() {
 		return ""
 	}
 	switch r := t.told.Result(); {
@@ -211,7 +215,7 @@ func (t *Wait) Await() bool {
 	if t == nil {
 		return false
 	}
-	for end := time.Now().Add(grace); !t.lost.Load(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(grace); !t.isLost(); time.Sleep(time.Millisecond) {
 		if t.told.Result().State == completion.Done || time.Now().After(end) {
 			return false
 		}
@@ -235,7 +239,7 @@ func (t *Wait) Pending() bool {
 // wait goes on, without the request: late is then called once, by a goroutine of
 // ours, with what was told until then, and must not block. The Wait is not used after.
 func (t *Wait) Linger(late func(completion.Result)) bool {
-	if !t.Pending() || t.lost.Load() {
+	if !t.Pending() || t.isLost() {
 		return false
 	}
 	if t.watch.lingering.Add(1) > maxLingering {
