@@ -58,10 +58,12 @@ const (
 	veilNull               // in an object that becomes null
 )
 
-// Veil blanks the private members of a whole JSON answer where it lies.
+// Veil blanks the private members of a whole answer where it lies: of JSON, or, where it
+// begins as no object, of events that came with their length.
 func Veil(body []byte) {
 	if bytes.Contains(body, []byte(`_params"`)) {
-		new(veil).feed(body)
+		v := veil{events: !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{"))}
+		v.feed(body)
 	}
 }
 

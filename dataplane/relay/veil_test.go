@@ -71,6 +71,18 @@ func TestVeil(t *testing.T) {
 			checkVeiled(t, c.in, string(body), c.want)
 		}
 	}
+	// A whole answer may be events.
+	var events, veiled string
+	for _, c := range veilCases {
+		body := []byte(c.in)
+		Veil(body)
+		events += "data: " + c.in + "\r\n\r\n"
+		veiled += "data: " + string(body) + "\r\n\r\n"
+	}
+	whole := []byte(events)
+	if Veil(whole); string(whole) != veiled {
+		t.Errorf("%s\nbecame %s\nwant   %s", events, whole, veiled)
+	}
 	// Data of several lines, and what stands between.
 	event := "event: x\r\nid: {\"kv_transfer_params\":1}\r\ndata: {\"kv_transfer_params\": {\"a\":\r\ndata: \"s3cret\"},\r\n: data: \"\r\ndata: \"b\":1}\r\n\r\n"
 	b := []byte(event + event)
