@@ -26,8 +26,10 @@ type ApproxOptions struct {
 // What is believed lies in an index of New's kind, so Find takes no lock and waits
 // for nobody, also where all prompts begin alike. Beside it stands when each
 // (rank, block) was last seen, and where it lies in the index: in shards by the first
-// block of a prompt, each with a lock of its own for those who write. So a block is looked
-// up in one table, and the index keeps none of its own for it. A block is in the index as
+// block of a prompt, each with a lock of its own for those who write. A sighting names that
+// of the block that came with it, right behind it, so a table has only what a walk begins at
+// or branches off to: what a long prompt brings lies in memory as it is read, and a block of
+// it costs no look at a table far from the caches. A block is in the index as
 // long as it has a sighting; both change under the shard's lock, and the index's own locks
 // come after it. The bound on memory is that of all shards together, so a beginning that all
 // prompts share may have all of it.
@@ -37,6 +39,7 @@ type Approx struct {
 	start     time.Time
 	index     *radix
 	sightings atomic.Int64
+	filed     atomic.Int64  // of those, how many are in a table
 	turn      atomic.Uint32 // whose expiry is looked after next
 	sweeping  atomic.Bool   // a sweep is under way
 	evicted   atomic.Uint64
@@ -49,17 +52,18 @@ const (
 )
 
 type approxShard struct {
-	mu   sync.Mutex
-	of   *Approx
-	told int // its part of Approx.sightings
+	mu sync.Mutex
+	of *Approx
+	// Its part of Approx.sightings and of Approx.filed, as told and as it is.
+	told, filedTold, filed int
 	// oldest is when first was seen, for others to read; noSighting where there is none.
 	oldest atomic.Int64
 
-	ranks []table // by slot: sequence hash -> sighting
+	ranks []table // by slot: sequence hash -> sighting, of those that are filed
 	// seen is a list from what was seen longest ago to the latest.
 	seen        slab[sighting]
 	first, last uint32
-	coming      []uint32    // sightings of blocks on their way into the index
+	coming      []uint32    // sightings of blocks on their way into the index, or out of here
 	places      []uint64    // of blocks on their way out of it; scratch for those that come
 	gone        worker.Slot // whose those are that go
 	ev          Stored      // what observe stores
@@ -74,13 +78,24 @@ type sighting struct {
 	place        uint64        // in the index; see sideCell
 	at           time.Duration // since Approx.start
 	older, newer uint32
-	slot         worker.Slot
+	// next is the first block that came behind this one, prev this one's parent if it is
+	// that parent's next; 0 for none. Whatever is not filed is the next of one that is held.
+	next, prev uint32
+	slot       worker.Slot
 	// fresh: brought by one request, so never yet counted on by another.
 	fresh bool
+	filed bool // in the table of its rank
 }
 
-// sightingBytes is what one is taken to cost: the record and a half-full table.
-const sightingBytes = int64(unsafe.Sizeof(sighting{}) + 2*unsafe.Sizeof(cell{}))
+// What a sighting is taken to cost: the record, and if it is filed a half-full table's share.
+const (
+	sightingBytes = int64(unsafe.Sizeof(sighting{}))
+	filedBytes    = 2 * int64(unsafe.Sizeof(cell{}))
+)
+
+// chainMost bounds how many sightings follow each other of which only the first is filed,
+// so that a walk over a table, chain by chain, can be made in steps.
+const chainMost = 64
 
 // NewApprox makes an empty Approx.
 func NewApprox(opt ApproxOptions) *Approx {
@@ -126,7 +141,7 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	s.observe(slot, seqs, now, true)
+	s.observe(slot, seqs, now, sawFresh, 0)
 	s.unlock()
 	a.trim(now)
 	a.sweepRest(s, now)
@@ -135,7 +150,12 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 // over says whether more is held than may be; the index publishes what it takes by
 // the grain.
 func (a *Approx) over() bool {
-	return a.index.bytes.Load()+shardCount*a.index.grain+a.sightings.Load()*sightingBytes > a.max
+	return a.index.bytes.Load()+shardCount*a.index.grain+a.own() > a.max
+}
+
+// own is the memory that the sightings take.
+func (a *Approx) own() int64 {
+	return a.sightings.Load()*sightingBytes + a.filed.Load()*filedBytes
 }
 
 // trimStep is how many blocks go at a time.
@@ -175,6 +195,10 @@ func (s *approxShard) unlock() {
 		s.of.sightings.Add(int64(n - s.told))
 		s.told = n
 	}
+	if s.filed != s.filedTold {
+		s.of.filed.Add(int64(s.filed - s.filedTold))
+		s.filedTold = s.filed
+	}
 	oldest := int64(noSighting)
 	if s.first != 0 {
 		oldest = int64(s.seen.at(s.first).at)
@@ -183,64 +207,150 @@ func (s *approxShard) unlock() {
 	s.mu.Unlock()
 }
 
-// observe notes the blocks of seqs, which follow s.ev's parent if there is one, as seen
-// now, and says how many are new.
-func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, fresh bool) (added int) {
+// saw is how blocks came to be seen.
+type saw uint8
+
+const (
+	sawAgain  saw = iota // the engine had them
+	sawFresh             // a request brings them
+	sawBefore            // by the process before this one: any of them may be asked for by its hash
+)
+
+// observe notes the blocks of seqs, which follow the block of sighting parent if that is not
+// 0, as seen now. It says how many are new, and the sighting of the last.
+func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (added int, last uint32) {
 	s.withdraw()
-	ev := &s.ev // not on the stack: Store would have it moved to the heap
-	ev.Slot = slot
-	for int(ev.Slot) >= len(s.ranks) {
+	for int(slot) >= len(s.ranks) {
 		s.ranks = append(s.ranks, table{})
 	}
-	r := &s.ranks[ev.Slot]
-	var before, parent uint32 // the list goes on in front of this entry; those that come, behind that one
-	store := func(end int) {
-		if n := len(s.coming); n > 0 {
-			from := end - n
-			if from > 0 {
-				ev.HasParent, ev.parentAt, ev.parentSeq = true, s.seen.at(parent).place, seqs[from-1]
-			}
-			s.places = slices.Grow(s.places, n)[:n]
-			clear(s.places)
-			ev.places, ev.seqs = s.places, seqs[from:end]
-			added += s.of.index.Store(ev).Added
-			for i, e := range s.coming {
-				s.seen.at(e).place = s.places[i]
-			}
-			s.coming, s.places = s.coming[:0], s.places[:0]
-		}
-	}
-	for i, seq := range seqs {
-		if i%touchMost == 0 {
-			s.sink += r.touch(seqs[i:])
-		}
-		e := r.get(uint64(seq))
-		switch {
+	r := &s.ranks[slot]
+	last = parent
+	for len(seqs) > 0 {
+		n := 1
+		switch e := s.behind(r, last, seqs[0]); {
 		case e == 0:
-			e = s.seen.alloc()
-			*s.seen.at(e) = sighting{hash: seq, slot: ev.Slot, fresh: fresh}
-			r.put(uint64(seq), e)
-			if len(s.coming) == 0 {
-				parent = before
-			}
-			s.coming = append(s.coming, e)
-		case e == before: // a block that follows itself
-			store(i)
-			continue
+			n, last = s.bring(slot, seqs, now, how, last)
+			added += s.store(slot, seqs[:n])
+		case e == last: // a block follows itself
+		case how == sawBefore:
+			_, last = s.again(seqs[:1], now, e, last)
 		default:
-			store(i)
-			s.unlink(e)
-			s.seen.at(e).fresh = false
+			n, last = s.again(seqs, now, e, last)
 		}
-		// A block is put behind its successors' age, so that a prompt is
-		// forgotten from its end on and never with a hole in it.
-		s.linkBefore(e, before)
-		s.seen.at(e).at = now
-		before = e
+		if how == sawBefore {
+			s.file(last)
+		}
+		seqs = seqs[n:]
 	}
-	store(len(seqs))
-	s.ev = Stored{}
+	return added, last
+}
+
+// behind is the sighting of a block behind that of sighting e, or, with 0, of a prompt's
+// first; 0 where there is none.
+func (s *approxShard) behind(r *table, e uint32, seq blockhash.Seq) uint32 {
+	if e != 0 {
+		if next := s.seen.at(e).next; next != 0 && s.seen.at(next).hash == seq {
+			return next
+		}
+	}
+	return r.get(uint64(seq))
+}
+
+// bring makes sightings of the blocks of seqs as far as they have none; the first has none.
+// Those are put behind that of parent, on its older side: a block is put behind its
+// successors' age, so that a prompt is forgotten from its end on and never with a hole in it.
+func (s *approxShard) bring(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (n int, last uint32) {
+	r := &s.ranks[slot]
+	last = parent
+	older, p := s.last, (*sighting)(nil)
+	if parent != 0 {
+		p = s.seen.at(parent)
+		older = p.older
+	}
+	for ; n < len(seqs); n++ {
+		if n%touchMost == 0 {
+			s.sink += r.touch(seqs[n:])
+		}
+		if n > 0 && r.get(uint64(seqs[n])) != 0 {
+			break
+		}
+		e := s.seen.alloc()
+		x := s.seen.at(e)
+		*x = sighting{hash: seqs[n], at: now, newer: last, slot: slot, fresh: how == sawFresh}
+		switch {
+		case p == nil:
+			s.last = e
+		case p.next == 0:
+			p.older, p.next, x.prev = e, e, last
+		default:
+			p.older = e
+		}
+		if n%chainMost == 0 || how == sawBefore {
+			s.file(e)
+		}
+		s.coming = append(s.coming, e)
+		last, p = e, x
+	}
+	p.older = older
+	if older != 0 {
+		s.seen.at(older).newer = last
+	} else {
+		s.first = last
+	}
+	return n, last
+}
+
+// store puts the blocks whose sightings are coming into the index.
+func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq) (added int) {
+	ev := &s.ev // not on the stack: Store would have it moved to the heap
+	if newer := s.seen.at(s.coming[0]).newer; newer != 0 {
+		parent := s.seen.at(newer)
+		ev.HasParent, ev.parentAt, ev.parentSeq = true, parent.place, parent.hash
+	}
+	s.places = slices.Grow(s.places, len(seqs))[:len(seqs)]
+	clear(s.places)
+	ev.Slot, ev.places, ev.seqs = slot, s.places, seqs
+	added = s.of.index.Store(ev).Added
+	for i, e := range s.coming {
+		s.seen.at(e).place = s.places[i]
+	}
+	s.coming, s.places = s.coming[:0], s.places[:0]
+	*ev = Stored{}
 	return added
+}
+
+// again notes that the block of sighting first, the first of seqs, was seen again behind that
+// of sighting newer, and those behind it with it as long as one was right behind the other
+// before: these are moved at once.
+func (s *approxShard) again(seqs []blockhash.Seq, now time.Duration, first, newer uint32) (n int, last uint32) {
+	last = first
+	x := s.seen.at(first)
+	x.at, x.fresh = now, false
+	for n = 1; n < len(seqs); n++ {
+		if x.next == 0 || x.next != x.older || x.next == newer {
+			break
+		}
+		y := s.seen.at(x.next)
+		if y.hash != seqs[n] {
+			break
+		}
+		last, x = x.next, y
+		x.at, x.fresh = now, false
+	}
+	if s.seen.at(first).newer != newer {
+		s.unlink(first, last)
+		s.linkBefore(first, last, newer)
+	}
+	return n, last
+}
+
+// file has a sighting found by its hash.
+func (s *approxShard) file(e uint32) {
+	if x := s.seen.at(e); !x.filed {
+		s.ranks[x.slot].put(uint64(x.hash), e)
+		x.filed = true
+		s.filed++
+	}
 }
 
 // touchMost bounds how many blocks touch looks at: more would drive each other out of the
@@ -273,20 +383,41 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	if int(slot) < len(s.ranks) {
-		for i, seq := range seqs[cachedBlocks:] {
-			if i%touchMost == 0 {
-				s.sink += s.ranks[slot].touch(seqs[cachedBlocks+i:])
-			}
-			if e := s.ranks[slot].get(uint64(seq)); e != 0 && !s.seen.at(e).fresh {
-				s.forget(e)
-			}
-		}
-	}
-	s.observe(slot, seqs[:cachedBlocks], now, false)
+	_, last := s.observe(slot, seqs[:cachedBlocks], now, sawAgain, 0)
+	s.disown(slot, seqs[cachedBlocks:], last)
 	s.unlock()
 	a.trim(now)
 	a.sweepRest(s, now)
+}
+
+// disown forgets of the blocks of seqs, which follow that of sighting last if that is not 0,
+// those that more than one request has counted on.
+func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq, last uint32) {
+	r := &s.ranks[slot]
+	for i, seq := range seqs {
+		if last == 0 && i%touchMost == 0 {
+			s.sink += r.touch(seqs[i:])
+		}
+		if last = s.behind(r, last, seq); last == 0 {
+			continue
+		}
+		if x := s.seen.at(last); !x.fresh {
+			x.fresh = true // it comes once, also where its hash comes twice
+			s.coming = append(s.coming, last)
+		}
+	}
+	s.forgetComing()
+}
+
+// forgetComing forgets what is coming, the last first, so that whoever is behind another
+// goes before it. What has gone meanwhile, as forget says, is not fresh.
+func (s *approxShard) forgetComing() {
+	for i := len(s.coming) - 1; i >= 0; i-- {
+		if e := s.coming[i]; s.seen.at(e).fresh {
+			s.forget(e)
+		}
+	}
+	s.coming = s.coming[:0]
 }
 
 // Find is as Index.Find. What is past its time it forgets first, unless somebody is
@@ -342,11 +473,16 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 		switch e := r.cells[*at].ref; {
 		case e == 0:
 			*at--
-		case n == approxStep:
+		case n > approxStep-chainMost:
 			return n, false
 		default:
-			s.forget(e)
-			n++
+			before := s.seen.live()
+			for first := e; e != 0 && (e == first || !s.seen.at(e).filed); e = s.seen.at(e).next {
+				s.seen.at(e).fresh = true
+				s.coming = append(s.coming, e)
+			}
+			s.forgetComing()
+			n += before - s.seen.live()
 		}
 	}
 	return n, true
@@ -356,7 +492,7 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 func (a *Approx) Len() int { return int(a.sightings.Load()) }
 
 // Bytes is the memory the entries take.
-func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.sightings.Load()*sightingBytes }
+func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.own() }
 
 // Evicted is how many entries the bound on memory has cost so far.
 func (a *Approx) Evicted() uint64 { return a.evicted.Load() }
@@ -398,20 +534,38 @@ func (a *Approx) sweep() {
 	}
 }
 
-// forget takes a sighting away; the block leaves the index with withdraw at the
-// latest.
+// forget takes a sighting away; the block leaves the index with withdraw at the latest. The
+// one behind it is filed from then on. Had one of the same hash been filed already, which two
+// blocks of one hash can bring about, the other could not be found any more, and goes too.
 func (s *approxShard) forget(e uint32) {
-	s.unlink(e)
-	x := s.seen.at(e)
-	if x.slot != s.gone {
-		s.withdraw()
-		s.gone = x.slot
+	for e != 0 {
+		s.unlink(e, e)
+		x := s.seen.at(e)
+		if x.slot != s.gone {
+			s.withdraw()
+			s.gone = x.slot
+		}
+		if x.place != 0 {
+			s.places = append(s.places, x.place)
+		}
+		r, next := &s.ranks[x.slot], x.next
+		if x.filed {
+			r.remove(uint64(x.hash))
+			s.filed--
+		}
+		if x.prev != 0 {
+			s.seen.at(x.prev).next = 0
+		}
+		s.seen.free(e)
+		if e = next; e != 0 {
+			y := s.seen.at(e)
+			y.prev = 0
+			if y.filed || r.get(uint64(y.hash)) == 0 {
+				s.file(e)
+				return
+			}
+		}
 	}
-	if x.place != 0 {
-		s.places = append(s.places, x.place)
-	}
-	s.ranks[x.slot].remove(uint64(x.hash))
-	s.seen.free(e)
 }
 
 // withdraw takes what was forgotten out of the index.
@@ -422,34 +576,35 @@ func (s *approxShard) withdraw() {
 	}
 }
 
-// linkBefore puts e next to newer on its older side; 0 means the latest end.
-func (s *approxShard) linkBefore(e, newer uint32) {
+// linkBefore puts what lies from first, the newest, to last next to newer on its older side;
+// 0 means the latest end.
+func (s *approxShard) linkBefore(first, last, newer uint32) {
 	older := s.last
 	if newer != 0 {
 		older = s.seen.at(newer).older
-		s.seen.at(newer).older = e
+		s.seen.at(newer).older = first
 	} else {
-		s.last = e
+		s.last = first
 	}
 	if older != 0 {
-		s.seen.at(older).newer = e
+		s.seen.at(older).newer = last
 	} else {
-		s.first = e
+		s.first = last
 	}
-	s.seen.at(e).older, s.seen.at(e).newer = older, newer
+	s.seen.at(first).newer, s.seen.at(last).older = newer, older
 }
 
-func (s *approxShard) unlink(e uint32) {
-	x := s.seen.at(e)
-	if x.older != 0 {
-		s.seen.at(x.older).newer = x.newer
+// unlink takes what lies from first, the newest, to last out of the list.
+func (s *approxShard) unlink(first, last uint32) {
+	newer, older := s.seen.at(first).newer, s.seen.at(last).older
+	if older != 0 {
+		s.seen.at(older).newer = newer
 	} else {
-		s.first = x.newer
+		s.first = newer
 	}
-	if x.newer != 0 {
-		s.seen.at(x.newer).older = x.older
+	if newer != 0 {
+		s.seen.at(newer).older = older
 	} else {
-		s.last = x.older
+		s.last = older
 	}
-	x.older, x.newer = 0, 0
 }

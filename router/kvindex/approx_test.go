@@ -169,18 +169,24 @@ func TestApproxConcurrent(t *testing.T) {
 // check checks every shard, its list and its tables, and that the index holds what
 // they say and no more. Nobody writes meanwhile.
 func (a *Approx) check() error {
-	total := 0
+	total, filedInAll := 0, 0
 	var inShard [shardCount]int
 	for i := range a.shards {
 		s := &a.shards[i]
-		n, filed := 0, 0
+		n, filed, cells := 0, 0, 0
 		for e := s.first; e != 0; e, n = s.seen.at(e).newer, n+1 {
 			x := s.seen.at(e)
 			if x.newer == 0 && s.last != e || x.newer != 0 && s.seen.at(x.newer).older != e {
 				return fmt.Errorf("shard %d: its list is broken at entry %d", i, e)
 			}
-			if s.ranks[x.slot].get(uint64(x.hash)) != e {
-				return fmt.Errorf("shard %d: entry %d is not filed", i, e)
+			if x.filed {
+				filed++
+			}
+			if at := s.ranks[x.slot].get(uint64(x.hash)); x.filed && at != e || !x.filed && (x.prev == 0 || s.seen.at(x.prev).next != e || s.seen.at(x.prev).slot != x.slot) {
+				return fmt.Errorf("shard %d: entry %d is found neither by its hash nor behind another", i, e)
+			}
+			if x.next != 0 && s.seen.at(x.next).prev != e {
+				return fmt.Errorf("shard %d: what is behind entry %d does not say so", i, e)
 			}
 			if x.place == 0 || !a.index.valid(x.place) {
 				return fmt.Errorf("shard %d: entry %d is not in the index", i, e)
@@ -193,14 +199,17 @@ func (a *Approx) check() error {
 			inShard[sh.no]++
 		}
 		for r := range s.ranks {
-			filed += s.ranks[r].n
+			cells += s.ranks[r].n
 		}
-		if n != filed || n != s.told || n != s.seen.live() || len(s.coming)+len(s.places) > 0 {
-			return fmt.Errorf("shard %d: %d in its list, %d filed, %d told, %d live", i, n, filed, s.told, s.seen.live())
+		if n != s.told || n != s.seen.live() || len(s.coming)+len(s.places) > 0 {
+			return fmt.Errorf("shard %d: %d in its list, %d told, %d live", i, n, s.told, s.seen.live())
 		}
-		total += n
+		if filed != s.filed || filed != s.filedTold || filed != cells {
+			return fmt.Errorf("shard %d: %d filed, %d and %d counted, %d in the tables", i, filed, s.filed, s.filedTold, cells)
+		}
+		total, filedInAll = total+n, filedInAll+filed
 	}
-	if a.Len() != total || a.index.Len() != total {
+	if int(a.filed.Load()) != filedInAll || a.Len() != total || a.index.Len() != total {
 		return fmt.Errorf("%d entries, %d in the index, %d counted", total, a.index.Len(), a.Len())
 	}
 	for i, n := range inShard {

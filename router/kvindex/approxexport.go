@@ -19,9 +19,11 @@ func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 			s.mu.Lock()
 			last = int(slot) >= len(s.ranks)
 			if !last {
-				from, last = s.ranks[slot].from(from, exportStep, func(cell cell) {
-					if p := s.seen.at(cell.ref).place; p != 0 {
-						c.all = append(c.all, holding{at: spotAt(p), hash: EngineHash(cell.key)})
+				from, last = s.ranks[slot].from(from, exportStep/chainMost, func(cell cell) {
+					for e := cell.ref; e != 0 && (e == cell.ref || !s.seen.at(e).filed); e = s.seen.at(e).next {
+						if x := s.seen.at(e); x.place != 0 {
+							c.all = append(c.all, holding{at: spotAt(x.place), hash: EngineHash(x.hash)})
+						}
 					}
 				})
 			}
@@ -64,10 +66,13 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 	now := time.Since(a.start)
 	s := a.shard(x.Seqs[0])
 	s.mu.Lock()
+	var parent uint32
 	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
 		s.expire(now)
-		if int(slot) < len(s.ranks) && s.ranks[slot].get(uint64(x.ParentSeq)) != 0 {
-			break
+		if int(slot) < len(s.ranks) {
+			if parent = s.ranks[slot].get(uint64(x.ParentSeq)); parent != 0 {
+				break
+			}
 		}
 		s.unlock()
 		if i == approxShards {
@@ -76,10 +81,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s = &a.shards[i]
 		s.mu.Lock()
 	}
-	if s.ev.HasParent = x.HasParent; x.HasParent {
-		s.ev.parentSeq, s.ev.parentAt = x.ParentSeq, s.seen.at(s.ranks[slot].get(uint64(x.ParentSeq))).place
-	}
-	res.Added = s.observe(slot, x.Seqs, now, false)
+	res.Added, _ = s.observe(slot, x.Seqs, now, sawBefore, parent)
 	res.Repeated = len(x.Seqs) - res.Added
 	s.unlock()
 	a.trim(now)

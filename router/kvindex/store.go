@@ -252,7 +252,8 @@ func (s *storing) find() uint32 {
 // of the batch.
 func (s *storing) known(id uint32, i int) {
 	sh, ev, b := s.sh, s.ev, s.b
-	if s.add != 0 && s.add != id {
+	// A block may follow one that it does not lie behind only where two have one hash.
+	if s.add != 0 && (s.add != id || s.pos != s.to) {
 		s.flush() // which may join id with what lies before it
 		id = s.node
 	}
