@@ -1,6 +1,7 @@
 package front
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
 )
 
 const helloStream = `data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}` + "\n\n"
@@ -145,6 +147,39 @@ func testTrailersOfAStream(t *testing.T, by Relay) {
 	}
 	if s := e.ep.Stats(); s.Dialed != 1 {
 		t.Errorf("%+v: the engine's connection was not kept", s)
+	}
+}
+
+// A trailer that only a head may have, or that is none, is a broken engine's: the client
+// does not get it, and neither connection is used again.
+func TestForbiddenTrailersOfAStream(t *testing.T) { onBoth(t, testForbiddenTrailersOfAStream) }
+
+func testForbiddenTrailersOfAStream(t *testing.T, by Relay) {
+	for _, line := range []string{"Set-Cookie: a=b", "content-length: 1", "X-A"} {
+		free := make(chan struct{})
+		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+			_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+			<-free
+			_, err := io.WriteString(nc, "0\r\n"+line+"\r\n\r\n")
+			return err == nil
+		})
+		ends := make(chan relay.Result, 1)
+		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		c := r.dial()
+		c.send(chatPost(streamDoc))
+		resp := c.head()
+		if _, err := io.ReadFull(resp.Body, make([]byte, len(helloStream))); err != nil {
+			t.Fatal(err)
+		}
+		r.onLoops(by, 1)
+		close(free)
+		if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 || len(resp.Trailer) > 0 {
+			t.Errorf("%q: %q (%v), trailers %v", line, rest, err, resp.Trailer)
+		}
+		if res := wantEnd(t, ends, relay.EngineClosed); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
+			t.Errorf("%q: %+v", line, res)
+		}
+		until(t, "both connections are closed", func() bool { return r.s.conns.len() == 0 && e.ep.Stats().Open == 0 })
 	}
 }
 

@@ -1,5 +1,7 @@
 package upstream
 
+import "slices"
+
 // Bounds on what chunk framing may cost beside the payload.
 const (
 	maxChunkLine    = 256     // extension bytes in one chunk-size line
@@ -10,10 +12,11 @@ const (
 
 // Chunks finds the payload and the end in a body of transfer coding chunked,
 // fed in pieces cut anywhere. It is strict: CRLF only, at most 16 hex digits
-// of size, extensions and trailers bounded and skipped. The zero value is at
-// the beginning of a body.
+// of size, extensions and trailers bounded and skipped; a trailer that RFC 9110,
+// 6.5.1, keeps out of there is refused, since the bytes go to clients as they are and
+// one of them may take it for a header. The zero value is at the beginning of a body.
 type Chunks struct {
-	left  int64 // payload bytes to come in this chunk
+	left  int64 // payload bytes to come in this chunk; in a trailer's name its hash
 	line  int32 // bytes in the present line, or of the trailers
 	state chunkState
 }
@@ -29,7 +32,8 @@ const (
 	chunkDataCR                      // payload over
 	chunkDataLF                      // its CR seen
 	trailerStart                     // at the beginning of a trailer line
-	trailerLine                      // in one
+	trailerName                      // in one, before the colon
+	trailerLine                      // behind it
 	trailerLF                        // its CR seen
 	chunkEndLF                       // CR of the last, empty line seen
 	chunkDone                        // nothing more belongs to the body
@@ -39,6 +43,8 @@ const (
 	chunkTooBig    = "a chunk size beyond 2^62"
 	chunkBadByte   = "control byte %q in a chunk line"
 	chunkBadFolded = "a trailer line that begins with %q"
+	chunkBadName   = "byte %q in a trailer's name"
+	chunkForbidden = "a trailer that only a head may have"
 )
 
 // Next consumes from p up to and including the next piece of payload. It
@@ -131,7 +137,22 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 				return n, nil, protocolError(chunkBadFolded, b)
 			default:
 				c.line++
-				c.state = trailerLine
+				c.left = int64(hashName(nameHash, b))
+				c.state = trailerName
+			}
+		case trailerName:
+			switch {
+			case byteClass[b]&tokenByte != 0:
+				c.left = int64(hashName(uint64(c.left), b))
+			case b != ':':
+				return n, nil, protocolError(chunkBadName, b)
+			case slices.Contains(forbiddenTrailers, uint64(c.left)):
+				return n, nil, protocolError(chunkForbidden)
+			default:
+				c.left, c.state = 0, trailerLine
+			}
+			if c.line++; c.line > maxTrailerBytes {
+				return n, nil, protocolError(chunkTooLong)
 			}
 		case trailerLine:
 			switch {
@@ -158,6 +179,35 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 		n++
 	}
 	return n, nil, nil
+}
+
+// forbiddenTrailers are hashes of the names of fields that say how a message is framed,
+// sent on, authenticated or read, or that change what a client keeps.
+var forbiddenTrailers = func() (all []uint64) {
+	for _, name := range []string{
+		"content-length", "transfer-encoding", "content-encoding", "content-type", "content-range", "trailer",
+		"connection", "keep-alive", "te", "upgrade", "host", "expect",
+		"proxy-connection", "proxy-authenticate", "proxy-authorization", "proxy-authentication-info",
+		"authorization", "www-authenticate", "authentication-info", "cookie", "set-cookie",
+		"cache-control", "age", "expires", "pragma", "date", "location", "retry-after", "vary",
+	} {
+		hash := uint64(nameHash)
+		for i := range len(name) {
+			hash = hashName(hash, name[i])
+		}
+		all = append(all, hash)
+	}
+	return all
+}()
+
+// nameHash is where hashName begins: FNV-1a, of a name without regard to case.
+const nameHash = 14695981039346656037
+
+func hashName(hash uint64, b byte) uint64 {
+	if 'A' <= b && b <= 'Z' {
+		b |= 0x20
+	}
+	return (hash ^ uint64(b)) * 1099511628211
 }
 
 // Done says whether the body's last byte has been consumed.

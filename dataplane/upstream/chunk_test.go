@@ -35,6 +35,7 @@ func TestChunksSplitAnywhere(t *testing.T) {
 		{"5 \t\r\nhello\r\n0\r\n\r\n", "hello", ""},
 		{"A\r\n0123456789\r\n0;last\r\nX-Sum: 1\r\nY: \r\n\r\nZ", "0123456789", "Z"},
 		{"2\r\n\r\n\r\n0\r\n\r\n", "\r\n", ""},
+		{"1\r\na\r\n0\r\nX-Content-Length: 1\r\nContent-Digest: a:b\r\nServer-Timing:\r\nHosts: 1\r\n\r\n", "a", ""},
 	} {
 		b := []byte(c.framed)
 		end := len(b) - len(c.rest)
@@ -68,6 +69,9 @@ func TestChunksRefuse(t *testing.T) {
 		"0\r\n\n", "0\r\nX: 1\n\r\n", "0\r\n X: folded\r\n\r\n", "0\r\n: x\r\n\r\n", "0\r\nX: \x01\r\n\r\n",
 		"0\r\n" + strings.Repeat("X: "+strings.Repeat("y", 1000)+"\r\n", 9) + "\r\n", "5_0\r\n", "5 5\r\nhello\r\n", "5 ;x\r\nhello\r\n", "5 \x0b\r\n",
 		"5" + strings.Repeat(" ", maxChunkLine+1) + "\r\n",
+		"0\r\nX-A\r\n\r\n", "0\r\nX-A : b\r\n\r\n", "0\r\nX-A b: c\r\n\r\n", "0\r\nX: 1\r\nX-A\r\n\r\n",
+		"0\r\nContent-Length: 5\r\n\r\n", "0\r\ntransfer-encoding: chunked\r\n\r\n", "0\r\nX: 1\r\nSET-COOKIE: a=b\r\n\r\n",
+		"0\r\nTE:\r\n\r\n", "0\r\nHost: a\r\n\r\n", "0\r\nConnection: close\r\n\r\n", "0\r\n" + strings.Repeat("x", maxTrailerBytes+1),
 	} {
 		_, used, _, err := dechunk([]byte(bad))
 		if !errors.Is(err, ErrProtocol) {
