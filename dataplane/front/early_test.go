@@ -179,6 +179,7 @@ func TestRefusedBehindTheHead(t *testing.T) {
 			"event: error\n" + `data: {"type":"error","code":"upstream_error","message":"no","param":null,"sequence_number":0}` + "\n\n", false},
 		{"an engine's page", chat, engineSays("500 Oops", "text/html", "<html>"),
 			`data: {"error":{"message":"the engine answered with status 500","type":"upstream_error","param":null,"code":null}}` + "\n\n" + oaDone, false},
+		{"an engine's events of a told length", chat, engineSays("200 OK", "text/event-stream", helloStream), helloStream, false},
 		{"a whole answer", chat, func(x *Exchange) { x.ReplyJSON(200, []byte(`{"choices":[]}`)) }, `data: {"choices":[]}` + "\n\n" + oaDone, false},
 		{"events that are whole", chat, func(x *Exchange) { x.ReplyEvents([]byte(helloStream)) }, helloStream, false},
 		{"no events at all", chat, func(x *Exchange) { x.ReplyEvents(nil) }, "", false},

@@ -231,6 +231,10 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 		return
 	}
 	if x.begun() {
+		if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
+			x.endEvents(body) // they came with their length
+			return
+		}
 		x.endEvents(x.eventsOf(resp.Status, body))
 		return
 	}
