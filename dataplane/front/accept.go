@@ -182,7 +182,7 @@ func (s *Server) admit(nc net.Conn) *conn {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
 			if s.opt.TLS == nil {
-				c.transfer.do, c.askFunc = c.transferSome, c.early.atSocket
+				c.askFunc = c.early.atSocket
 			}
 		}
 	}

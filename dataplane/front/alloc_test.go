@@ -133,7 +133,7 @@ func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(stream{}); size > 160 {
 		t.Errorf("a stream has %d bytes; a size class ends at 160", size)
 	}
-	if size := unsafe.Sizeof(conn{}); size > 384 {
-		t.Errorf("a client's connection has %d bytes; a size class ends at 384", size)
+	if size := unsafe.Sizeof(conn{}); size > 240 {
+		t.Errorf("a client's connection has %d bytes; a size class ends at 240", size)
 	}
 }

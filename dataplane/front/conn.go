@@ -37,21 +37,20 @@ const (
 //
 // Memory order: hand orders everything between Relay and the stream's start; the fields
 // without atomics belong to whoever serves the connection: one goroutine at a time, or
-// the loop that drives its stream.
+// the loop that drives its stream. There are thousands, most of them with a stream: it
+// just fills a size class of 240 bytes, and what it needs only while no loop drives one
+// stands in its serving.
 type conn struct {
 	net.Conn
-	srv    *Server
-	secure *tls.Conn       // Conn, where it is one; its bytes are not those of raw
-	raw    syscall.RawConn // nil where there is no descriptor (tests in memory)
-	fd     int             // once it had a stream, else 0
-	ip     netip.Addr      // the client's, as far as the connection tells
-	gone   watch
+	*serving // while it is served, and until a loop has its stream; else nil
+	srv      *Server
+	secure   *tls.Conn       // Conn, where it is one; its bytes are not those of raw
+	raw      syscall.RawConn // nil where there is no descriptor (tests in memory)
+	ip       netip.Addr      // the client's, as far as the connection tells
+	gone     watch
 
-	ahead    ahead
-	transfer transfer
-	early    early
-	held     held
-	askFunc  func(fd uintptr) // early.atSocket, made once
+	early   early
+	askFunc func(fd uintptr) // early.atSocket, made once
 
 	proxy   bool // the other end is a trusted proxy
 	headed  bool // a PROXY header may come first, and has not been looked for
@@ -62,6 +61,7 @@ type conn struct {
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
+	fd     int32   // once it had a stream, else 0
 	stream *stream // from Relay to its end
 
 	open     openTo
@@ -69,7 +69,6 @@ type conn struct {
 	writeBy  moment // the deadline now set for writes; of a stream, until when they may last, 0 for ever
 	readBy   moment // until when reads may wait, 0 for ever
 	readSet  moment // what the socket was told of it: no later than readBy, 0 for never
-	readErr  error  // of the last failed read
 	due      due    // what the next deadline that fasthttp sets is for
 	probing  bool   // Read must not touch the socket
 	lingered bool   // unread bytes may be left: close with care
@@ -317,11 +316,13 @@ func (c *conn) shut() {
 	if !c.closed.CompareAndSwap(false, true) {
 		return
 	}
-	_ = c.release()
+	if c.serving != nil {
+		_ = c.release()
+	}
 	if c.lingered && !c.srv.cutting.Load() {
 		c.linger()
 	}
-	if c.ahead.buf != nil {
+	if c.serving != nil && c.ahead.buf != nil {
 		c.ahead.drop()
 	}
 	c.srv.watch.remove(c)
@@ -358,8 +359,8 @@ func (c *conn) bound() {
 		return
 	}
 	_ = c.raw.Control(func(fd uintptr) {
-		c.fd = int(fd)
-		_ = syscall.SetsockoptInt(c.fd, syscall.SOL_SOCKET, syscall.SO_SNDBUF, streamBuffer)
+		c.fd = int32(fd)
+		_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, streamBuffer)
 	})
 }
 

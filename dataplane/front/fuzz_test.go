@@ -62,6 +62,7 @@ func play(t testing.TB, s *Server, raw []byte) (got []accept) {
 		x.ReplyJSON(200, nil)
 	}
 	c := s.admit(&tape{Reader: bytes.NewReader(raw)})
+	c.takeServing()
 	_ = s.fh.ServeConn(c)
 	if n := s.conns.len(); n != 0 {
 		t.Errorf("%d connections left", n)

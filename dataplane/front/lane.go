@@ -32,6 +32,7 @@ const (
 
 // serveConn serves a connection until it ends or an event loop drives its stream.
 func (s *Server) serveConn(c *conn) {
+	c.takeServing()
 	defer func() {
 		if v := recover(); v != nil { // of no request: those have their own
 			stack := debug.Stack()
@@ -60,7 +61,7 @@ func (s *Server) serveConn(c *conn) {
 
 // serve serves plain requests, one after the other.
 func (c *conn) serve() next {
-	if c.transfer.do == nil {
+	if !c.plain() {
 		return nextFasthttp
 	}
 	if c.headed {

@@ -289,6 +289,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 	if !ended {
 		return false // not ours any more
 	}
+	c.takeServing()
 	if res.Reusable && st.chunked {
 		st.head = append(st.head, lastChunk...)
 	}
@@ -497,7 +498,8 @@ func (st *stream) Descriptor() (fd int, ok bool) {
 		return 0, false
 	}
 	st.begun()
-	return st.c.fd, true
+	st.c.giveServing()
+	return int(st.c.fd), true
 }
 
 // Unsent implements relay.Backlog.

@@ -13,7 +13,7 @@ import (
 // perf stat). Where and until when they wait is the runtime's poller's and the
 // deadlines', as for net.Conn. A connection reads or writes, never both at once.
 type transfer struct {
-	do func(fd uintptr) bool // conn.transferSome, made once; nil where there is no descriptor, or TLS
+	do func(fd uintptr) bool // conn.transferSome, made once
 	op op
 	// Of what is under way: how many bytes of p were moved, and what failed.
 	n   int32
@@ -78,9 +78,12 @@ func (c *conn) await(op op, p []byte) (n int, err error) {
 	return int(t.n), err
 }
 
+// plain says whether the connection's bytes are those of its descriptor.
+func (c *conn) plain() bool { return c.askFunc != nil }
+
 // receive is Conn.Read.
 func (c *conn) receive(p []byte) (n int, err error) {
-	if c.transfer.do == nil || len(p) == 0 {
+	if !c.plain() || len(p) == 0 {
 		return c.Conn.Read(p)
 	}
 	return c.await(opRead, p)
@@ -88,7 +91,7 @@ func (c *conn) receive(p []byte) (n int, err error) {
 
 // transmit is Conn.Write.
 func (c *conn) transmit(p []byte) (n int, err error) {
-	if c.transfer.do == nil {
+	if !c.plain() {
 		return c.Conn.Write(p)
 	}
 	return c.await(opWrite, p)

@@ -1,0 +1,39 @@
+package front
+
+import "sync"
+
+// serving is what a connection has while requests are read from it and answered. It is
+// lent to one after the other, so that its function is made once.
+type serving struct {
+	c        *conn
+	ahead    ahead
+	transfer transfer
+	held     held
+	readErr  error // of the last failed read
+}
+
+var servings = sync.Pool{New: func() any {
+	s := new(serving)
+	s.transfer.do = func(fd uintptr) bool { return s.c.transferSome(fd) }
+	return s
+}}
+
+// takeServing lends c what it is served with, where it has none.
+func (c *conn) takeServing() {
+	if c.serving == nil {
+		c.serving, _ = servings.Get().(*serving)
+		c.serving.c = c
+	}
+}
+
+// giveServing gives it back before a loop drives c's stream. What it says of c's own
+// bytes, or of their end, c keeps.
+func (c *conn) giveServing() {
+	s := c.serving
+	if s == nil || s.ahead.buf != nil || s.ahead.failed != nil || s.held.buf != nil || s.readErr != nil {
+		return
+	}
+	*s = serving{transfer: transfer{do: s.transfer.do}}
+	c.serving = nil
+	servings.Put(s)
+}
