@@ -11,6 +11,7 @@ func TestNoAllocations(t *testing.T) {
 	body := chatBody(32 << 10)
 	resp := []byte(`{"count":3,"tokens":[1,2,3],"usage":null}`)
 	prompt := []byte(`{"prompt":[1,2,3]}`)
+	long := []byte(`{"prompt":[` + strings.Repeat("12345,", 20_000) + `1]}`)
 	exact := make([]uint32, 0, 200)
 	many := []byte("[" + strings.Repeat("12345,", 199) + "1]")
 	var d Doc
@@ -43,6 +44,15 @@ func TestNoAllocations(t *testing.T) {
 				t.Fatal("no ids")
 			}
 		},
+		"Scan and TakeIDs of a long prompt": func() {
+			if d.Scan(long, Limits{}) != nil {
+				t.Fatal("scan failed")
+			}
+			var ok bool
+			if ids, ok = d.TakeIDs(KeyPrompt, ids); !ok || len(ids) != 20_001 {
+				t.Fatal("no ids")
+			}
+		},
 		"TokenIDs of a room that is just large enough": func() {
 			if got, err := TokenIDs(exact, many); err != nil || len(got) != cap(exact) {
 				t.Fatal(len(got), err)
@@ -63,6 +73,7 @@ func TestNoAllocations(t *testing.T) {
 		if err := d.Scan(body, Limits{}); err != nil {
 			t.Fatal(err)
 		}
+		f() // two rooms for ids change hands
 		if n := testing.AllocsPerRun(50, f); n != 0 {
 			t.Errorf("%s allocates %v times", name, n)
 		}

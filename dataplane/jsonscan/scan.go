@@ -34,6 +34,7 @@ type Doc struct {
 
 	ids   []uint32 // of the member idsOf, see TakeIDs; its memory is the next scan's
 	idsOf Key
+	box   *[]uint32 // of ids, if borrowed
 
 	Values [NumKeys]Value
 }
@@ -77,7 +78,8 @@ func (d *Doc) forget() {
 	for set := d.present; set != 0; set &= set - 1 {
 		d.Values[bits.TrailingZeros64(set)] = Value{}
 	}
-	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.ids = nil, 0, 0, 0, 0, 0, d.ids[:0]
+	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present = nil, 0, 0, 0, 0, 0
+	d.keep(d.ids)
 }
 
 // has says whether k is present.

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"sync"
 )
 
 // parseInt reads an integer as engines take it: plain digits, or with a
@@ -78,9 +79,40 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 }
 
 // maxScanned bounds the bytes from a prompt's ids to the body's end within which a scan
-// reads them as it passes: a Doc keeps memory for half as many. In a longer body they are
+// reads them as it passes: memory for half as many may be needed. In a longer body they are
 // only checked for form.
-const maxScanned = 64 << 10
+const maxScanned = 512 << 10
+
+// keptIDs is for how many ids a Doc keeps memory by itself. It has more only from a scan
+// until they are taken, for Docs live as long as requests do.
+const keptIDs = 32 << 10
+
+// idRooms are *[]uint32 of more than keptIDs, which no Doc and no caller has.
+var idRooms sync.Pool
+
+// borrow makes room for about n ids, more than a Doc keeps.
+func (d *Doc) borrow(n int) {
+	if d.box, _ = idRooms.Get().(*[]uint32); d.box == nil {
+		d.box = new([]uint32)
+	}
+	if d.ids = *d.box; cap(d.ids) < n {
+		d.ids = make([]uint32, 0, n)
+	}
+	*d.box = nil
+}
+
+// keep takes memory for ids that nobody needs any more.
+func (d *Doc) keep(ids []uint32) {
+	if d.ids = ids[:0]; cap(ids) <= keptIDs {
+		return
+	}
+	if d.box == nil {
+		d.box = new([]uint32)
+	}
+	*d.box = d.ids
+	idRooms.Put(d.box)
+	d.box, d.ids = nil, nil
+}
 
 // promptIDs reads the value at i of member k where that is an array of token ids, and
 // keeps them; -1 for anything else, which is yet to be read, or refused.
@@ -92,11 +124,14 @@ func (s *scanner) promptIDs(k Key, i, depth int) int {
 		return -1
 	}
 	d := s.doc
+	if n := (len(s.b) - i) / 5; n > keptIDs && cap(d.ids) < n {
+		d.borrow(n)
+	}
 	ids, end, err := idsFrom(d.ids[:0], s.b, i)
 	if d.ids = ids; err != nil {
 		return -1
 	}
-	if cap(ids)-len(ids) < idsAt {
+	if cap(ids)-len(ids) < idsAt && cap(ids) < keptIDs {
 		d.ids = slices.Grow(ids, idsAt) // the next one's can all be read the quick way
 	}
 	d.idsOf = k
@@ -105,15 +140,13 @@ func (s *scanner) promptIDs(k Key, i, depth int) int {
 
 // TakeIDs is TokenIDs of member k, a prompt, where the scan has read them already; false
 // where it has not: there are none, or so many that it left them for later, or somebody took
-// them. What it gives is the caller's, and room the next scan's, unless that is large.
+// them. What it gives is the caller's, and room a next scan's.
 func (d *Doc) TakeIDs(k Key, room []uint32) (ids []uint32, ok bool) {
 	if len(d.ids) == 0 || d.idsOf != k {
 		return room, false
 	}
-	ids, d.ids = d.ids, nil
-	if cap(room) <= maxScanned/2 {
-		d.ids = room[:0]
-	}
+	ids = d.ids
+	d.keep(room)
 	return ids, true
 }
 

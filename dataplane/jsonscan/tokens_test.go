@@ -128,6 +128,34 @@ func TestTakeIDs(t *testing.T) {
 	}
 }
 
+// Ids of long prompts are taken along too, each time those of that body, and what memory
+// they need does not stay with the Doc.
+func TestTakeManyIDs(t *testing.T) {
+	var d Doc
+	var room []uint32
+	for i, n := range []int{10, 20_000, 70_000, 3, 60_000, 70_000, 20_000, 1} {
+		want := make([]uint32, n)
+		for k := range want {
+			want[k] = uint32(100_000*(i%3) + k)
+		}
+		body := append(AppendTokenIDs([]byte(`{"prompt":`), want), '}')
+		if err := d.Scan(body, Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if n == 60_000 { // nobody takes these
+			continue
+		}
+		ids, ok := d.TakeIDs(KeyPrompt, room)
+		if !ok || !slices.Equal(ids, want) {
+			t.Fatalf("body %d: %d ids, %v, want %d", i, len(ids), ok, len(want))
+		}
+		if cap(d.ids) > keptIDs {
+			t.Errorf("body %d: room for %d ids is kept", i, cap(d.ids))
+		}
+		room = ids
+	}
+}
+
 func TestAppendTokenIDs(t *testing.T) {
 	for _, ids := range [][]uint32{nil, {0}, {1, 22, math.MaxUint32}} {
 		raw := AppendTokenIDs([]byte("x"), ids)
