@@ -218,36 +218,10 @@ const (
 	idsAt   = idBlock / 2 // ids that may end in them
 )
 
-// idBits is a block of an array of token ids: a bit for each byte, the first one lowest.
-type idBits struct{ digits, zeros, commas, spaces uint64 }
-
-func idsIn(block []byte) (w idBits) {
-	_ = block[idBlock-1]
-	w.digits, w.zeros, w.commas, w.spaces = wideDigits(&block[0])
-	return w
-}
-
 // idsBefore is what the bytes before a block are, the last one in the highest bit: digits,
 // such that are the second, fourth of a row, commas, and a 0 that a number begins with.
-// None of all: the block begins with an element.
+// None of all: the block begins with an element. wideForm knows where its fields lie.
 type idsBefore struct{ digits, rows2, rows4, commas, zeros uint64 }
-
-// wrong marks what is not of an array of integers of up to seven digits with commas between
-// them and at most one space behind each. The next block goes on behind this one.
-func (p *idsBefore) wrong(w *idBits) uint64 {
-	behindDigit := w.digits<<1 | p.digits>>63
-	zeros := w.digits &^ behindDigit & w.zeros
-	rows2 := w.digits & behindDigit
-	rows4 := rows2 & (rows2<<2 | p.rows2>>62)
-	rows8 := rows4 & (rows4<<4 | p.rows4>>60)
-	wrong := ^(w.digits | w.commas | w.spaces) |
-		w.commas&^behindDigit |
-		w.spaces&^(w.commas<<1|p.commas>>63) |
-		w.digits&(zeros<<1|p.zeros>>63) |
-		rows8
-	*p = idsBefore{w.digits, rows2, rows4, w.commas, zeros}
-	return wrong
-}
 
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
 // are what most ids are: up to seven digits and a comma, with at most one space behind it.
@@ -259,22 +233,19 @@ func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 	var p idsBefore
 	start := i
 	for ; len(raw)-i > idBlock && cap(out)-len(out) >= idsAt; i += idBlock {
-		w := idsIn(raw[i : i+idBlock])
-		if p.commas>>63&w.spaces != 0 {
-			start++
-		}
-		wrong := p.wrong(&w)
-		ends := w.commas
+		behindComma := p.commas >> 63
+		wrong, ends, spaces := wideForm(&raw[i : i+idBlock][0], &p)
+		start += int(behindComma & spaces)
 		if wrong != 0 {
 			ends &= wrong&-wrong - 1
 		}
 		if n := bits.OnesCount64(ends); n > 0 {
 			room := out[len(out) : len(out)+idsAt]
-			wideNumbers(&raw[i-8], start-i, ends, w.spaces&^1, &room[0], n)
+			wideNumbers(&raw[i-8], start-i, ends, spaces&^1, &room[0], n)
 			out = out[:len(out)+n]
 			start = i + bits.Len64(ends)
 			if at := start - i; at < idBlock {
-				start += int(w.spaces >> at & 1)
+				start += int(spaces >> at & 1)
 			}
 		}
 		if wrong != 0 {
@@ -291,9 +262,7 @@ func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 func skipWide(b []byte, i int) int {
 	start := i
 	for p := (idsBefore{}); i+idBlock <= len(b); i += idBlock {
-		w := idsIn(b[i : i+idBlock])
-		wrong := p.wrong(&w)
-		ends := w.commas
+		wrong, ends, _ := wideForm(&b[i : i+idBlock][0], &p)
 		if wrong != 0 {
 			ends &= wrong&-wrong - 1
 		}

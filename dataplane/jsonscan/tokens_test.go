@@ -70,6 +70,53 @@ func TestTokenIDsInEveryLayout(t *testing.T) {
 	}
 }
 
+// The form of 64 bytes together is what it is byte for byte, from block to block.
+func TestWideForm(t *testing.T) {
+	if !wide {
+		t.Skip("no wide registers")
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for n := range 20_000 {
+		text := make([]byte, 3*idBlock)
+		for i := range text {
+			text[i] = "0123456789012345678901234567,, \x00"[rng.IntN(28+rng.IntN(5))]
+		}
+		var p idsBefore
+		var last byte
+		row, zero := 0, false
+		for at := 0; at < len(text); at += idBlock {
+			var wrong, commas, spaces uint64
+			for i, c := range text[at : at+idBlock] {
+				bit, bad := uint64(1)<<i, false
+				switch {
+				case c-'0' <= 9:
+					row++
+					bad = row > 7 || zero && row == 2
+					zero = row == 1 && c == '0'
+				case c == ',':
+					commas |= bit
+					bad = row == 0
+				case c == ' ':
+					spaces |= bit
+					bad = last != ','
+				default:
+					bad = true
+				}
+				if c-'0' > 9 {
+					row, zero = 0, false
+				}
+				if last = c; bad {
+					wrong |= bit
+				}
+			}
+			w, c, s := wideForm(&text[at], &p)
+			if w != wrong || c != commas || s != spaces {
+				t.Fatalf("text %d, block at %d of %q: %x, %x, %x, want %x, %x, %x", n, at, text, w, c, s, wrong, commas, spaces)
+			}
+		}
+	}
+}
+
 // An array that ends too soon is refused, wherever it does.
 func TestTokenIDsCutShort(t *testing.T) {
 	for _, sep := range []string{",", ", ", ",  "} {

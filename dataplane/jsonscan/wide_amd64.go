@@ -15,11 +15,12 @@ var wide = cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2
 //go:noescape
 func wideString(p *byte, i, n int, lens *[256]uint8) (at int, high uint32)
 
-// wideDigits says which of the 64 bytes at p are decimal digits, which of those a 0, and
-// which are commas and spaces, the first in the lowest bit.
+// wideForm says which of the 64 bytes at p are commas and which are spaces, the first in the
+// lowest bit, and which are wrong: not of an array of integers of up to seven digits with
+// commas between them and at most one space behind each. The next block goes on behind this one.
 //
 //go:noescape
-func wideDigits(p *byte) (digits, zeros, commas, spaces uint64)
+func wideForm(p *byte, before *idsBefore) (wrong, commas, spaces uint64)
 
 // wideNumbers reads n numbers of one to seven digits, by four at a time, so up to three more
 // of no meaning are written. The bytes looked at begin at p[8], those before it are the end

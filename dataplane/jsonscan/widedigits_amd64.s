@@ -20,10 +20,10 @@ GLOBL spaces<>(SB), RODATA|NOPTR, $8
 	SHLQ      $32, DX; \
 	ORQ       DX, out
 
-// func wideDigits(p *byte) (digits, zeros, commas, spaces uint64)
+// func wideForm(p *byte, before *idsBefore) (wrong, commas, spaces uint64)
 //
 // A byte less '0' is 9 or less, taken without a sign, only where it is a digit.
-TEXT ·wideDigits(SB), NOSPLIT, $0-40
+TEXT ·wideForm(SB), NOSPLIT, $0-40
 	MOVQ         p+0(FP), SI
 	VPBROADCASTQ zeros<>(SB), Y0
 	VPBROADCASTQ nines<>(SB), Y1
@@ -45,10 +45,59 @@ TEXT ·wideDigits(SB), NOSPLIT, $0-40
 	SHLQ         $32, DX
 	ORQ          DX, DI
 	VZEROUPPER
-	MOVQ         DI, digits+8(FP)
-	MOVQ         AX, zeros+16(FP)
-	MOVQ         BX, commas+24(FP)
-	MOVQ         CX, spaces+32(FP)
+	MOVQ         before+8(FP), SI
+
+	// R8: behind a digit
+	MOVQ  0(SI), R8
+	SHRQ  $63, R8
+	LEAQ  (R8)(DI*2), R8
+
+	// R9: a 0 that a number begins with
+	ANDNQ DI, R8, R9
+	ANDQ  AX, R9
+
+	// R10, R11, R12: the second, fourth, eighth digit of a row and those behind it
+	MOVQ  DI, R10
+	ANDQ  R8, R10
+	MOVQ  8(SI), R11
+	SHRQ  $62, R11
+	LEAQ  (R11)(R10*4), R11
+	ANDQ  R10, R11
+	MOVQ  16(SI), R12
+	SHRQ  $60, R12
+	MOVQ  R11, R13
+	SHLQ  $4, R13
+	ORQ   R13, R12
+	ANDQ  R11, R12
+
+	// what is none of the three
+	MOVQ  DI, R13
+	ORQ   BX, R13
+	ORQ   CX, R13
+	NOTQ  R13
+	ORQ   R13, R12
+
+	// a comma not behind a digit, a space not behind a comma, a digit behind that 0
+	ANDNQ BX, R8, R13
+	ORQ   R13, R12
+	MOVQ  24(SI), R13
+	SHRQ  $63, R13
+	LEAQ  (R13)(BX*2), R13
+	ANDNQ CX, R13, R13
+	ORQ   R13, R12
+	MOVQ  32(SI), R13
+	SHRQ  $63, R13
+	LEAQ  (R13)(R9*2), R13
+	ANDQ  DI, R13
+	ORQ   R13, R12
+	MOVQ  DI, 0(SI)
+	MOVQ  R10, 8(SI)
+	MOVQ  R11, 16(SI)
+	MOVQ  BX, 24(SI)
+	MOVQ  R9, 32(SI)
+	MOVQ  R12, wrong+16(FP)
+	MOVQ  BX, commas+24(FP)
+	MOVQ  CX, spaces+32(FP)
 	RET
 
 DATA tens<>+0(SB)/8, $0x010a010a010a010a // of two digits
