@@ -138,6 +138,17 @@ func TestPrefill4xxIsTheClients(t *testing.T) {
 	quiet(t, r, 10*time.Second, p, d)
 }
 
+// What such an answer tells of KV is no client's business.
+func TestPrefill4xxTellsNothingPrivate(t *testing.T) {
+	p := startScripted(t, reply(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`))
+	d := startSim(t, role("decode"))
+	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	a := post(t, r.URL+"/v1/chat/completions", chat(""))
+	if a.Status != 400 || !strings.Contains(string(a.Body), `"no"`) || strings.Contains(string(a.Body), "10.0.0.9") {
+		t.Errorf("status %d: %s", a.Status, a.Body)
+	}
+}
+
 // A request that kills its engine is not walked through the fleet.
 func TestDeadlyRequestKillsAtMostTwo(t *testing.T) {
 	for _, k := range []struct {

@@ -52,6 +52,7 @@ func (q *request) end(resp *upstream.Response, status int) {
 	q.endRecord(schedule.Outcome{
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
+	relay.Veil(q.answer)
 	q.x.Reply(resp, q.answer)
 }
 
