@@ -140,12 +140,15 @@ func TestPrefill4xxIsTheClients(t *testing.T) {
 
 // What such an answer tells of KV is no client's business.
 func TestPrefill4xxTellsNothingPrivate(t *testing.T) {
-	p := startScripted(t, reply(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`))
-	d := startSim(t, role("decode"))
-	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
-	a := post(t, r.URL+"/v1/chat/completions", chat(""))
-	if a.Status != 400 || !strings.Contains(string(a.Body), `"no"`) || strings.Contains(string(a.Body), "10.0.0.9") {
-		t.Errorf("status %d: %s", a.Status, a.Body)
+	answer := reply(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
+	for _, family := range []string{"nixl", "sglang"} { // one leg after the other, and both at once
+		p := startScripted(t, answer)
+		d := startScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		r := startRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = family, "text" }, p.withBootstrap("p0"), d.at(worker.Decode, "d0"))
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		if a.Status != 400 || !strings.Contains(string(a.Body), `"no"`) || strings.Contains(string(a.Body), "10.0.0.9") {
+			t.Errorf("%s: status %d: %s", family, a.Status, a.Body)
+		}
 	}
 }
 
