@@ -221,7 +221,11 @@ const (
 // idsBefore is what the bytes before a block are, the last one in the highest bit: digits,
 // such that are the second, fourth of a row, commas, and a 0 that a number begins with.
 // None of all: the block begins with an element. wideForm knows where its fields lie.
-type idsBefore struct{ digits, rows2, rows4, commas, zeros uint64 }
+type idsBefore struct {
+	_      [3]uint64 // digits, second ones, fourth ones
+	commas uint64
+	_      uint64 // zeros
+}
 
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
 // are what most ids are: up to seven digits and a comma, with at most one space behind it.
