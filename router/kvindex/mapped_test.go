@@ -182,3 +182,36 @@ func TestFullTableIsPurgedInSteps(t *testing.T) {
 		}
 	}
 }
+
+// A table that is moved to a much smaller one, since most of it has gone, has room there
+// for what is left and for what comes meanwhile: else no search for a new key would end.
+func TestSideTableDoesNotFill(t *testing.T) {
+	defer func(step int) { sideStep = step }(sideStep)
+	sideStep = 64
+	const factor = 0x9E3779B97F4A7C15
+	valid := func(uint64) bool { return true }
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		var side sideTable
+		put := func(more int) (keys []uint64) {
+			side.room(more, factor, valid)
+			if in := side.n - side.left + more; in >= len(side.cells) {
+				t.Fatalf("seed %d: %d of %d cells would be full, with %d keys to be moved into them yet", seed, in, len(side.cells), side.left)
+			}
+			for range more {
+				keys = append(keys, rng.Uint64())
+				c, _ := side.put(keys[len(keys)-1], Device, factor)
+				c.place = placeOf(1, 1, Device, 1)
+			}
+			return keys
+		}
+		keys := put(8_000)
+		for _, key := range keys[:len(keys)-100-rng.IntN(400)] {
+			cells, at := side.get(key, Device, factor)
+			side.remove(cells, at, factor)
+		}
+		for range 100 {
+			put(1 + rng.IntN(20))
+		}
+	}
+}

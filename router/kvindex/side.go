@@ -308,13 +308,13 @@ func grown(size int) int {
 }
 
 // share does the part of a move that so many new keys owe, so that it ends before
-// either array is more than seven eighths full. Until it has ended, what was evicted
-// counts in n and may be left behind yet: so n alone does not say what is full.
+// either array is more than seven eighths full. What is not moved yet counts for the new
+// one as well: how much of it was evicted and is left behind, stale only estimates.
 func (t *sideTable) share(more int, factor uint64, valid func(uint64) bool) {
 	if t.old == nil {
 		return
 	}
-	free := min(7*len(t.old)/8-t.left, 7*len(t.cells)/8-(t.n-t.left)) - more
+	free := min(7*len(t.old)/8-t.left, 7*len(t.cells)/8-t.n) - more
 	if free > 0 {
 		t.step(64+(len(t.old)-t.done)*more/free, factor, valid)
 		return
