@@ -95,17 +95,38 @@ func isPrivate(key []byte) bool {
 }
 
 // holdsPrivate says whether text may hold a private member.
-func holdsPrivate(text []byte) bool {
-	for rest := text; ; {
-		i := bytes.Index(rest, []byte(`_params"`))
-		if i < 0 {
+func holdsPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
+
+// tellsPrivate says whether text may hold a private member that is not null; vLLM's
+// answers all have one that is.
+func tellsPrivate(text []byte) bool {
+	for {
+		n := nextPrivate(text)
+		if n < 0 {
 			return false
 		}
-		name := rest[:i+len(`_params`)]
-		rest = rest[i+len(`_params"`):]
+		text = text[n:]
+		value, colon := bytes.CutPrefix(bytes.TrimLeft(text, jsonSpace), []byte{':'})
+		if !colon || !bytes.HasPrefix(bytes.TrimLeft(value, jsonSpace), null) {
+			return true
+		}
+	}
+}
+
+const jsonSpace = " \t\r\n"
+
+// nextPrivate is where what may be a private member's key ends in text; -1 where there is none.
+func nextPrivate(text []byte) int {
+	for at := 0; ; {
+		i := bytes.Index(text[at:], []byte(`_params"`))
+		if i < 0 {
+			return -1
+		}
+		name := text[:at+i+len(`_params`)]
+		at += i + len(`_params"`)
 		for _, p := range private {
 			if bytes.HasSuffix(name, []byte(p)) {
-				return true
+				return at
 			}
 		}
 	}

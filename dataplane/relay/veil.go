@@ -61,8 +61,8 @@ const (
 // Veil blanks the private members of a whole answer where it lies: of JSON, or, where it
 // begins as no object, of events that came with their length.
 func Veil(body []byte) {
-	if bytes.Contains(body, []byte(`_params"`)) {
-		v := veil{events: !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{"))}
+	if tellsPrivate(body) {
+		v := veil{events: !bytes.HasPrefix(bytes.TrimLeft(body, jsonSpace), []byte("{"))}
 		v.feed(body)
 	}
 }

@@ -211,3 +211,29 @@ func anyChunks(text string) string {
 	}
 	return b.String()
 }
+
+// Where nothing private says more than null, an answer is not walked through; where
+// something does, or may, it is.
+func TestVeilLooksOnlyWhereSomethingIsTold(t *testing.T) {
+	for in, tells := range map[string]bool{
+		`{"kv_transfer_params":null,"ec_transfer_params" : null,"id":"x"}`:                    false,
+		`{"choices":[{"disaggregated_params":null}],"sampling_params":{"n":1}}`:               false,
+		`{"kv_transfer_params":null,"choices":[{"disaggregated_params":{"a":1}}]}`:            true,
+		`{"kv_transfer_params":null,"kv_transfer_params":"s3cret"}`:                           true,
+		"{\"kv_transfer_params\"\n:\t{}}":                                                     true,
+		`{"kv_transfer_params"`:                                                               true,
+		`{"sampling_params":null,"choices":[{"text":"\"kv_transfer_params\": is a member"}]}`: false,
+	} {
+		if got := tellsPrivate([]byte(in)); got != tells {
+			t.Errorf("%s: %v, want %v", in, got, tells)
+		}
+	}
+	for _, c := range veilCases {
+		walked, out := []byte(c.in), []byte(c.in)
+		v := veil{events: !strings.HasPrefix(c.in, "{")}
+		v.feed(walked)
+		if Veil(out); string(out) != string(walked) {
+			t.Errorf("%s\nbecame %s\nwant   %s", c.in, out, walked)
+		}
+	}
+}
