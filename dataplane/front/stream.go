@@ -257,6 +257,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 				st.call.Cut()
 				return relay.Result{Cause: causeOf(err), Err: err}, true
 			}
+			st.resp.Glance() // what a loop would find is passed on at once
 			st.awaitFirst()
 		}
 		st.early.stop()

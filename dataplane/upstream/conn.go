@@ -67,6 +67,7 @@ type exchange struct {
 	c        *conn
 	stepFunc func(fd uintptr) bool
 	peekFunc func(fd uintptr)
+	lookFunc func(fd uintptr)
 
 	// buf is the exchange's buffer: request out, then response in. In it,
 	// [0:w) has been received, [r:w) not yet consumed. It is nil while nothing was
@@ -94,6 +95,7 @@ var exchanges = sync.Pool{New: func() any {
 	x := new(exchange)
 	x.stepFunc = func(fd uintptr) bool { return x.c.step(fd) }
 	x.peekFunc = x.peek
+	x.lookFunc = x.lookAt
 	return x
 }}
 
@@ -357,6 +359,13 @@ func (c *conn) step(fd uintptr) bool {
 		c.w += n
 	}
 	return true
+}
+
+// lookAt receives what has come, and waits for nothing.
+func (x *exchange) lookAt(fd uintptr) {
+	if n, errno := sock.Recv(int(fd), x.buf[x.w:]); errno == 0 {
+		x.w += n
+	}
 }
 
 func (c *conn) sendOut(fd int) (int, syscall.Errno) {

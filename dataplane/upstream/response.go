@@ -210,6 +210,19 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 	return c.buf[c.r:c.w], nil
 }
 
+// Glance receives what has come of a chunked body since its head, and waits for nothing.
+// An engine that begins to answer when it has the first token sends that right behind its
+// head, and so in a packet of its own.
+func (r *Response) Glance() {
+	c := r.c
+	if c.raw == nil || r.finished || r.direct || r.ContentLength != LengthChunked || c.blk == nil || c.unread() || c.w == len(c.buf) {
+		return
+	}
+	if _ = c.raw.Control(c.lookFunc); c.unread() {
+		c.grace.Store(0)
+	}
+}
+
 // Buffered is how many bytes of the body came together with the head, and can
 // be had without waiting for the engine.
 func (r *Response) Buffered() int {
