@@ -17,7 +17,7 @@ Prints a table as Markdown:
               both start together). What the simulated engines say to each other for
               their hand-over is in it.
 
-  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--calls] [--binary NAME=PATH]
+  scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--calls] [--streams TOKENS] [--binary NAME=PATH]
 
 --calls counts system calls with strace as well, in a run of its own, for strace makes
 them dear: the columns are calls a request.
@@ -47,6 +47,7 @@ HAPROXY, LEAST = "haproxy, one leg", "relay in C, two legs"  # rows
 SIM = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--blocks", "65536", "--speed", "inf",
        "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--cost-transfer", "-1ns", "--cost-handshake", "-1ns"]
 CPU_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens", "4"]
+STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens"]  # and how many
 ONE = ["--endpoint", "completions", "--token-ids", "--concurrency", "1", "--prompt-tokens", "64"]
 
 # What each family's engines are started with; the legs that follow one another.
@@ -167,8 +168,8 @@ class Bench:
         return p
 
 
-def cpu_of(process, addr, pace, seconds):
-    flags = [*CPU_LOAD, *pace, "--duration"]
+def cpu_of(process, addr, pace, seconds, what=CPU_LOAD):
+    flags = [*what, *pace, "--duration"]
     load(ENGINES, addr, *flags, "0.3s")
     before = process.cpu()
     rep = load(ENGINES, addr, *flags, seconds)
@@ -210,6 +211,7 @@ def main():
     ap.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
     ap.add_argument("--concurrency", type=int, default=16, help="requests at once where CPU is measured")
     ap.add_argument("--rate", type=int, default=1500, help="requests a second where CPU is measured at the same rate; 0: it is not")
+    ap.add_argument("--streams", type=int, default=0, metavar="TOKENS", help="CPU of streams of so many tokens, in the place of whole answers")
     ap.add_argument("--families", default=",".join(FAMILIES))
     ap.add_argument("--calls", action="store_true", help="count system calls too; needs strace")
     ap.add_argument("--report", help="write the page there as well")
@@ -225,6 +227,7 @@ def main():
         sys.exit("no such family: %s; there are %s" % (", ".join(unknown), ", ".join(FAMILIES)))
     seconds = "%.1fs" % a.seconds
     builds = [("", SLUICE), *(b.split("=", 1) for b in a.binary)]
+    what = [*STREAM_LOAD, str(a.streams)] if a.streams else CPU_LOAD
     rows, legs = {}, {}
     bench, tmp = Bench(), tempfile.mkdtemp(prefix="sluice-families-")
     try:
@@ -257,10 +260,10 @@ def main():
             alone = first_token(straight, seconds)
             for n, (p, addr) in proxies.items():
                 row = rows[n]
-                cpu, rps = cpu_of(p, addr, ["--concurrency", str(a.concurrency)], seconds)
+                cpu, rps = cpu_of(p, addr, ["--concurrency", str(a.concurrency)], seconds, what)
                 row["cpu"].append(cpu)
                 if a.rate:
-                    row["same"].append(cpu_of(p, addr, ["--rate", str(a.rate)], seconds)[0])
+                    row["same"].append(cpu_of(p, addr, ["--rate", str(a.rate)], seconds, what)[0])
                 row["rps"].append(rps)
                 before = leg["p50_ms"] * 1000 * (legs[n] - 1)
                 got = first_token(addr, seconds)

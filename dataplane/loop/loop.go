@@ -204,13 +204,7 @@ func (l *Loop) turn() (ended bool) {
 	if l.count > 0 && !l.now.Before(l.next) {
 		l.check()
 	}
-	h := awake
-	switch {
-	case len(l.again) > 0:
-		h = atOnce
-	case l.count == 0 || l.now.Sub(l.lastIn) >= awakeFor:
-		h = asleep
-	}
+	h := l.haste()
 	l.provide(h)
 	if err := l.poll.wait(h); err != nil {
 		l.onFail(err)
@@ -219,6 +213,19 @@ func (l *Loop) turn() (ended bool) {
 	}
 	l.now = time.Now()
 	return false
+}
+
+// haste is how to wait now. It does not matter whether there are tasks: where streams
+// are short there are none between two, and a loop that slept then would have the monitor
+// woken for each of them.
+func (l *Loop) haste() haste {
+	switch {
+	case len(l.again) > 0:
+		return atOnce
+	case l.now.Sub(l.lastIn) >= awakeFor:
+		return asleep
+	}
+	return awake
 }
 
 // provide sees to the P that the thread holds while it waits awake.
