@@ -30,7 +30,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 200 * time.Millisecond})
 	env, dir := serveEnv(t)
 	const limit = 192
-	p := launchLimited(t, limit, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", e.URL(), "--set", "health.interval=100ms", "--set", "timeouts.body=5m")
+	p := launchLimited(t, limit, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", e.URL(), "--set", "health.interval=100ms", "--set", "timeouts.body=5m", "--set", "timeouts.body_idle=5m")
 	p.ready(t)
 	files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))
 	if len(files) != 1 {

@@ -9,7 +9,7 @@ import (
 func frontOptions(cfg *config.Config) front.Options {
 	opt := front.Options{
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
-		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
+		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, BodyIdleTimeout: cfg.Timeouts.BodyIdle, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
 		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
 		EarlyHead: cfg.Relay.HeadAfter >= 0, EarlyHeadAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,

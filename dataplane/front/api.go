@@ -81,6 +81,7 @@ type Options struct {
 	MaxDepth          int           // JSON nesting [64]
 	HeadTimeout       time.Duration // [10s]
 	BodyTimeout       time.Duration // plus size / 256 KiB/s [30s]
+	BodyIdleTimeout   time.Duration // of these, without a byte of the body [15s]
 	IdleTimeout       time.Duration // keep-alive [75s]
 	WriteTimeout      time.Duration // one flush [30s]
 	StreamIdleTimeout time.Duration // between two reads from the engine of a stream [0: the Call's own deadlines]

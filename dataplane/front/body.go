@@ -36,6 +36,7 @@ type body struct {
 	read    int64     // payload taken from stream
 	ended   bool      // stream came to its end
 	broken  bool      // stream failed: nothing behind it can be found
+	by      moment    // when all of it must have come
 	whole   []byte    // it came with the head, and lies in the connection's read-ahead
 	lease   membudget.Lease
 	special membudget.Lease // of the edited body, where fields were stripped
@@ -52,6 +53,7 @@ func (b *body) open(x *Exchange) bool {
 		return b.stream == nil && (seen == framingNone || seen == 0)
 	}
 	b.ended = false
+	b.lasts(x, max(b.length, 0))
 	return b.stream != nil && seen == b.length
 }
 
@@ -70,11 +72,21 @@ func (b *body) here(x *Exchange) bool {
 	}
 	x.rest = rest{x.c, b.length}
 	b.stream, b.ended = &x.rest, false
-	return x.c.SetReadDeadline(x.Received.Add(x.srv.bodyTime(min(b.length, x.srv.live().MaxBodyBytes)))) == nil
+	b.lasts(x, b.length)
+	return true
+}
+
+// lasts gives a body of size its time.
+func (b *body) lasts(x *Exchange, size int64) {
+	b.by = momentOf(x.Received.Add(x.srv.bodyTime(min(size, x.srv.live().MaxBodyBytes))))
 }
 
 // next reads on; it notes the end and failures.
-func (b *body) next(p []byte) (n int, done bool, err error) {
+func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
+	if err := c.awaitBody(b.by); err != nil {
+		b.broken = true
+		return 0, false, err
+	}
 	n, err = b.stream.Read(p)
 	b.read += int64(n)
 	if err == io.EOF && b.read < b.length {
@@ -97,13 +109,11 @@ func (b *body) drain(c *conn) bool {
 	if b.length >= 0 && b.length-b.read > drainBytes {
 		return false
 	}
-	if c.SetReadDeadline(time.Now().Add(drainTime)) != nil {
-		return false
-	}
+	b.by = momentOf(time.Now().Add(drainTime))
 	sink := membudget.Default.Get(membudget.MinBuffer)
 	defer membudget.Default.Put(sink)
 	for left := int64(drainBytes); left > 0; {
-		n, done, err := b.next(sink.B)
+		n, done, err := b.next(c, sink.B)
 		if left -= int64(n); done {
 			return !b.cutShort(c)
 		}
@@ -168,9 +178,9 @@ func (x *Exchange) readBody() bool {
 		}
 		if b.length == framingChunked && b.read-extended >= bodyRate {
 			extended = b.read
-			_ = x.c.SetReadDeadline(x.Received.Add(x.srv.bodyTime(b.read)))
+			b.lasts(x, b.read)
 		}
-		_, done, err := b.next(buf[b.read:])
+		_, done, err := b.next(x.c, buf[b.read:])
 		switch {
 		case err != nil:
 			return x.bodyFailed(err)

@@ -275,6 +275,21 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
+// awaitBody gives the next read of a body its time: until by, and no more than
+// BodyIdleTimeout from now. For a plain connection that is nearly always a note for
+// tooEarly, see SetReadDeadline. Under TLS it moves a timer, so it is done seldom there,
+// and for a quarter of that time more.
+func (c *conn) awaitBody(by moment) error {
+	now, idle := momentOf(time.Now()), moment(c.srv.live().BodyIdleTimeout)
+	if c.secure != nil {
+		if c.readBy != 0 && c.readBy <= by && (c.readBy == by || c.readBy >= now+idle) && c.readBy <= now+idle+idle/4 {
+			return nil
+		}
+		idle += idle / 4
+	}
+	return c.SetReadDeadline(min(by, now+idle).time())
+}
+
 // tooEarly says whether a read failed only because the socket was told an earlier
 // deadline than the real one. It has been told that then, and is to be read again.
 func (c *conn) tooEarly(err error) bool {

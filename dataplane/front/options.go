@@ -18,6 +18,7 @@ func (o Options) Changeable() Options {
 func (o Options) into(at *Options) {
 	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden
 	at.BodyBudgetBytes, at.HeadTimeout, at.IdleTimeout = o.BodyBudgetBytes, o.HeadTimeout, o.IdleTimeout
+	at.BodyIdleTimeout = o.BodyIdleTimeout
 	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout
 	at.MaxConns, at.MaxConnsPerIP = o.MaxConns, o.MaxConnsPerIP
 	at.CompressMin, at.CompressStreams = o.CompressMin, o.CompressStreams
@@ -95,6 +96,7 @@ func (o Options) withDefaults() (Options, error) {
 	}{
 		{"HeadTimeout", &o.HeadTimeout, 10 * time.Second},
 		{"BodyTimeout", &o.BodyTimeout, 30 * time.Second},
+		{"BodyIdleTimeout", &o.BodyIdleTimeout, 15 * time.Second},
 		{"IdleTimeout", &o.IdleTimeout, 75 * time.Second},
 		{"WriteTimeout", &o.WriteTimeout, 30 * time.Second},
 		{"StreamIdleTimeout", &o.StreamIdleTimeout, 0},

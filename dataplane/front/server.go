@@ -216,12 +216,14 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.serve()
 }
 
-// headRead gives the body its time, by its declared size.
+// headRead gives the first byte of the body its time: fasthttp waits for it before the
+// handler is called, which sees to the rest.
 func (s *Server) headRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
 	judgeExpect(h)
 	if n := h.ContentLength(); n != 0 && n != framingNone {
-		conf.ReadTimeout = s.bodyTime(min(int64(max(n, 0)), s.live().MaxBodyBytes))
+		live := s.live()
+		conf.ReadTimeout = min(live.BodyIdleTimeout, s.bodyTime(min(int64(max(n, 0)), live.MaxBodyBytes)))
 	}
 	return conf
 }

@@ -26,7 +26,7 @@ func Default() *Config {
 		},
 		Compression: Compression{MinBytes: 2 * kib},
 		Timeouts: Timeouts{
-			Head: 10 * time.Second, Body: 30 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
+			Head: 10 * time.Second, Body: 30 * time.Second, BodyIdle: 15 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,
 			Connect: 2 * time.Second, EngineIdle: 4 * time.Second, EngineAge: time.Hour, Prefill: 300 * time.Second, Decode: 600 * time.Second,
 			FirstByte: 300 * time.Second, StreamIdle: 120 * time.Second, PoolWait: 5 * time.Second, Drain: 30 * time.Second, Restart: 60 * time.Second,
 		},

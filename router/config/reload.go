@@ -15,7 +15,7 @@ import (
 var live = []string{
 	"log.level", "proxies", "cors", "compression", "strip_forbidden", "migration", "steering", "relay.head_after", "relay.keep_alive",
 	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
-	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
+	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
 	"health.interval", "health.timeout", "health.fail_after", "health.scrape", "health.probe_inference", "fleet.retry_share", "fleet.retry_per_second", "transfers.stall_timeout",
 	"health.break_after", "health.break_for",

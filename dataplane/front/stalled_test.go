@@ -1,0 +1,81 @@
+package front
+
+import (
+	"crypto/tls"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// testTLS is a server's, with httptest's certificate.
+func testTLS() *tls.Config {
+	lent := httptest.NewUnstartedServer(nil)
+	lent.StartTLS()
+	defer lent.Close()
+	return &tls.Config{Certificates: lent.TLS.Certificates, MinVersion: tls.VersionTLS12}
+}
+
+const announced = atHost + "Content-Length: 30000000\r\n\r\n"
+
+// A body of which nothing comes is cut long before the time that its size has.
+func TestStalledBodyIsCut(t *testing.T) {
+	opt := Options{BodyTimeout: time.Hour, BodyIdleTimeout: 300 * time.Millisecond}
+	bodies := map[string]string{
+		"sized":                   atHost + "Content-Length: 13\r\n\r\n{",
+		"without a byte":          announced,
+		"large":                   announced + doc(100_000),
+		"chunked":                 chunkedHead + "d\r\n{",
+		"chunked, without a byte": chunkedHead,
+		"chunked, large":          chunkedHead + "1000000\r\n" + doc(100_000),
+		"after leave":             atHost + "Expect: 100-continue\r\nContent-Length: 13\r\n\r\n",
+	}
+	secure := opt
+	secure.TLS = testTLS()
+	plain, overTheTLS := start(t, opt, echo), start(t, secure, echo)
+	for name, raw := range bodies {
+		for _, r := range []*rig{plain, overTheTLS} {
+			c := r.dial()
+			if r == overTheTLS {
+				c = overTLS(c)
+			}
+			c.send(raw)
+			if resp, body := c.answer(); resp.StatusCode != 408 || resp.Header.Get("X-Sluice-Reason") != string(RequestTimeout) {
+				t.Errorf("%s: %d %s", name, resp.StatusCode, body)
+			}
+			c.closed()
+		}
+	}
+}
+
+// One that comes slowly is read on, past the time without a byte and past that of the head,
+// which is the first that the socket was told.
+func TestTricklingBodyIsRead(t *testing.T) {
+	opt := Options{HeadTimeout: 1500 * time.Millisecond, BodyTimeout: time.Hour, BodyIdleTimeout: 2 * time.Second}
+	secure := opt
+	secure.TLS = testTLS()
+	plain, overTheTLS := start(t, opt, echo), start(t, secure, echo)
+	var all []*client
+	for _, r := range []*rig{plain, overTheTLS} {
+		for _, raw := range []string{atHost + "Content-Length: 13\r\n\r\n", chunkedHead + "d\r\n"} {
+			c := r.dial()
+			if r == overTheTLS {
+				c = overTLS(c)
+			}
+			c.send(raw + "{")
+			all = append(all, c)
+		}
+	}
+	for _, piece := range []string{`"`, "mo", "d", "e", `l`, `":`, `"x`, `"}`} {
+		time.Sleep(350 * time.Millisecond)
+		for i, c := range all {
+			if c.send(piece); piece == `"}` && i%2 == 1 {
+				c.send("\r\n0\r\n\r\n")
+			}
+		}
+	}
+	for i, c := range all {
+		if resp, body := c.answer(); resp.StatusCode != 200 || body != `{"model":"x"}` {
+			t.Errorf("%d: %d %s", i, resp.StatusCode, body)
+		}
+	}
+}
