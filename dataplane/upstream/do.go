@@ -163,6 +163,12 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 	if e.tls == nil {
 		return nc, nil
 	}
+	if under, ok := nc.(*net.TCPConn); ok {
+		if nc, err = newUnderTLS(under); err != nil {
+			_ = under.Close()
+			return nil, err
+		}
+	}
 	t := tls.Client(nc, e.tls)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = nc.Close()

@@ -1,7 +1,10 @@
 package upstream
 
 import (
+	"errors"
+	"io"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"syscall"
 	"time"
@@ -16,12 +19,6 @@ var epoch = time.Now()
 // now is the monotonic time since epoch.
 func now() time.Duration { return time.Since(epoch) }
 
-// trustIdle is how long a connection may have been idle and still be used
-// without asking the kernel whether the engine has closed it, or has sent what nobody
-// asked for, which the next client would take for its answer. Under load connections come
-// back sooner, and the extra system call is saved.
-const trustIdle = time.Millisecond
-
 // born notes when c was made, and by how much of the bound on its age it is let off:
 // those that were made together do not all come back at once.
 func (c *conn) born() { c.made, c.spread = now(), (rand.Float32()-0.5)/4 }
@@ -31,8 +28,10 @@ func (c *conn) tooOld(t, age time.Duration) bool {
 	return age > 0 && t-c.made >= age+time.Duration(float64(c.spread)*float64(age))
 }
 
-// take gives the newest idle connection at t, or nil. Connections past their time
-// or closed by the engine are closed on the way.
+// take gives the newest idle connection at t, or nil. Connections past their time, closed
+// by the engine, or on which it has sent what nobody asked for, are closed on the way.
+// That is asked of the kernel each time, however short a connection was idle: the next
+// client would take such bytes for its answer (RFC 9112, 6.3).
 func (e *Endpoint) take(t time.Duration) *conn {
 	bounds := e.bounds.Load()
 	for {
@@ -57,7 +56,7 @@ func (e *Endpoint) take(t time.Duration) *conn {
 			c.close()
 			continue
 		}
-		if age >= trustIdle && c.raw != nil && c.peerClosed() {
+		if c.peerClosed() {
 			e.stale.Add(1)
 			c.close()
 			continue
@@ -144,10 +143,14 @@ func closeAll(list []*conn) {
 	}
 }
 
-// peerClosed asks the kernel, without waiting, whether an idle connection has
-// an end of stream, an error, or bytes nobody asked for.
+// peerClosed asks, without waiting, whether an idle connection has an end of stream, an
+// error, or bytes nobody asked for. Over TLS a record that says nothing, such as a
+// session ticket, is none.
 func (c *conn) peerClosed() bool {
 	c.takeExchange()
+	if c.raw == nil {
+		return c.toldUnderTLS()
+	}
 	c.dead = false
 	err := c.raw.Control(c.peekFunc)
 	return err != nil || c.dead
@@ -157,3 +160,67 @@ func (x *exchange) peek(fd uintptr) {
 	_, errno := sock.Peek(int(fd), x.one[:])
 	x.dead = errno != syscall.EAGAIN
 }
+
+// toldUnderTLS is peerClosed over TLS: a read that gives up where it would have to wait.
+func (c *conn) toldUnderTLS() bool {
+	under, ok := plain(c.nc).(*underTLS)
+	if !ok {
+		return false
+	}
+	under.asks = true
+	n, err := c.nc.Read(c.one[:])
+	under.asks = false
+	return n > 0 || !errors.Is(err, errNothing)
+}
+
+// underTLS is the connection below a TLS one, which can be asked for what has come.
+type underTLS struct {
+	*net.TCPConn
+	raw  syscall.RawConn
+	asks bool // Read must not wait
+
+	look  func(fd uintptr) // made once
+	p     []byte
+	n     int
+	errno syscall.Errno
+}
+
+func newUnderTLS(t *net.TCPConn) (*underTLS, error) {
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	u := &underTLS{TCPConn: t, raw: raw}
+	u.look = func(fd uintptr) { u.n, u.errno = sock.Recv(int(fd), u.p) }
+	return u, nil
+}
+
+func (u *underTLS) Read(p []byte) (int, error) {
+	if !u.asks {
+		return u.TCPConn.Read(p)
+	}
+	u.p = p
+	err := u.raw.Control(u.look)
+	u.p = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case u.errno == syscall.EAGAIN:
+		return 0, errNothing
+	case u.errno != 0:
+		return 0, u.errno
+	case u.n == 0:
+		return 0, io.EOF
+	}
+	return u.n, nil
+}
+
+// nothing is what a read gives that must not wait: crypto/tls goes on after an error that
+// is temporary.
+type nothing struct{}
+
+func (nothing) Error() string   { return "upstream: nothing has come" }
+func (nothing) Timeout() bool   { return true }
+func (nothing) Temporary() bool { return true }
+
+var errNothing net.Error = nothing{}
