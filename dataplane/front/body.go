@@ -22,9 +22,11 @@ const (
 	shortGrowth = 32
 	longGrowth  = 8
 	// What is left of a body that nobody wants is read away within these
-	// bounds to keep the connection; else the connection is closed.
+	// bounds to keep the connection; else the connection is closed. The answer says
+	// which, so it waits for that: only for what is there or about to come, for a client
+	// may send no more before it has the answer.
 	drainBytes = 256 << 10
-	drainTime  = time.Second
+	drainTime  = 20 * time.Millisecond
 	// budgetRetry is what a client is told to wait when the memory is spent.
 	budgetRetry = time.Second
 )
@@ -101,12 +103,13 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 	return n, false, err
 }
 
-// drain reads away what is left; false when the connection must be closed.
+// drain reads away what is left; false when the connection must be closed, as it is
+// behind a chunked body anyway (see reusable).
 func (b *body) drain(c *conn) bool {
 	if b.ended || b.broken || b.stream == nil {
 		return b.ended && !b.broken
 	}
-	if b.length >= 0 && b.length-b.read > drainBytes {
+	if b.length == framingChunked || b.length-b.read > drainBytes {
 		return false
 	}
 	b.by = momentOf(time.Now().Add(drainTime))
@@ -115,7 +118,7 @@ func (b *body) drain(c *conn) bool {
 	for left := int64(drainBytes); left > 0; {
 		n, done, err := b.next(c, sink.B)
 		if left -= int64(n); done {
-			return !b.cutShort(c)
+			return true
 		}
 		if err != nil {
 			return false

@@ -22,9 +22,11 @@ const (
 	writePiece = 256 << 10
 	// A connection closed with unread bytes is reset by the kernel, and the
 	// client may lose the answer that told it why. So the rest is read away for
-	// a moment before the close, within these bounds.
-	lingerTime  = 500 * time.Millisecond
+	// a moment before the close, within these bounds: bytes, time in all, time without
+	// any.
 	lingerBytes = 4 << 20
+	lingerTime  = 2 * time.Second
+	lingerIdle  = 500 * time.Millisecond
 )
 
 // conn is a client's connection, for the plain lane (see lane.go) and as fasthttp sees
@@ -400,11 +402,16 @@ func (c *conn) linger() {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	if c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
-		return
-	}
+	began := time.Now()
 	var sink [4 << 10]byte
 	for left := lingerBytes; left > 0; {
+		by := began.Add(lingerTime)
+		if soon := time.Now().Add(lingerIdle); soon.Before(by) {
+			by = soon
+		}
+		if c.Conn.SetReadDeadline(by) != nil {
+			return
+		}
 		n, err := c.Conn.Read(sink[:])
 		if left -= n; err != nil {
 			return
