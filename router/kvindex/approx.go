@@ -24,22 +24,21 @@ type ApproxOptions struct {
 // methods may be called from any goroutine.
 //
 // What is believed lies in an index of New's kind, so Find takes no lock and waits
-// for nobody, also where all prompts begin alike. Beside it stands when each
-// (rank, block) was last seen, and where it lies in the index: in shards by the first
-// block of a prompt, each with a lock of its own for those who write. A sighting names that
-// of the block that came with it, right behind it, so a table has only what a walk begins at
-// or branches off to: what a long prompt brings lies in memory as it is read, and a block of
-// it costs no look at a table far from the caches. A block is in the index as
-// long as it has a sighting; both change under the shard's lock, and the index's own locks
-// come after it. The bound on memory is that of all shards together, so a beginning that all
-// prompts share may have all of it.
+// for nobody, also where all prompts begin alike. Beside it stands what was seen when: in
+// shards by the first block of a prompt, each with a lock of its own for those who write.
+// A sighting is of a stretch of blocks that came together and lie behind one another in the
+// index, which has their hashes; a table leads to it from the first one's. So what a long
+// prompt brings costs next to no memory beside the index, and what of it comes again is not
+// looked at block by block. A block is in the index as long as it is in a sighting; both
+// change under the shard's lock, and the index's own locks come after it. The bound on memory
+// is that of all shards together, so a beginning that all prompts share may have all of it.
 type Approx struct {
 	max       int64
 	ttl       atomic.Int64 // ns
 	start     time.Time
 	index     *radix
 	sightings atomic.Int64
-	filed     atomic.Int64  // of those, how many are in a table
+	blocks    atomic.Int64  // that they are of
 	turn      atomic.Uint32 // whose expiry is looked after next
 	sweeping  atomic.Bool   // a sweep is under way
 	evicted   atomic.Uint64
@@ -54,18 +53,19 @@ const (
 type approxShard struct {
 	mu sync.Mutex
 	of *Approx
-	// Its part of Approx.sightings and of Approx.filed, as told and as it is.
-	told, filedTold, filed int
+	// Its part of Approx.sightings and Approx.blocks as told, and of the latter as it is.
+	told, toldBlocks, blocks int
 	// oldest is when first was seen, for others to read; noSighting where there is none.
 	oldest atomic.Int64
 
-	ranks []table // by slot: sequence hash -> sighting, of those that are filed
+	ranks []table // by slot: sequence hash of its first block -> sighting
 	// seen is a list from what was seen longest ago to the latest.
 	seen        slab[sighting]
 	first, last uint32
-	coming      []uint32    // sightings of blocks on their way into the index, or out of here
-	places      []uint64    // of blocks on their way out of it; scratch for those that come
-	gone        worker.Slot // whose those are that go
+	going       []span   // of blocks on their way out of the index
+	gone        worker.Slot // whose those are
+	coming      []uint32    // scratch: sightings on their way out of here
+	places      []uint64    // scratch: where blocks that come lie
 	ev          Stored      // what observe stores
 	sink        uint64      // what is looked at ahead, so that it does
 	_           [64]byte    // the next one's lock is on a cache line of its own
@@ -74,28 +74,29 @@ type approxShard struct {
 const noSighting = math.MaxInt64
 
 type sighting struct {
-	hash         blockhash.Seq
-	place        uint64        // in the index; see sideCell
+	span
+	first        blockhash.Seq
 	at           time.Duration // since Approx.start
 	older, newer uint32
-	// next is the first block that came behind this one, prev this one's parent if it is
-	// that parent's next; 0 for none. Whatever is not filed is the next of one that is held.
-	next, prev uint32
-	slot       worker.Slot
+	slot         worker.Slot
 	// fresh: brought by one request, so never yet counted on by another.
 	fresh bool
-	filed bool // in the table of its rank
 }
 
-// What a sighting is taken to cost: the record, and if it is filed a half-full table's share.
-const (
-	sightingBytes = int64(unsafe.Sizeof(sighting{}))
-	filedBytes    = 2 * int64(unsafe.Sizeof(cell{}))
-)
+// span is blocks that lie one behind the other in one run of the index.
+type span struct {
+	place uint64 // of the first; see sideCell
+	n     int32
+}
 
-// chainMost bounds how many sightings follow each other of which only the first is filed,
-// so that a walk over a table, chain by chain, can be made in steps.
-const chainMost = 64
+func (x *span) end() uint64 { return placeAfter(x.place, int(x.n)) }
+
+// What a sighting is taken to cost: the record, and a half-full table's share.
+const sightingBytes = int64(unsafe.Sizeof(sighting{})) + 2*int64(unsafe.Sizeof(cell{}))
+
+// stretchMost bounds the blocks of a sighting, and so what is copied of them under one hold
+// of a lock.
+const stretchMost = 256
 
 // NewApprox makes an empty Approx.
 func NewApprox(opt ApproxOptions) *Approx {
@@ -154,9 +155,7 @@ func (a *Approx) over() bool {
 }
 
 // own is the memory that the sightings take.
-func (a *Approx) own() int64 {
-	return a.sightings.Load()*sightingBytes + a.filed.Load()*filedBytes
-}
+func (a *Approx) own() int64 { return a.sightings.Load() * sightingBytes }
 
 // unlock ends a writer's turn and tells the others of it.
 func (s *approxShard) unlock() {
@@ -165,9 +164,9 @@ func (s *approxShard) unlock() {
 		s.of.sightings.Add(int64(n - s.told))
 		s.told = n
 	}
-	if s.filed != s.filedTold {
-		s.of.filed.Add(int64(s.filed - s.filedTold))
-		s.filedTold = s.filed
+	if s.blocks != s.toldBlocks {
+		s.of.blocks.Add(int64(s.blocks - s.toldBlocks))
+		s.toldBlocks = s.blocks
 	}
 	oldest := int64(noSighting)
 	if s.first != 0 {
@@ -186,8 +185,8 @@ const (
 	sawBefore            // by the process before this one: any of them may be asked for by its hash
 )
 
-// observe notes the blocks of seqs, which follow the block of sighting parent if that is not
-// 0, as seen now. It says how many are new, and the sighting of the last.
+// observe notes the blocks of seqs, which follow the last one of sighting parent if that is
+// not 0, as seen now. It says how many are new, and the sighting that ends with the last.
 func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (added int, last uint32) {
 	s.withdraw()
 	for int(slot) >= len(s.ranks) {
@@ -197,130 +196,137 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 	last = parent
 	for len(seqs) > 0 {
 		n := 1
-		switch e := s.behind(r, last, seqs[0]); {
+		switch e := r.get(uint64(seqs[0])); {
 		case e == 0:
 			n, last = s.bring(slot, seqs, now, how, last)
-			added += s.store(slot, seqs[:n])
-		case e == last: // a block follows itself
-		case how == sawBefore:
-			_, last = s.again(seqs[:1], now, e, last)
-		default:
-			n, last = s.again(seqs, now, e, last)
-		}
-		if how == sawBefore {
-			s.file(last)
+			added += n
+		case e != last: // else a block follows itself
+			n, last = s.again(seqs, now, how, e, last)
 		}
 		seqs = seqs[n:]
 	}
 	return added, last
 }
 
-// behind is the sighting of a block behind that of sighting e, or, with 0, of a prompt's
-// first; 0 where there is none.
-func (s *approxShard) behind(r *table, e uint32, seq blockhash.Seq) uint32 {
-	if e != 0 {
-		if next := s.seen.at(e).next; next != 0 && s.seen.at(next).hash == seq {
-			return next
-		}
-	}
-	return r.get(uint64(seq))
-}
-
-// bring makes sightings of the blocks of seqs as far as they have none; the first has none.
-// Those are put behind that of parent, on its older side: a block is put behind its
+// bring makes sightings of the blocks of seqs as far as none begins there, as it does with
+// the first. They are put behind parent on its older side: a block is put behind its
 // successors' age, so that a prompt is forgotten from its end on and never with a hole in it.
 func (s *approxShard) bring(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (n int, last uint32) {
 	r := &s.ranks[slot]
-	last = parent
-	older, p := s.last, (*sighting)(nil)
-	if parent != 0 {
-		p = s.seen.at(parent)
-		older = p.older
-	}
-	for ; n < len(seqs); n++ {
-		if n%touchMost == 0 {
+	for n = 1; n < len(seqs) && seqs[n] != seqs[0]; n++ {
+		if n%touchMost == 1 {
 			s.sink += r.touch(seqs[n:])
 		}
-		if n > 0 && r.get(uint64(seqs[n])) != 0 {
+		if r.get(uint64(seqs[n])) != 0 {
 			break
 		}
-		e := s.seen.alloc()
-		x := s.seen.at(e)
-		*x = sighting{hash: seqs[n], at: now, newer: last, slot: slot, fresh: how == sawFresh}
-		switch {
-		case p == nil:
-			s.last = e
-		case p.next == 0:
-			p.older, p.next, x.prev = e, e, last
-		default:
-			p.older = e
-		}
-		if n%chainMost == 0 || how == sawBefore {
-			s.file(e)
-		}
-		s.coming = append(s.coming, e)
-		last, p = e, x
 	}
-	p.older = older
-	if older != 0 {
-		s.seen.at(older).newer = last
-	} else {
-		s.first = last
+	s.store(slot, seqs[:n], parent)
+	last = parent
+	for i := 0; i < n; {
+		x := sighting{span: span{s.places[i], 1}, first: seqs[i], at: now, slot: slot, fresh: how == sawFresh}
+		i++
+		for most := int32(stretchMost); how != sawBefore && i < n && x.n < most && s.places[i] == x.end(); i++ {
+			x.n++
+		}
+		last = s.add(x, last)
 	}
 	return n, last
 }
 
-// store puts the blocks whose sightings are coming into the index.
-func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq) (added int) {
+// add takes a sighting in, on the older side of another, 0 for the latest end. Where one
+// begins with the same block already, which two blocks of one hash can bring about, it could
+// not be found, and goes again; then the other is given.
+func (s *approxShard) add(x sighting, newer uint32) uint32 {
+	e := s.seen.alloc()
+	*s.seen.at(e) = x
+	s.link(e, newer)
+	s.blocks += int(x.n)
+	if r := &s.ranks[x.slot]; r.get(uint64(x.first)) == 0 {
+		r.put(uint64(x.first), e)
+		return e
+	}
+	s.forget(e, int(x.n))
+	s.withdraw()
+	return newer
+}
+
+// store puts blocks that follow the last one of a sighting into the index, and leaves in
+// s.places where they lie.
+func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq, parent uint32) {
 	ev := &s.ev // not on the stack: Store would have it moved to the heap
-	if newer := s.seen.at(s.coming[0]).newer; newer != 0 {
-		parent := s.seen.at(newer)
-		ev.HasParent, ev.parentAt, ev.parentSeq = true, parent.place, parent.hash
+	if parent != 0 {
+		p := s.seen.at(parent)
+		ev.HasParent, ev.parentAt = true, placeAfter(p.place, int(p.n)-1)
 	}
-	s.places = slices.Grow(s.places, len(seqs))[:len(seqs)]
-	clear(s.places)
+	s.places = slices.Grow(s.places[:0], len(seqs))[:len(seqs)]
 	ev.Slot, ev.places, ev.seqs = slot, s.places, seqs
-	added = s.of.index.Store(ev).Added
-	for i, e := range s.coming {
-		s.seen.at(e).place = s.places[i]
-	}
-	s.coming, s.places = s.coming[:0], s.places[:0]
+	s.of.index.Store(ev)
 	*ev = Stored{}
-	return added
 }
 
-// again notes that the block of sighting first, the first of seqs, was seen again behind that
-// of sighting newer, and those behind it with it as long as one was right behind the other
-// before: these are moved at once.
-func (s *approxShard) again(seqs []blockhash.Seq, now time.Duration, first, newer uint32) (n int, last uint32) {
-	last = first
-	x := s.seen.at(first)
+// again notes that the first of seqs, with which sighting e begins, was seen again behind
+// sighting newer, and with it those of its blocks that come behind. What is left of them is
+// another sighting's from then on. Two that have become one are made one.
+func (s *approxShard) again(seqs []blockhash.Seq, now time.Duration, how saw, e, newer uint32) (n int, last uint32) {
+	n = 1
+	if how != sawBefore {
+		n = s.along(e, seqs)
+	}
+	s.cut(e, n)
+	x := s.seen.at(e)
 	x.at, x.fresh = now, false
-	for n = 1; n < len(seqs); n++ {
-		if x.next == 0 || x.next != x.older || x.next == newer {
-			break
-		}
-		y := s.seen.at(x.next)
-		if y.hash != seqs[n] {
-			break
-		}
-		last, x = x.next, y
-		x.at, x.fresh = now, false
+	if x.newer != newer {
+		s.unlink(e)
+		s.link(e, newer)
 	}
-	if s.seen.at(first).newer != newer {
-		s.unlink(first, last)
-		s.linkBefore(first, last, newer)
+	if newer != 0 && how != sawBefore {
+		if y := s.seen.at(newer); !y.fresh && y.end() == x.place && y.n+x.n <= stretchMost {
+			y.n += x.n
+			s.drop(e)
+			return n, newer
+		}
 	}
-	return n, last
+	return n, e
 }
 
-// file has a sighting found by its hash.
-func (s *approxShard) file(e uint32) {
-	if x := s.seen.at(e); !x.filed {
-		s.ranks[x.slot].put(uint64(x.hash), e)
-		x.filed = true
-		s.filed++
+// along is how many of seqs, with the first of which sighting e begins, are its blocks.
+// Sequence hashes are equal up to a place and different from there on.
+func (s *approxShard) along(e uint32, seqs []blockhash.Seq) int {
+	x := s.seen.at(e)
+	sh := &s.of.index.shards[placeShard(x.place)]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	has := sh.hashes(x.span)
+	lo, hi := 1, min(len(has), len(seqs)) // equal below lo, different from hi on
+	if has[hi-1] == uint64(seqs[hi-1]) {
+		return hi
 	}
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); has[mid] == uint64(seqs[mid]) {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// cut leaves the first n blocks to sighting e, and makes another one of the rest.
+func (s *approxShard) cut(e uint32, n int) {
+	x := s.seen.at(e)
+	if n >= int(x.n) {
+		return
+	}
+	rest := *x
+	rest.span = span{placeAfter(x.place, n), x.n - int32(n)}
+	sh := &s.of.index.shards[placeShard(x.place)]
+	sh.mu.Lock()
+	rest.first = blockhash.Seq(sh.hashes(rest.span)[0])
+	sh.mu.Unlock()
+	x.n = int32(n)
+	s.blocks -= int(rest.n)
+	s.add(rest, e)
 }
 
 // touchMost bounds how many blocks touch looks at: more would drive each other out of the
@@ -353,39 +359,35 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	_, last := s.observe(slot, seqs[:cachedBlocks], now, sawAgain, 0)
-	s.disown(slot, seqs[cachedBlocks:], last)
+	s.observe(slot, seqs[:cachedBlocks], now, sawAgain, 0)
+	s.disown(slot, seqs[cachedBlocks:])
 	s.unlock()
 	a.trim(now)
 	a.sweepRest(s, now)
 }
 
-// disown forgets of the blocks of seqs, which follow that of sighting last if that is not 0,
-// those that more than one request has counted on.
-func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq, last uint32) {
+// disown forgets of the blocks of seqs those that more than one request has counted on. The
+// last of those goes first, so that whoever is behind another goes before it.
+func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 	r := &s.ranks[slot]
-	for i, seq := range seqs {
-		if last == 0 && i%touchMost == 0 {
+	for i := 0; i < len(seqs); {
+		if i%touchMost == 0 {
 			s.sink += r.touch(seqs[i:])
 		}
-		if last = s.behind(r, last, seq); last == 0 {
+		e := r.get(uint64(seqs[i]))
+		if e == 0 {
+			i++
 			continue
 		}
-		if x := s.seen.at(last); !x.fresh {
-			x.fresh = true // it comes once, also where its hash comes twice
-			s.coming = append(s.coming, last)
+		n := s.along(e, seqs[i:])
+		if i += n; !s.seen.at(e).fresh {
+			s.cut(e, n)
+			s.seen.at(e).fresh = true // it comes once, also where its hash comes twice
+			s.coming = append(s.coming, e)
 		}
 	}
-	s.forgetComing()
-}
-
-// forgetComing forgets what is coming, the last first, so that whoever is behind another
-// goes before it. What has gone meanwhile, as forget says, is not fresh.
-func (s *approxShard) forgetComing() {
 	for i := len(s.coming) - 1; i >= 0; i-- {
-		if e := s.coming[i]; s.seen.at(e).fresh {
-			s.forget(e)
-		}
+		s.forget(s.coming[i], int(s.seen.at(s.coming[i]).n))
 	}
 	s.coming = s.coming[:0]
 }
@@ -443,23 +445,19 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 		switch e := r.cells[*at].ref; {
 		case e == 0:
 			*at--
-		case n > approxStep-chainMost:
+		case n == approxStep:
 			return n, false
 		default:
-			before := s.seen.live()
-			for first := e; e != 0 && (e == first || !s.seen.at(e).filed); e = s.seen.at(e).next {
-				s.seen.at(e).fresh = true
-				s.coming = append(s.coming, e)
-			}
-			s.forgetComing()
-			n += before - s.seen.live()
+			k := min(int(s.seen.at(e).n), approxStep-n)
+			s.forget(e, k)
+			n += k
 		}
 	}
 	return n, true
 }
 
 // Len is the number of (rank, block) entries.
-func (a *Approx) Len() int { return int(a.sightings.Load()) }
+func (a *Approx) Len() int { return int(a.blocks.Load()) }
 
 // Bytes is the memory the entries take.
 func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.own() }
@@ -467,35 +465,35 @@ func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.own() }
 // Evicted is how many entries the bound on memory has cost so far.
 func (a *Approx) Evicted() uint64 { return a.evicted.Load() }
 
-// linkBefore puts what lies from first, the newest, to last next to newer on its older side;
-// 0 means the latest end.
-func (s *approxShard) linkBefore(first, last, newer uint32) {
+// link puts a sighting next to another on its older side; 0 means the latest end.
+func (s *approxShard) link(e, newer uint32) {
 	older := s.last
 	if newer != 0 {
 		older = s.seen.at(newer).older
-		s.seen.at(newer).older = first
+		s.seen.at(newer).older = e
 	} else {
-		s.last = first
+		s.last = e
 	}
 	if older != 0 {
-		s.seen.at(older).newer = last
+		s.seen.at(older).newer = e
 	} else {
-		s.first = last
+		s.first = e
 	}
-	s.seen.at(first).newer, s.seen.at(last).older = newer, older
+	x := s.seen.at(e)
+	x.newer, x.older = newer, older
 }
 
-// unlink takes what lies from first, the newest, to last out of the list.
-func (s *approxShard) unlink(first, last uint32) {
-	newer, older := s.seen.at(first).newer, s.seen.at(last).older
-	if older != 0 {
-		s.seen.at(older).newer = newer
+// unlink takes a sighting out of the list.
+func (s *approxShard) unlink(e uint32) {
+	x := s.seen.at(e)
+	if x.older != 0 {
+		s.seen.at(x.older).newer = x.newer
 	} else {
-		s.first = newer
+		s.first = x.newer
 	}
-	if newer != 0 {
-		s.seen.at(newer).older = older
+	if x.newer != 0 {
+		s.seen.at(x.newer).older = x.older
 	} else {
-		s.last = older
+		s.last = x.older
 	}
 }

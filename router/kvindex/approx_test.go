@@ -169,48 +169,46 @@ func TestApproxConcurrent(t *testing.T) {
 // check checks every shard, its list and its tables, and that the index holds what
 // they say and no more. Nobody writes meanwhile.
 func (a *Approx) check() error {
-	total, filedInAll := 0, 0
+	blocks, sightings := 0, 0
 	var inShard [shardCount]int
 	for i := range a.shards {
 		s := &a.shards[i]
-		n, filed, cells := 0, 0, 0
+		n, of, cells := 0, 0, 0
 		for e := s.first; e != 0; e, n = s.seen.at(e).newer, n+1 {
 			x := s.seen.at(e)
 			if x.newer == 0 && s.last != e || x.newer != 0 && s.seen.at(x.newer).older != e {
 				return fmt.Errorf("shard %d: its list is broken at entry %d", i, e)
 			}
-			if x.filed {
-				filed++
-			}
-			if at := s.ranks[x.slot].get(uint64(x.hash)); x.filed && at != e || !x.filed && (x.prev == 0 || s.seen.at(x.prev).next != e || s.seen.at(x.prev).slot != x.slot) {
-				return fmt.Errorf("shard %d: entry %d is found neither by its hash nor behind another", i, e)
-			}
-			if x.next != 0 && s.seen.at(x.next).prev != e {
-				return fmt.Errorf("shard %d: what is behind entry %d does not say so", i, e)
-			}
-			if x.place == 0 || !a.index.valid(x.place) {
-				return fmt.Errorf("shard %d: entry %d is not in the index", i, e)
+			if x.n < 1 || x.n > stretchMost || s.ranks[x.slot].get(uint64(x.first)) != e {
+				return fmt.Errorf("shard %d: entry %d, of %d blocks, is not found by its hash", i, e, x.n)
 			}
 			sh := &a.index.shards[placeShard(x.place)]
-			r, pos := sh.runs.at(placeRun(x.place)), placePos(x.place)
-			if f := sh.nodeOf(r, pos); f == 0 || !sh.holds(sh.table.nodes.at(f), x.slot, Device) || sh.word(r, pos) != uint64(x.hash) {
-				return fmt.Errorf("shard %d: entry %d lies where its rank does not hold it", i, e)
+			for k := range int(x.n) {
+				p := placeAfter(x.place, k)
+				if x.place == 0 || !a.index.valid(p) {
+					return fmt.Errorf("shard %d: block %d of entry %d is not in the index", i, k, e)
+				}
+				r, pos := sh.runs.at(placeRun(p)), placePos(p)
+				if f := sh.nodeOf(r, pos); f == 0 || !sh.holds(sh.table.nodes.at(f), x.slot, Device) || k == 0 && sh.word(r, pos) != uint64(x.first) {
+					return fmt.Errorf("shard %d: block %d of entry %d lies where its rank does not hold it", i, k, e)
+				}
 			}
-			inShard[sh.no]++
+			of += int(x.n)
+			inShard[sh.no] += int(x.n)
 		}
 		for r := range s.ranks {
 			cells += s.ranks[r].n
 		}
-		if n != s.told || n != s.seen.live() || len(s.coming)+len(s.places) > 0 {
-			return fmt.Errorf("shard %d: %d in its list, %d told, %d live", i, n, s.told, s.seen.live())
+		if n != s.told || n != s.seen.live() || n != cells || len(s.coming)+len(s.going) > 0 {
+			return fmt.Errorf("shard %d: %d in its list, %d told, %d live, %d in the tables", i, n, s.told, s.seen.live(), cells)
 		}
-		if filed != s.filed || filed != s.filedTold || filed != cells {
-			return fmt.Errorf("shard %d: %d filed, %d and %d counted, %d in the tables", i, filed, s.filed, s.filedTold, cells)
+		if of != s.blocks || of != s.toldBlocks {
+			return fmt.Errorf("shard %d: %d blocks, %d and %d counted", i, of, s.blocks, s.toldBlocks)
 		}
-		total, filedInAll = total+n, filedInAll+filed
+		blocks, sightings = blocks+of, sightings+n
 	}
-	if int(a.filed.Load()) != filedInAll || a.Len() != total || a.index.Len() != total {
-		return fmt.Errorf("%d entries, %d in the index, %d counted", total, a.index.Len(), a.Len())
+	if int(a.sightings.Load()) != sightings || a.Len() != blocks || a.index.Len() != blocks {
+		return fmt.Errorf("%d sightings of %d blocks, %d in the index, %d and %d counted", sightings, blocks, a.index.Len(), a.sightings.Load(), a.Len())
 	}
 	for i, n := range inShard {
 		if sh := &a.index.shards[i]; n != sh.entries || len(sh.copies) > 0 {

@@ -19,11 +19,9 @@ func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 			s.mu.Lock()
 			last = int(slot) >= len(s.ranks)
 			if !last {
-				from, last = s.ranks[slot].from(from, exportStep/chainMost, func(cell cell) {
-					for e := cell.ref; e != 0 && (e == cell.ref || !s.seen.at(e).filed); e = s.seen.at(e).next {
-						if x := s.seen.at(e); x.place != 0 {
-							c.all = append(c.all, holding{at: spotAt(x.place), hash: EngineHash(x.hash)})
-						}
+				from, last = s.ranks[slot].from(from, exportStep/stretchMost, func(cell cell) {
+					for x, i := s.seen.at(cell.ref), 0; i < int(x.n); i++ {
+						c.all = append(c.all, holding{at: spotAt(placeAfter(x.place, i))})
 					}
 				})
 			}
@@ -34,7 +32,8 @@ func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	c.give()
 }
 
-// readHeld is chains.read by what the index itself says of an owner's rank.
+// readHeld is chains.read by what the index itself says of an owner's rank; a block's engine
+// hash is its own.
 func (ix *radix) readHeld(line []holding, slot worker.Slot) {
 	sh, _ := ix.line(line[0].at.line())
 	sh.mu.Lock()
@@ -54,7 +53,8 @@ func (ix *radix) readHeld(line []holding, slot worker.Slot) {
 			h.at |= goneSpot
 			continue
 		}
-		h.seq = blockhash.Seq(h.hash)
+		h.seq = blockhash.Seq(sh.word(r, h.at.pos()))
+		h.hash = EngineHash(h.seq)
 	}
 }
 
@@ -71,6 +71,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s.expire(now)
 		if int(slot) < len(s.ranks) {
 			if parent = s.ranks[slot].get(uint64(x.ParentSeq)); parent != 0 {
+				s.cut(parent, 1)
 				break
 			}
 		}

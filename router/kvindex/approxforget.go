@@ -26,9 +26,11 @@ func (a *Approx) trim(now time.Duration) {
 			s.unlock()
 			return // others have emptied it meanwhile, and are at it
 		}
-		for n := 0; n < trimStep && s.first != 0; n++ {
-			s.forget(s.first)
-			a.evicted.Add(1)
+		for n := 0; n < trimStep && s.first != 0; {
+			k := min(int(s.seen.at(s.first).n), trimStep-n)
+			s.forget(s.first, k)
+			n += k
+			a.evicted.Add(uint64(k))
 		}
 		s.unlock()
 	}
@@ -46,8 +48,10 @@ func (s *approxShard) stale(now time.Duration) bool {
 const approxStep = 128
 
 func (s *approxShard) expire(now time.Duration) {
-	for n := 0; n < approxStep && s.first != 0 && s.of.past(s.seen.at(s.first).at, now); n++ {
-		s.forget(s.first)
+	for n := 0; n < approxStep && s.first != 0 && s.of.past(s.seen.at(s.first).at, now); {
+		k := min(int(s.seen.at(s.first).n), approxStep-n)
+		s.forget(s.first, k)
+		n += k
 	}
 }
 
@@ -71,44 +75,35 @@ func (a *Approx) sweep() {
 	}
 }
 
-// forget takes a sighting away; the block leaves the index with withdraw at the latest. The
-// one behind it is filed from then on. Had one of the same hash been filed already, which two
-// blocks of one hash can bring about, the other could not be found any more, and goes too.
-func (s *approxShard) forget(e uint32) {
-	for e != 0 {
-		s.unlink(e, e)
-		x := s.seen.at(e)
-		if x.slot != s.gone {
-			s.withdraw()
-			s.gone = x.slot
-		}
-		if x.place != 0 {
-			s.places = append(s.places, x.place)
-		}
-		r, next := &s.ranks[x.slot], x.next
-		if x.filed {
-			r.remove(uint64(x.hash))
-			s.filed--
-		}
-		if x.prev != 0 {
-			s.seen.at(x.prev).next = 0
-		}
-		s.seen.free(e)
-		if e = next; e != 0 {
-			y := s.seen.at(e)
-			y.prev = 0
-			if y.filed || r.get(uint64(y.hash)) == 0 {
-				s.file(e)
-				return
-			}
-		}
+// forget takes the last n blocks of a sighting away, and itself with the last of them; they
+// leave the index with withdraw at the latest.
+func (s *approxShard) forget(e uint32, n int) {
+	x := s.seen.at(e)
+	if x.slot != s.gone {
+		s.withdraw()
+		s.gone = x.slot
 	}
+	x.n -= int32(n)
+	s.going = append(s.going, span{x.end(), int32(n)})
+	if s.blocks -= n; x.n == 0 {
+		s.drop(e)
+	}
+}
+
+// drop takes a sighting away whose blocks are in none, or in another one.
+func (s *approxShard) drop(e uint32) {
+	x := s.seen.at(e)
+	if r := &s.ranks[x.slot]; r.get(uint64(x.first)) == e {
+		r.remove(uint64(x.first))
+	}
+	s.unlink(e)
+	s.seen.free(e)
 }
 
 // withdraw takes what was forgotten out of the index.
 func (s *approxShard) withdraw() {
-	if len(s.places) > 0 {
-		s.of.index.removeAt(s.gone, s.places)
-		s.places = s.places[:0]
+	if len(s.going) > 0 {
+		s.of.index.removeAt(s.gone, s.going)
+		s.going = s.going[:0]
 	}
 }

@@ -71,8 +71,10 @@ func (ev *Stored) seq(before blockhash.Seq, i int) blockhash.Seq {
 }
 
 // isParent says whether a block found by ev.Parent is the parent. Of events there
-// is nothing else to go by.
-func (ev *Stored) isParent(seq blockhash.Seq) bool { return ev.seqs == nil || seq == ev.parentSeq }
+// is nothing else to go by, and an owner of places knows.
+func (ev *Stored) isParent(seq blockhash.Seq) bool {
+	return ev.seqs == nil || ev.places != nil || seq == ev.parentSeq
+}
 
 // StoreResult counts what one Store did.
 type StoreResult struct {

@@ -31,16 +31,22 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 	return removed, len(engine) - removed
 }
 
-// removeAt takes the blocks at places of an owner's from a rank.
-func (ix *radix) removeAt(slot worker.Slot, places []uint64) {
+// removeAt takes the blocks of stretches of an owner's from a rank.
+func (ix *radix) removeAt(slot worker.Slot, going []span) {
 	rank := ix.rank(slot)
 	rank.mu.Lock()
-	for len(places) > 0 {
-		sh := &ix.shards[placeShard(places[0])]
+	for _, x := range going {
+		sh := &ix.shards[placeShard(x.place)]
 		sh.lock()
-		n, _ := sh.takeAway(places[:min(len(places), batchMax)], slot, Device)
+		if len(sh.copies) == 0 {
+			sh.unhold(placeRun(x.place), placePos(x.place), placePos(x.end()), slot, Device)
+			sh.entries -= int(x.n)
+		} else {
+			for ; x.n > 0; x.n-- {
+				sh.takeAway([]uint64{placeAfter(x.place, int(x.n)-1)}, slot, Device)
+			}
+		}
 		sh.unlock()
-		places = places[n:]
 	}
 	ix.done(rank)
 }

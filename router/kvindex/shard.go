@@ -156,6 +156,12 @@ func (sh *shard) word(r *run, pos int) uint64 {
 	return p[at+uint32(pos)]
 }
 
+// hashes are the sequence hashes of a stretch, for whoever has the shard's lock.
+func (sh *shard) hashes(x span) []uint64 {
+	p, at := sh.words.page(sh.runs.at(placeRun(x.place)).line)
+	return p[at+uint32(placePos(x.place)):][:x.n]
+}
+
 // nodeOf finds the fragment of a run that covers a position, 0 in a hole.
 func (sh *shard) nodeOf(r *run, pos int) uint32 {
 	for id := r.tail; id != 0; id = sh.table.nodes.links(id).prev {

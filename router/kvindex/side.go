@@ -53,6 +53,9 @@ func placeOf(run uint32, pos int, tier Tier, gen uint16) uint64 {
 	return uint64(run)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
 }
 
+// placeAfter is where the block lies that is n behind the one at p.
+func placeAfter(p uint64, n int) uint64 { return p + uint64(n)<<16 }
+
 func placeShard(p uint64) uint64 { return p >> (32 + runBits) }
 func placeRun(p uint64) uint32   { return uint32(p>>32) & (1<<runBits - 1) }
 func placePos(p uint64) int      { return int(p >> 16 & lenMask) }
