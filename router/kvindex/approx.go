@@ -2,7 +2,6 @@ package kvindex
 
 import (
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,11 +57,15 @@ type approxShard struct {
 	// oldest is when first was seen, for others to read; noSighting where there is none.
 	oldest atomic.Int64
 
+	// torn is when blocks last went from before others, which may have stayed, or came beside
+	// the order of seen: what was seen later is reached through all that is before it.
+	torn time.Duration
+
 	ranks []table // by slot: sequence hash of its first block -> sighting
 	// seen is a list from what was seen longest ago to the latest.
 	seen        slab[sighting]
 	first, last uint32
-	going       []span   // of blocks on their way out of the index
+	going       []span      // of blocks on their way out of the index
 	gone        worker.Slot // whose those are
 	coming      []uint32    // scratch: sightings on their way out of here
 	places      []uint64    // scratch: where blocks that come lie
@@ -176,175 +179,6 @@ func (s *approxShard) unlock() {
 	s.mu.Unlock()
 }
 
-// saw is how blocks came to be seen.
-type saw uint8
-
-const (
-	sawAgain  saw = iota // the engine had them
-	sawFresh             // a request brings them
-	sawBefore            // by the process before this one: any of them may be asked for by its hash
-)
-
-// observe notes the blocks of seqs, which follow the last one of sighting parent if that is
-// not 0, as seen now. It says how many are new, and the sighting that ends with the last.
-func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (added int, last uint32) {
-	s.withdraw()
-	for int(slot) >= len(s.ranks) {
-		s.ranks = append(s.ranks, table{})
-	}
-	r := &s.ranks[slot]
-	last = parent
-	for len(seqs) > 0 {
-		n := 1
-		switch e := r.get(uint64(seqs[0])); {
-		case e == 0:
-			n, last = s.bring(slot, seqs, now, how, last)
-			added += n
-		case e != last: // else a block follows itself
-			n, last = s.again(seqs, now, how, e, last)
-		}
-		seqs = seqs[n:]
-	}
-	return added, last
-}
-
-// bring makes sightings of the blocks of seqs as far as none begins there, as it does with
-// the first. They are put behind parent on its older side: a block is put behind its
-// successors' age, so that a prompt is forgotten from its end on and never with a hole in it.
-func (s *approxShard) bring(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (n int, last uint32) {
-	r := &s.ranks[slot]
-	for n = 1; n < len(seqs) && seqs[n] != seqs[0]; n++ {
-		if n%touchMost == 1 {
-			s.sink += r.touch(seqs[n:])
-		}
-		if r.get(uint64(seqs[n])) != 0 {
-			break
-		}
-	}
-	s.store(slot, seqs[:n], parent)
-	last = parent
-	for i := 0; i < n; {
-		x := sighting{span: span{s.places[i], 1}, first: seqs[i], at: now, slot: slot, fresh: how == sawFresh}
-		i++
-		for most := int32(stretchMost); how != sawBefore && i < n && x.n < most && s.places[i] == x.end(); i++ {
-			x.n++
-		}
-		last = s.add(x, last)
-	}
-	return n, last
-}
-
-// add takes a sighting in, on the older side of another, 0 for the latest end. Where one
-// begins with the same block already, which two blocks of one hash can bring about, it could
-// not be found, and goes again; then the other is given.
-func (s *approxShard) add(x sighting, newer uint32) uint32 {
-	e := s.seen.alloc()
-	*s.seen.at(e) = x
-	s.link(e, newer)
-	s.blocks += int(x.n)
-	if r := &s.ranks[x.slot]; r.get(uint64(x.first)) == 0 {
-		r.put(uint64(x.first), e)
-		return e
-	}
-	s.forget(e, int(x.n))
-	s.withdraw()
-	return newer
-}
-
-// store puts blocks that follow the last one of a sighting into the index, and leaves in
-// s.places where they lie.
-func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq, parent uint32) {
-	ev := &s.ev // not on the stack: Store would have it moved to the heap
-	if parent != 0 {
-		p := s.seen.at(parent)
-		ev.HasParent, ev.parentAt = true, placeAfter(p.place, int(p.n)-1)
-	}
-	s.places = slices.Grow(s.places[:0], len(seqs))[:len(seqs)]
-	ev.Slot, ev.places, ev.seqs = slot, s.places, seqs
-	s.of.index.Store(ev)
-	*ev = Stored{}
-}
-
-// again notes that the first of seqs, with which sighting e begins, was seen again behind
-// sighting newer, and with it those of its blocks that come behind. What is left of them is
-// another sighting's from then on. Two that have become one are made one.
-func (s *approxShard) again(seqs []blockhash.Seq, now time.Duration, how saw, e, newer uint32) (n int, last uint32) {
-	n = 1
-	if how != sawBefore {
-		n = s.along(e, seqs)
-	}
-	s.cut(e, n)
-	x := s.seen.at(e)
-	x.at, x.fresh = now, false
-	if x.newer != newer {
-		s.unlink(e)
-		s.link(e, newer)
-	}
-	if newer != 0 && how != sawBefore {
-		if y := s.seen.at(newer); !y.fresh && y.end() == x.place && y.n+x.n <= stretchMost {
-			y.n += x.n
-			s.drop(e)
-			return n, newer
-		}
-	}
-	return n, e
-}
-
-// along is how many of seqs, with the first of which sighting e begins, are its blocks.
-// Sequence hashes are equal up to a place and different from there on.
-func (s *approxShard) along(e uint32, seqs []blockhash.Seq) int {
-	x := s.seen.at(e)
-	sh := &s.of.index.shards[placeShard(x.place)]
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	has := sh.hashes(x.span)
-	lo, hi := 1, min(len(has), len(seqs)) // equal below lo, different from hi on
-	if has[hi-1] == uint64(seqs[hi-1]) {
-		return hi
-	}
-	for lo < hi {
-		if mid := int(uint(lo+hi) / 2); has[mid] == uint64(seqs[mid]) {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo
-}
-
-// cut leaves the first n blocks to sighting e, and makes another one of the rest.
-func (s *approxShard) cut(e uint32, n int) {
-	x := s.seen.at(e)
-	if n >= int(x.n) {
-		return
-	}
-	rest := *x
-	rest.span = span{placeAfter(x.place, n), x.n - int32(n)}
-	sh := &s.of.index.shards[placeShard(x.place)]
-	sh.mu.Lock()
-	rest.first = blockhash.Seq(sh.hashes(rest.span)[0])
-	sh.mu.Unlock()
-	x.n = int32(n)
-	s.blocks -= int(rest.n)
-	s.add(rest, e)
-}
-
-// touchMost bounds how many blocks touch looks at: more would drive each other out of the
-// processor's caches before they are used.
-const touchMost = 64
-
-// touch looks at the cells where blocks will be looked for one after another. Loads that
-// do not wait for each other take the time of one.
-func (t *table) touch(seqs []blockhash.Seq) (sink uint64) {
-	if len(t.cells) == 0 {
-		return 0
-	}
-	for _, seq := range seqs[:min(len(seqs), touchMost)] {
-		sink += uint64(t.cells[t.home(uint64(seq))].ref)
-	}
-	return sink
-}
-
 // Confirm tells how many leading blocks of a prompt the engine found in its
 // cache when it began. Those are held for sure. Of the rest, what had been
 // counted on from earlier requests is withdrawn: the engine had dropped it, or
@@ -386,11 +220,18 @@ func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 			s.coming = append(s.coming, e)
 		}
 	}
+	if len(s.coming) > 0 {
+		s.tear()
+	}
 	for i := len(s.coming) - 1; i >= 0; i-- {
 		s.forget(s.coming[i], int(s.seen.at(s.coming[i]).n))
 	}
 	s.coming = s.coming[:0]
 }
+
+// tear notes that from now on blocks may be held that are not reached through those before
+// them. Those were seen by now, whoever's clock they go by.
+func (s *approxShard) tear() { s.torn = time.Since(s.of.start) }
 
 // Find is as Index.Find. What is past its time it forgets first, unless somebody is
 // writing there or there is much of it: then it may tell of it for that moment longer.

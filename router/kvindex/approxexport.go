@@ -82,6 +82,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s = &a.shards[i]
 		s.mu.Lock()
 	}
+	s.tear() // the parent stays where it is in s.seen, with these before it
 	res.Added, _ = s.observe(slot, x.Seqs, now, sawBefore, parent)
 	res.Repeated = len(x.Seqs) - res.Added
 	s.unlock()

@@ -84,8 +84,11 @@ type rankState struct {
 }
 
 // batchMax is the most blocks that are placed or taken away under one hold of a
-// shard's lock.
-const batchMax = 32
+// shard's lock; ownerBatch likewise of an owner of places, for whom that is less work.
+const (
+	batchMax   = 32
+	ownerBatch = 256
+)
 
 // batch is the scratch space of a rank's writer.
 type batch struct {

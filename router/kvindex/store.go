@@ -53,8 +53,11 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 			s.seq = uint64(ev.seq(blockhash.Seq(s.seq), i))
 			if id := s.find(); id != 0 {
 				s.known(id, i-at)
-			} else {
-				s.new(i-at, ev.blocks()-i)
+				continue
+			}
+			s.new(i-at, ev.blocks()-i)
+			if s.places != nil && s.sh.loose == 0 { // after a new block
+				i += s.moreNew(i+1-at, ev.seqs[i+1:at+n])
 			}
 		}
 		s.flush()
@@ -77,7 +80,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 func (s *storing) enter(at int) int {
 	side, b := &s.rank.side, s.b
 	if s.ev.places != nil {
-		s.places = s.ev.places[at:min(len(s.ev.places), at+batchMax)]
+		s.places = s.ev.places[at:min(len(s.ev.places), at+ownerBatch)]
 		return len(s.places)
 	}
 	hashes := s.ev.Engine[at:min(len(s.ev.Engine), at+batchMax)]
@@ -95,6 +98,14 @@ func (s *storing) enter(at int) int {
 		c.place = mark
 	}
 	return len(hashes)
+}
+
+// before is what the engine hash of block i of the batch stood for; 0: nothing.
+func (s *storing) before(i int) uint64 {
+	if s.places != nil {
+		return 0
+	}
+	return s.b.place[i]
 }
 
 // lies notes where block i of the batch has come to lie.
@@ -251,14 +262,14 @@ func (s *storing) find() uint32 {
 // known stores a block that somebody has: fragment id at s.run, s.pos. It is block i
 // of the batch.
 func (s *storing) known(id uint32, i int) {
-	sh, ev, b := s.sh, s.ev, s.b
+	sh, ev := s.sh, s.ev
 	// A block may follow one that it does not lie behind only where two have one hash.
 	if s.add != 0 && (s.add != id || s.pos != s.to) {
 		s.flush() // which may join id with what lies before it
 		id = s.node
 	}
 	s.node = id
-	here, before := sh.place(s.run, s.pos, ev.Tier), b.place[i]
+	here, before := sh.place(s.run, s.pos, ev.Tier), s.before(i)
 	s.lies(i, here)
 	found := s.stood(before)
 	if found && before == here {
@@ -300,7 +311,7 @@ func (s *storing) stood(before uint64) bool {
 // new stores a block that nobody has, block i of the batch; left is how many of the
 // event there are yet, with this one.
 func (s *storing) new(i, left int) {
-	sh, b := s.sh, s.b
+	sh := s.sh
 	if s.fresh == 0 || s.to == maxRun {
 		s.flush()
 		s.begin(left)
@@ -308,7 +319,7 @@ func (s *storing) new(i, left int) {
 	sh.append(sh.runs.at(s.fresh), s.to, s.seq, left)
 	s.run, s.pos, s.node = s.fresh, s.to, 0
 	s.to++
-	before := b.place[i]
+	before := s.before(i)
 	s.lies(i, sh.place(s.run, s.pos, s.ev.Tier))
 	s.res.Added++
 	if s.stood(before) {
@@ -316,6 +327,30 @@ func (s *storing) new(i, left int) {
 	} else {
 		sh.entries++
 	}
+}
+
+// moreNew is new for blocks of an owner's, from block i of the batch on, as many as there is
+// room for behind the one before.
+func (s *storing) moreNew(i int, seqs []blockhash.Seq) int {
+	sh := s.sh
+	r := sh.runs.at(s.fresh)
+	n := min(len(seqs), int(classes[r.class])-s.to)
+	if n <= 0 {
+		return 0
+	}
+	p, at := sh.words.page(r.line)
+	to, places := p[at+uint32(s.to):][:n], s.places[i:][:n]
+	place := sh.place(s.fresh, s.to, s.ev.Tier)
+	for k, seq := range seqs[:n] {
+		release(&to[k], uint64(seq))
+		places[k] = placeAfter(place, k)
+	}
+	s.seq = uint64(seqs[n-1])
+	s.pos += n
+	s.to += n
+	s.res.Added += n
+	sh.entries += n
+	return n
 }
 
 // begin finds where new blocks go: to the end of the run if the block before lies
