@@ -1,12 +1,14 @@
 package jsonscan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"math/bits"
 	"slices"
 	"strconv"
 	"sync"
+	"unsafe"
 )
 
 // parseInt reads an integer as engines take it: plain digits, or with a
@@ -216,15 +218,16 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 const (
 	idBlock = 64          // bytes that wideIDs looks at together
 	idsAt   = idBlock / 2 // ids that may end in them
+	// wideMost bounds the blocks that are read at once: nobody can stop the goroutine meanwhile.
+	wideMost = 1 << 10
 )
 
 // idsBefore is what the bytes before a block are, the last one in the highest bit: digits,
 // such that are the second, fourth of a row, commas, and a 0 that a number begins with.
 // None of all: the block begins with an element. wideForm knows where its fields lie.
 type idsBefore struct {
-	_      [3]uint64 // digits, second ones, fourth ones
-	commas uint64
-	_      uint64 // zeros
+	_ [3]uint64 // digits, second ones, fourth ones
+	_ [2]uint64 // commas, zeros
 }
 
 // wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
@@ -232,34 +235,18 @@ type idsBefore struct {
 // Where elements end is found for a block at once, and blocks follow each other wherever
 // elements end, so that nothing waits for what was before. Rooms that are just large enough
 // are filled to the end by the plain way. It gives where the first element begins that it
-// did not read.
+// did not read, or the space before it.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
-	var p idsBefore
-	start := i
-	for ; len(raw)-i > idBlock && cap(out)-len(out) >= idsAt; i += idBlock {
-		behindComma := p.commas >> 63
-		wrong, ends, spaces := wideForm(&raw[i : i+idBlock][0], &p)
-		start += int(behindComma & spaces)
-		if wrong != 0 {
-			ends &= wrong&-wrong - 1
-		}
-		if n := bits.OnesCount64(ends); n > 0 {
-			room := out[len(out) : len(out)+idsAt]
-			wideNumbers(&raw[i-8], start-i, ends, spaces&^1, &room[0], n)
-			out = out[:len(out)+n]
-			start = i + bits.Len64(ends)
-			if at := start - i; at < idBlock {
-				start += int(spaces >> at & 1)
-			}
-		}
-		if wrong != 0 {
-			return out, start
-		}
+	room := out[len(out):cap(out)]
+	n := min((len(raw)-i-1)/idBlock, wideMost)
+	_ = raw[i-8 : i+n*idBlock]
+	blocks, ends, read := wideArray(&raw[i], n, unsafe.SliceData(room), len(room))
+	if end := i + blocks*idBlock; ends != 0 {
+		i = end + bits.Len64(ends)
+	} else if blocks > 0 {
+		i = bytes.LastIndexByte(raw[i:end], ',') + i + 1
 	}
-	if start >= i && start < len(raw) && raw[start] == ' ' { // behind the last block's comma
-		start++
-	}
-	return out, start
+	return out[:len(out)+read], i
 }
 
 // skipWide is skipIDs where 64 bytes are looked at together.

@@ -70,6 +70,43 @@ func TestTokenIDsInEveryLayout(t *testing.T) {
 	}
 }
 
+// Blocks in which few ids end and blocks in which many do, with something wrong in each place:
+// as many are read as encoding/json reads, or none.
+func TestTokenIDsOfOneLength(t *testing.T) {
+	for digits := 1; digits < 10; digits++ {
+		for _, sep := range []string{",", ", "} {
+			var whole []byte
+			for k := range 3 * idBlock / (digits + 1) {
+				whole = append(whole, "987654321"[k%3:][:min(digits, 9-k%3)]...)
+				whole = append(whole, sep...)
+			}
+			raw := append(append([]byte("[        "), whole...), '0', ']')
+			for at := range raw {
+				for _, c := range []byte{raw[at], '0', ',', ' ', ']', '/', ':', 0, 0xff} {
+					was := raw[at]
+					raw[at] = c
+					var want []uint32
+					werr := json.Unmarshal(raw, &want)
+					if got, err := TokenIDs(nil, raw); (err == nil) != (werr == nil) || err == nil && !slices.Equal(got, want) {
+						t.Fatalf("TokenIDs(%q) = %v, %v; encoding/json %v, %v", raw, got, err, want, werr)
+					}
+					for _, room := range []int{1, idsAt, idsAt + 1, 2 * idsAt} { // what is behind it stays
+						dst := make([]uint32, room+4)
+						for i := range dst {
+							dst[i] = 77
+						}
+						got, err := TokenIDs(dst[:0:room], raw)
+						if err == nil && !slices.Equal(got, want) || !slices.Equal(dst[room:], []uint32{77, 77, 77, 77}) {
+							t.Fatalf("TokenIDs(%q) with room for %d: %v, %v", raw, room, got, dst[room:])
+						}
+					}
+					raw[at] = was
+				}
+			}
+		}
+	}
+}
+
 // The form of 64 bytes together is what it is byte for byte, from block to block.
 func TestWideForm(t *testing.T) {
 	if !wide {

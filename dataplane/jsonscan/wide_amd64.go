@@ -22,13 +22,12 @@ func wideString(p *byte, i, n int, lens *[256]uint8) (at int, high uint32)
 //go:noescape
 func wideForm(p *byte, before *idsBefore) (wrong, commas, spaces uint64)
 
-// wideNumbers reads n numbers of one to seven digits, by four at a time, so up to three more
-// of no meaning are written. The bytes looked at begin at p[8], those before it are the end
-// of what was before. The first number begins at p[8+begin]; a bit of ends stands where one
-// ends, of spaces where a space stands, the first byte's not told.
+// wideArray reads numbers from p on, which has eight bytes before it and n times 64 behind it,
+// by the form of wideForm: blocks as far as nothing in them is wrong, and if one is, of that the
+// numbers whose ends come before, ends. It stops where fewer than 32 numbers would have room.
 //
 //go:noescape
-func wideNumbers(p *byte, begin int, ends, spaces uint64, out *uint32, n int)
+func wideArray(p *byte, n int, out *uint32, room int) (blocks int, ends uint64, read int)
 
 // wideUTF8 checks the whole blocks of 32 bytes among n bytes at p, by the method of
 // Keiser and Lemire ("Validating UTF-8 in less than one instruction per byte", 2021).

@@ -12,6 +12,8 @@ func wideForm(*byte, *idsBefore) (wrong, commas, spaces uint64) {
 	panic("jsonscan: no wide registers")
 }
 
-func wideNumbers(*byte, int, uint64, uint64, *uint32, int) { panic("jsonscan: no wide registers") }
+func wideArray(*byte, int, *uint32, int) (blocks int, ends uint64, read int) {
+	panic("jsonscan: no wide registers")
+}
 
 func wideUTF8(*byte, int) (at int, ok bool) { panic("jsonscan: no wide registers") }
