@@ -84,6 +84,9 @@ type sighting struct {
 	slot         worker.Slot
 	// fresh: brought by one request, so never yet counted on by another.
 	fresh bool
+	// behind is no less than how many others lie behind blocks of it, or have lain there; 255
+	// is for more.
+	behind uint8
 }
 
 // span is blocks that lie one behind the other in one run of the index.
@@ -204,6 +207,7 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 // last of those goes first, so that whoever is behind another goes before it.
 func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 	r := &s.ranks[slot]
+	stay, follows, torn := 0, false, s.isTorn() // torn: what follows need not have been counted
 	for i := 0; i < len(seqs); {
 		if i%touchMost == 0 {
 			s.sink += r.touch(seqs[i:])
@@ -211,16 +215,24 @@ func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 		e := r.get(uint64(seqs[i]))
 		if e == 0 {
 			i++
+			follows = false
 			continue
 		}
 		n := s.along(e, seqs[i:])
-		if i += n; !s.seen.at(e).fresh {
-			s.cut(e, n)
-			s.seen.at(e).fresh = true // it comes once, also where its hash comes twice
-			s.coming = append(s.coming, e)
+		i += n
+		if s.seen.at(e).fresh {
+			follows = false
+			continue
 		}
+		s.cut(e, n)
+		x := s.seen.at(e)
+		if stay += int(x.behind); follows && !torn {
+			stay-- // this one goes as well
+		}
+		x.fresh, follows = true, true // it comes once, also where its hash comes twice
+		s.coming = append(s.coming, e)
 	}
-	if len(s.coming) > 0 {
+	if stay > 0 {
 		s.tear()
 	}
 	for i := len(s.coming) - 1; i >= 0; i-- {
@@ -232,6 +244,9 @@ func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 // tear notes that from now on blocks may be held that are not reached through those before
 // them. Those were seen by now, whoever's clock they go by.
 func (s *approxShard) tear() { s.torn = time.Since(s.of.start) }
+
+// isTorn says whether there may be such blocks yet.
+func (s *approxShard) isTorn() bool { return s.first != 0 && s.seen.at(s.first).at <= s.torn }
 
 // Find is as Index.Find. What is past its time it forgets first, unless somebody is
 // writing there or there is much of it: then it may tell of it for that moment longer.

@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -49,7 +50,7 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 func (s *approxShard) bring(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, how saw, parent uint32) (n int, last uint32) {
 	for n = 1; n < len(seqs) && seqs[n] != seqs[0]; n++ {
 	}
-	if r := &s.ranks[slot]; s.first != 0 && s.seen.at(s.first).at <= s.torn {
+	if r := &s.ranks[slot]; s.isTorn() {
 		for i := 1; i < n; i++ {
 			if i%touchMost == 1 {
 				s.sink += r.touch(seqs[i:n])
@@ -79,6 +80,7 @@ func (s *approxShard) add(x sighting, newer uint32) uint32 {
 	e := s.seen.alloc()
 	*s.seen.at(e) = x
 	s.link(e, newer)
+	s.oneBehind(newer)
 	s.blocks += int(x.n)
 	if r := &s.ranks[x.slot]; r.get(uint64(x.first)) == 0 {
 		r.put(uint64(x.first), e)
@@ -87,6 +89,15 @@ func (s *approxShard) add(x sighting, newer uint32) uint32 {
 	s.forget(e, int(x.n))
 	s.withdraw()
 	return newer
+}
+
+// oneBehind counts what has been put behind a sighting; 0 is none.
+func (s *approxShard) oneBehind(e uint32) {
+	if e != 0 {
+		if x := s.seen.at(e); x.behind < math.MaxUint8 {
+			x.behind++
+		}
+	}
 }
 
 // store puts blocks that follow the last one of a sighting into the index, and leaves in
@@ -118,9 +129,15 @@ func (s *approxShard) again(seqs []blockhash.Seq, now time.Duration, how saw, e,
 		s.unlink(e)
 		s.link(e, newer)
 	}
+	if s.isTorn() { // it may have lain behind what went and came again
+		s.oneBehind(newer)
+	}
 	if newer != 0 && how != sawBefore {
 		if y := s.seen.at(newer); !y.fresh && y.end() == x.place && y.n+x.n <= stretchMost {
 			y.n += x.n
+			if y.behind < math.MaxUint8 { // else it stays that
+				y.behind = uint8(min(max(int(y.behind)-1, 0)+int(x.behind), math.MaxUint8))
+			}
 			s.drop(e)
 			return n, newer
 		}
