@@ -134,6 +134,11 @@ func (b *body) cutShort(c *conn) bool {
 	return b.broken
 }
 
+// fits says whether a body of which so much has come may have room for all of it.
+func (b *body) fits(came int64) bool {
+	return b.length <= longGrowth*came || b.length <= min(shortGrowth*came, shortBody)
+}
+
 func (b *body) release() {
 	b.lease.Release()
 	b.special.Release()
@@ -154,6 +159,9 @@ func (x *Exchange) readBody() bool {
 	first := int64(firstBody)
 	if b.length >= 0 {
 		first = min(first, max(b.length, 1))
+		if b.stream == &x.rest && b.fits(int64(x.c.ahead.w-x.c.ahead.r)) {
+			first = b.length
+		}
 	}
 	lease, ok := membudget.Default.Lease(x.srv.budget, int(first))
 	if !ok {
@@ -171,7 +179,7 @@ func (x *Exchange) readBody() bool {
 			// The last step is a long one, so that little of the body lies in the buffer
 			// that is replaced, and is copied: two of nearly its size would be three times
 			// the body.
-			if b.length >= 0 && (b.length <= longGrowth*b.read || b.length <= min(shortGrowth*b.read, shortBody)) {
+			if b.length >= 0 && b.fits(b.read) {
 				want = b.length
 			}
 			if !b.lease.Grow(int(want)) {
