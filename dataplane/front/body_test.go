@@ -17,7 +17,7 @@ func doc(n int) string {
 
 func TestBodyLimit(t *testing.T) {
 	const limit = 300 << 10
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x *Exchange) {
 		x.ReplyJSON(200, fmt.Appendf(nil, "%d", len(x.Doc.Body)))
 	})
 	chunked := func(body string) string {
@@ -65,7 +65,7 @@ func TestBodyLimit(t *testing.T) {
 func TestBodyBudget(t *testing.T) {
 	const limit = 256 << 10
 	free, held := make(chan struct{}), make(chan struct{}, 8)
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x *Exchange) {
 		if len(x.Doc.Body) > 100_000 {
 			held <- struct{}{}
 			<-free
@@ -73,7 +73,7 @@ func TestBodyBudget(t *testing.T) {
 		echo(x)
 	})
 	var waiting []*client
-	for range 3 {
+	for range 4 {
 		c := r.dial()
 		c.send(chatPost(doc(limit)))
 		<-held
