@@ -106,6 +106,7 @@ func TestExposition(t *testing.T) {
 		`sluice_cache_prompt_tokens_total 200`, `sluice_cache_predicted_tokens_total 64`,
 		`sluice_cache_compared_prompt_tokens_total 100`, `sluice_cache_reported_tokens_total 80`, `sluice_cache_prediction_error_tokens_total 16`,
 		"# TYPE sluice_legs_total counter\n", "# TYPE sluice_leg_duration_seconds histogram\n", "process_resident_memory_bytes", "go_goroutines",
+		"\nprocess_open_fds ", "\nprocess_max_fds ",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
