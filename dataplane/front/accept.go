@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/dataplane/descriptors"
+	"sluice/dataplane/sock"
 )
 
 // connSet holds every open connection, for the limits and for the drain.
@@ -136,7 +137,63 @@ func (s *connSet) endStreams() (n int) {
 // accepted now.
 type listener struct {
 	net.Listener
-	srv *Server
+	byHand *sock.Listener // of the same socket, where there is one
+	srv    *Server
+}
+
+// gated is a listener that accepts nothing before something has happened; Opened waits
+// for that, and gives the listener behind the gate.
+type gated interface {
+	Opened() (net.Listener, error)
+}
+
+// listenOn makes a listener of ln. What TLS needs is in Go's poller for as long as the
+// connection lasts, and is net's.
+func (s *Server) listenOn(ln net.Listener) (*listener, error) {
+	l := &listener{Listener: ln, srv: s}
+	if s.opt.TLS != nil {
+		return l, nil
+	}
+	if g, ok := ln.(gated); ok {
+		var err error
+		if ln, err = g.Opened(); err != nil {
+			return nil, err
+		}
+	}
+	byHand, ok := sock.ListenerOf(ln)
+	if !ok {
+		return l, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped() {
+		_ = byHand.Close()
+		return nil, net.ErrClosed
+	}
+	l.byHand, s.byHand = byHand, byHand
+	return l, nil
+}
+
+// next waits for a connection; from is its other end, as far as it tells.
+func (l *listener) next() (nc net.Conn, from netip.Addr, err error) {
+	if l.byHand != nil {
+		c, from, err := l.byHand.Accept()
+		if err != nil {
+			return nil, from, err
+		}
+		return c, from, nil
+	}
+	if nc, err = l.Listener.Accept(); err != nil {
+		return nil, from, err
+	}
+	return nc, addressOf(nc), nil
+}
+
+func addressOf(nc net.Conn) (ip netip.Addr) {
+	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
+		ip = tcp.AddrPort().Addr().Unmap()
+	}
+	return ip
 }
 
 // accept gives the next connection within the limits. Want of descriptors or
@@ -145,7 +202,7 @@ type listener struct {
 func (l *listener) accept() (*conn, error) {
 	var delay time.Duration
 	for {
-		nc, err := l.Listener.Accept()
+		nc, from, err := l.next()
 		if err != nil {
 			if !passing(err) {
 				return nil, err
@@ -164,7 +221,7 @@ func (l *listener) accept() (*conn, error) {
 		// be served would else stand before each other's locks, each with a goroutine's
 		// stack and a request's buffers, where the kernel's queue holds them for nothing.
 		runtime.Gosched()
-		if c := l.srv.admit(nc); c != nil {
+		if c := l.srv.admit(nc, from); c != nil {
 			return c, nil
 		}
 	}
@@ -176,8 +233,8 @@ func passing(err error) bool {
 }
 
 // admit wraps an accepted connection, or refuses it and gives nil.
-func (s *Server) admit(nc net.Conn) *conn {
-	c := &conn{Conn: nc, srv: s, due: dueHead}
+func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
+	c := &conn{Conn: nc, srv: s, due: dueHead, ip: from}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
@@ -193,9 +250,6 @@ func (s *Server) admit(nc net.Conn) *conn {
 		}
 		c.secure = tls.Server(under, s.opt.TLS)
 		c.Conn = c.secure
-	}
-	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
-		c.ip = tcp.AddrPort().Addr().Unmap()
 	}
 	live := s.live()
 	// A proxy stands for all of its clients: whom to count is known later.

@@ -41,7 +41,7 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	l := &listener{&scripted{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, s}
+	l := &listener{Listener: &scripted{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, srv: s}
 	c, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 		t.Errorf("%d connections left", n)
 	}
 
-	l = &listener{&scripted{inner, []error{acceptError(syscall.EINVAL)}}, s}
+	l = &listener{Listener: &scripted{inner, []error{acceptError(syscall.EINVAL)}}, srv: s}
 	if _, err := l.accept(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("EINVAL became %v", err)
 	}

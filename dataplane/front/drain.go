@@ -87,6 +87,9 @@ func (s *Server) stopAccepting() {
 	if s.ln != nil {
 		_ = s.ln.Close()
 	}
+	if s.byHand != nil {
+		_ = s.byHand.Close()
+	}
 }
 
 // awaitIdle closes connections as they become idle until none is left.

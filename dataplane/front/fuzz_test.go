@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"testing"
 	"time"
@@ -61,7 +62,7 @@ func play(t testing.TB, s *Server, raw []byte) (got []accept) {
 		got = append(got, accept{string(h.Method()), string(h.RequestURI()), bytes.Clone(x.Doc.Body)})
 		x.ReplyJSON(200, nil)
 	}
-	c := s.admit(&tape{Reader: bytes.NewReader(raw)})
+	c := s.admit(&tape{Reader: bytes.NewReader(raw)}, netip.Addr{})
 	c.takeServing()
 	_ = s.fh.ServeConn(c)
 	if n := s.conns.len(); n != 0 {

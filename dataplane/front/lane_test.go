@@ -46,13 +46,13 @@ func byLanes(t testing.TB, s *Server, raw []byte) (plain, fast string) {
 	if err := theirs.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	s.serveConn(s.admit(ours))
+	s.serveConn(s.admit(ours, addressOf(ours)))
 	var got bytes.Buffer
 	if _, err := got.ReadFrom(theirs); err != nil {
 		t.Fatal(err)
 	}
 	on := &tape{Reader: bytes.NewReader(raw)}
-	s.serveConn(s.admit(on))
+	s.serveConn(s.admit(on, addressOf(on)))
 	if n, used := s.conns.len(), s.budget.Used(); n != 0 || used != 0 {
 		t.Errorf("%d connections and %d bytes of the budget left", n, used)
 	}
@@ -172,7 +172,7 @@ func TestPlainRequestAllocates(t *testing.T) {
 	s := laneServer(t)
 	ours, theirs := linked(t)
 	served := make(chan struct{})
-	go func() { s.serveConn(s.admit(ours)); close(served) }()
+	go func() { s.serveConn(s.admit(ours, addressOf(ours))); close(served) }()
 	answer := make([]byte, 64<<10)
 	for _, k := range []struct {
 		raw string
@@ -197,7 +197,7 @@ func TestLastAnswerIsUnderWay(t *testing.T) {
 	s := laneServer(t)
 	ours, theirs := linked(t)
 	defer theirs.Close()
-	c, served := s.admit(ours), make(chan struct{})
+	c, served := s.admit(ours, addressOf(ours)), make(chan struct{})
 	go func() { s.serveConn(c); close(served) }()
 	_, _ = io.WriteString(theirs, chatPost(doc(1 << 20))[:8<<10])
 	var got bytes.Buffer

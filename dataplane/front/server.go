@@ -15,6 +15,7 @@ import (
 
 	"sluice/dataplane/loop"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/sock"
 )
 
 // bodyRate is the slowest rate, in bytes a second, at which a body may come
@@ -44,8 +45,9 @@ type Server struct {
 	isCutting func() bool   // cutting.Load, made once
 	telling   sync.Mutex    // while it answers for a handler
 	stop      chan struct{} // closed when the drain begins
-	mu        sync.Mutex    // of ln, watch and the beginning of the drain
+	mu        sync.Mutex    // of ln, byHand, watch and the beginning of the drain
 	ln        net.Listener
+	byHand    *sock.Listener // of ln's socket, where connections are accepted by hand
 }
 
 // New makes a Server; it fails on impossible Options.
@@ -151,18 +153,17 @@ func (s *Server) Serve(ln net.Listener) error {
 		by = RelayGoroutine
 	}
 	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
-	from := &listener{ln, s}
-	for {
-		c, err := from.accept()
-		switch {
-		case err == nil:
+	from, err := s.listenOn(ln)
+	for err == nil {
+		var c *conn
+		if c, err = from.accept(); err == nil {
 			go s.serveConn(c)
-		case s.stopped():
-			return nil
-		default:
-			return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 		}
 	}
+	if s.stopped() {
+		return nil
+	}
+	return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 }
 
 // Loops is how many event loops drive streams, 0 where they are on goroutines, and how

@@ -212,9 +212,19 @@ type held struct {
 }
 
 func (h *held) Accept() (net.Conn, error) {
+	ln, err := h.Opened()
+	if err != nil {
+		return nil, err
+	}
+	return ln.Accept()
+}
+
+// Opened waits until connections may be accepted, for those who do it themselves, and
+// gives the listener that they come from.
+func (h *held) Opened() (net.Listener, error) {
 	select {
 	case <-h.open:
-		return h.Listener.Accept()
+		return h.Listener, nil
 	case <-h.closed:
 		return nil, net.ErrClosed
 	}
