@@ -12,12 +12,15 @@ const maxCarry = 64 << 10
 // framer cuts a server-sent event stream into events, fed in pieces cut
 // anywhere. An event in one piece is looked at where it lies; only one spread
 // over pieces is copied, into a carry buffer of at most maxCarry bytes. What is
-// longer goes by uncollected. LF and CRLF end lines; an empty line an event.
+// longer goes by uncollected, or thinned by the scan. LF and CRLF end lines; an empty line an event.
 type framer struct {
 	carry *membudget.Buffer // the event's bytes so far; nil: none
 	most  int32             // the bound; 0: maxCarry
 	line  lineState
 	over  bool // the present event is beyond the bound
+	// What is carried when an event goes beyond the bound stays: its owner goes on with
+	// it, and drops it at its end.
+	thins bool
 }
 
 // lineState is what the present line holds so far.
@@ -86,8 +89,9 @@ func (f *framer) keep(p []byte) {
 		have = len(f.carry.B)
 	}
 	if have+len(p) > max(int(f.most), maxCarry) {
-		f.over = true
-		f.drop()
+		if f.over = true; !f.thins {
+			f.drop()
+		}
 		return
 	}
 	if f.carry == nil || have+len(p) > cap(f.carry.B) {

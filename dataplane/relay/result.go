@@ -41,7 +41,7 @@ type Result struct {
 	Err        error     // the cause's detail; nil when Completed
 	Bytes      int64     // body bytes sent to the client, framing included
 	Events     int64     // events with data, "[DONE]" included, comments not
-	Unscanned  int64     // events over the scan's bound: passed on, not looked into
+	Unscanned  int64     // events over the scan's bound even thinned: passed on, not looked into
 	FirstByte  time.Time // zero: none came
 	FirstToken time.Time
 	LastByte   time.Time

@@ -10,7 +10,8 @@ import (
 type scanner struct {
 	framer
 	events int64
-	tooBig int64
+	tooBig int32
+	thin   thinner
 	finish string
 	usage  Usage
 
@@ -27,6 +28,7 @@ type scanner struct {
 	failed   bool // an error event was seen
 	ended    bool // the protocol's own last event was seen
 	private  bool // a member that is not for the client was seen, or may be where nobody looked
+	thinning bool // an event is beyond the bound: the carry is thin's
 }
 
 // feed takes the next payload bytes, chunk framing already off.
@@ -41,6 +43,10 @@ func (s *scanner) feed(p []byte) {
 			}
 		}
 		n, event, tooBig := s.next(p)
+		if s.thins && (s.over || tooBig) {
+			s.private = s.private || tooBig
+			event, tooBig = s.thinned(p[:n], tooBig)
+		}
 		p = p[n:]
 		if tooBig {
 			s.events++

@@ -54,10 +54,14 @@ type seen struct {
 }
 
 func seenBy(s *scanner) seen {
-	return seen{s.events, s.tooBig, s.token, s.failed, s.ended, s.finish, s.usage}
+	return seen{s.events, int64(s.tooBig), s.token, s.failed, s.ended, s.finish, s.usage}
 }
 
-func newScanner(p Protocol) *scanner { return &scanner{protocol: p, usage: noUsage} }
+func newScanner(p Protocol) *scanner {
+	s := &scanner{protocol: p, usage: noUsage}
+	s.thins = true
+	return s
+}
 
 func scanAll(p Protocol, pieces ...[]byte) seen {
 	s := newScanner(p)
@@ -186,38 +190,6 @@ func TestScanTemplate(t *testing.T) {
 	s.feed([]byte(head))
 	if !s.plain.matches([]byte(strings.TrimSuffix(ev(`some \"text\" \u00e4`, null), "\n\n")[len("data: "):])) {
 		t.Error("the template does not match its like")
-	}
-}
-
-// An event over the bound goes by unscanned, and the next one is seen.
-func TestScanBigEvent(t *testing.T) {
-	big := []byte(`data: {"choices":[{"delta":{"content":"` + strings.Repeat("x", 2*maxCarry) + `"}}]}` + "\n\n")
-	tail := []byte("data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
-	whole := append(append([]byte{}, big...), tail...)
-	want := seen{3, 0, true, false, true, "stop", noUsage}
-	if got := scanAll(OpenAI, whole); got != want {
-		t.Errorf("in one piece: %+v, want %+v", got, want)
-	}
-	want.TooBig, want.Token = 1, false
-	for _, at := range []int{1, 5000, maxCarry, maxCarry + 1, len(big) - 3, len(big) - 1} {
-		got := scanAll(OpenAI, whole[:at], whole[at:])
-		if at <= 5000 { // what is left is too long to be carried too
-			if got != want {
-				t.Errorf("cut at %d: %+v, want %+v", at, got, want)
-			}
-		} else if got.Events != 3 || got.TooBig != 1 || got.Finish != "stop" {
-			t.Errorf("cut at %d: %+v", at, got)
-		}
-	}
-	s := newScanner(OpenAI)
-	for i := 0; i < len(whole); i += 1000 {
-		s.feed(whole[i:min(i+1000, len(whole))])
-		if s.carry != nil && cap(s.carry.B) > maxCarry {
-			t.Fatalf("carry of %d bytes", cap(s.carry.B))
-		}
-	}
-	if got := seenBy(s); got != want {
-		t.Errorf("in pieces: %+v, want %+v", got, want)
 	}
 }
 

@@ -226,7 +226,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0,
 	}
 	_, s.looked = s.unsent()
-	s.scan.protocol = opt.Protocol
+	s.scan.protocol, s.scan.thins = opt.Protocol, true
 	s.scan.usage = noUsage
 	if c := opt.Carry; c != nil && !(s.scanning && s.chunked) {
 		opt.Rewrite, opt.Carry = c.Transcript, nil // ids are taken out all the same
@@ -272,7 +272,7 @@ func (s *stream) finish() Result {
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
 	res := Result{
-		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: s.scan.tooBig,
+		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: int64(s.scan.tooBig),
 		FirstByte: s.firstByte.time(), FirstToken: s.firstToken.time(),
 		Finish: s.scan.finish, Usage: s.scan.usage, EngineErr: s.scan.failed, Reusable: s.reusable,
 	}

@@ -40,7 +40,7 @@ var Catalog = []Family{
 	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline)."},
 	{"sluice_stream_events_total", "counter", "", "Events relayed."},
 	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},
-	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan: relayed, but not looked into for usage."},
+	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan even without their long strings and inner parts: relayed, but not looked into for usage."},
 	{"sluice_stream_engine_errors_total", "counter", "", "Streams in which the engine sent an error event."},
 
 	{"sluice_output_tokens_total", "counter", "", "Tokens generated, as engines reported in the usage of streams."},
