@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"sluice/dataplane/certs"
+	"sluice/dataplane/front"
+	"sluice/router/apikey"
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/worker"
@@ -19,7 +22,8 @@ const checkUsage = `Usage: sluice check [--config FILE] [flags of serve]
 
 Checks a configuration as serve would make it of file, environment and flags,
 and says what it would do. Every fault is listed, with line and column where it
-stands in a file. Exit code: 0 sound, 1 not, 2 called wrongly.
+stands in a file; then files it names are read, keys and certificates among them.
+Exit code: 0 sound, 1 not, 2 called wrongly.
 
 Flags:
 `
@@ -48,8 +52,14 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	h := cfg.Health
 	within := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}.DetectWithin()
 	fmt.Fprintf(stdout, "\na worker that dies without a word leaves the choice within %s\n", within)
+	faults := startFaults(cfg)
 	if err := kubeFault(cfg, *timeout); err != nil {
-		fmt.Fprintf(stderr, "sluice check: %v\n", err)
+		faults = append(faults, err)
+	}
+	if len(faults) > 0 {
+		for _, err := range faults {
+			fmt.Fprintf(stderr, "sluice check: %v\n", err)
+		}
 		return 1
 	}
 	if !*probe {
@@ -62,6 +72,45 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	}
 	return 0
 }
+
+// startFaults are why serve would not start though the configuration is sound, as far as
+// that can be told without a listener: certificates and keys that cannot be used, options
+// that the front refuses.
+func startFaults(cfg *config.Config) (faults []error) {
+	add := func(err error) {
+		if err != nil {
+			faults = append(faults, err)
+		}
+	}
+	specs, err := keySpecs(cfg)
+	if err == nil && len(specs) > 0 {
+		_, err = apikey.NewRing(specs)
+	}
+	add(err)
+	usable := func(of string, files certs.Files) {
+		if _, err := certs.New(files, nil); err != nil {
+			add(fmt.Errorf("%s: %w", of, err))
+		}
+	}
+	usable("tls", clientFiles(cfg))
+	usable("engine_tls", engineFiles(cfg))
+	if cfg.Routed.TCP() {
+		usable("routed.tls_cert", routedFiles(cfg))
+	}
+	if c := cfg.Register; c.Listen != "off" {
+		usable("register.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
+	}
+	options := frontOptions(cfg)
+	options.Handler = checked{}
+	_, err = front.New(options)
+	add(err)
+	return faults
+}
+
+// checked is a handler of no request.
+type checked struct{}
+
+func (checked) ServeInference(*front.Exchange) {}
 
 // probeSpecs asks every server and prints a line or more for each; it gives the
 // number of those with a fault.

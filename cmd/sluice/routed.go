@@ -133,7 +133,7 @@ func (r *router) newRouted() (err error) {
 	r.metrics.Func(stat(func(s wire.Stats) float64 { return float64(s.Stalled) }), "sluice_routed_stalled_total")
 	r.metrics.Func(stat(func(s wire.Stats) float64 { return float64(s.Requests) }), "sluice_routed_request_bytes")
 	if c.TCP() && c.TLSCert != "" {
-		k, err := certs.New(certs.Files{Cert: c.TLSCert, Key: c.TLSKey}, r.log)
+		k, err := certs.New(routedFiles(r.cfg), r.log)
 		if err != nil {
 			return fmt.Errorf("routed.tls_cert: %w", err)
 		}

@@ -65,6 +65,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
+	for _, w := range cfg.Unheard() {
+		log.Warn("the environment may not say what was meant", "warning", w)
+	}
 	r, err := assemble(&router{cfg: cfg, log: log, level: level, given: given})
 	if err != nil {
 		given.Failed(err)

@@ -6,7 +6,20 @@ import (
 	"time"
 
 	"sluice/dataplane/certs"
+	"sluice/router/config"
 )
+
+func clientFiles(cfg *config.Config) certs.Files {
+	return certs.Files{Cert: cfg.TLS.Cert, Key: cfg.TLS.Key, CA: cfg.TLS.ClientCA}
+}
+
+func engineFiles(cfg *config.Config) certs.Files {
+	return certs.Files{Cert: cfg.EngineTLS.Cert, Key: cfg.EngineTLS.Key, CA: cfg.EngineTLS.CA}
+}
+
+func routedFiles(cfg *config.Config) certs.Files {
+	return certs.Files{Cert: cfg.Routed.TLSCert, Key: cfg.Routed.TLSKey}
+}
 
 // clientTLS is the listener's; nil for plain HTTP.
 func (r *router) clientTLS() (*tls.Config, error) {
@@ -14,7 +27,7 @@ func (r *router) clientTLS() (*tls.Config, error) {
 	if c.Cert == "" {
 		return nil, nil
 	}
-	k, err := certs.New(certs.Files{Cert: c.Cert, Key: c.Key, CA: c.ClientCA}, r.log)
+	k, err := certs.New(clientFiles(r.cfg), r.log)
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
@@ -35,7 +48,7 @@ func (r *router) engineTLS() (*tls.Config, error) {
 	if c.CA == "" && c.Cert == "" {
 		return nil, nil
 	}
-	k, err := certs.New(certs.Files{Cert: c.Cert, Key: c.Key, CA: c.CA}, r.log)
+	k, err := certs.New(engineFiles(r.cfg), r.log)
 	if err != nil {
 		return nil, fmt.Errorf("engine_tls: %w", err)
 	}

@@ -70,6 +70,8 @@ type Config struct {
 	// path and again are of the file it was read from, for Reread.
 	path  string
 	again func(text []byte) (*Config, error)
+	// unheard are told at the start, and by a check.
+	unheard []string
 }
 
 // Admin is the admin listener.
@@ -253,7 +255,7 @@ type Limits struct {
 	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // largest request body; 413 beyond [32MiB]
 	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // memory of all bodies together; 503 beyond [1GiB]
 	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // largest request head; 431 beyond [16KiB]
-	MaxDepth      int   `yaml:"max_depth" min:"4" max:"10000"`               // nesting of objects and arrays in a body [64]
+	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                // nesting of objects and arrays in a body, 1024 at most [64]
 	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
 	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; of a client behind proxies.forwarded, requests under way; 0: no limit [0]
 	EngineConns   int   `yaml:"engine_conns" min:"1"`                        // connections open to one engine [4096]

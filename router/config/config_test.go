@@ -376,3 +376,24 @@ func FuzzConfig(f *testing.F) {
 		}
 	})
 }
+
+// A variable that sets nothing is warned of where one that does is near; not what belongs
+// to others, and not what is a fault.
+func TestVariablesThatSetNothing(t *testing.T) {
+	for name, want := range map[string]string{
+		"SLUICE_LISTN": "SLUICE_LISTEN", "SLUICE_TIMEOUT_PREFILL": "SLUICE_TIMEOUTS_PREFILL", "SLUICE_CONFG": "SLUICE_CONFIG", "SLUICE_ENGINES": "SLUICE_ENGINE",
+		"SLUICE_CONFIG": "", "SLUICE_PORT": "", "SLUICE_SERVICE_HOST": "", "SLUICE_LISTEN": "", "SLUICE_TOKEN": "", "SLUICE_VERSION": "", "SLUICE_PYTHON": "", "SLUICE_BUILD": "",
+		"SLUICE_SOAK": "", "SLUICE_REQUIRE_NIXL": "", "SLUICE_CACHE": "", "SLUICE_UCX_LIBRARY": "", "SLUICE_BECAME_FROM": "", "SLUICE_ROUTER": "", "OTHER_LISTN": "",
+	} {
+		text := name + "=:1"
+		c, err := (&Flags{}).over(Default(), []string{text}, &faults{})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got := strings.Join(c.Unheard(), "; ")
+		if want == "" && got != "" || want != "" && got != `the variable `+name+` sets nothing (did you mean "`+want+`"?)` {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}

@@ -16,7 +16,11 @@ import (
 func (c *Config) Describe() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("listens on %s for clients", c.Listen)
+	spoken := ""
+	if c.TLS.Cert != "" {
+		spoken = ", by TLS"
+	}
+	line("listens on %s for clients%s", c.Listen, spoken)
 	switch {
 	case c.Admin.Listen == "off":
 		line("has no admin listener")
@@ -203,7 +207,7 @@ func (c *Config) Warnings() []string {
 	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
 		out = append(out, "listen is open to every network this machine is on, without a login")
 	}
-	return append(append(out, c.openSockets()...), c.eventEndpoints()...)
+	return slices.Concat(out, c.openSockets(), c.eventEndpoints(), c.unheard)
 }
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {

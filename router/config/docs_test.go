@@ -19,7 +19,7 @@ func TestDocs(t *testing.T) {
 		"`sluice serve` needs no file: `--engine URL`, or `--prefill URL` and `--decode URL`, are enough. A YAML file given by `--config` (or `$SLUICE_CONFIG`) can say\n" +
 		"everything; environment variables go over the file, flags over both. An environment variable is named after the field's path: `timeouts.prefill` is\n" +
 		"`SLUICE_TIMEOUTS_PREFILL`; `--set timeouts.prefill=60s` reaches the same field. Unknown fields, wrong types and impossible values are errors with line and column, all of\n" +
-		"them at once; `sluice check` prints them, or what a good configuration would do. `sluice init URL…` writes a file from running engines.\n\n" +
+		"them at once; `sluice check` prints them, or what a good configuration would do, and reads the certificates it names. A variable `SLUICE_…` that sets nothing but is near to one that does gets a warning, at the start too. `sluice init URL…` writes a file from running engines.\n\n" +
 		"This page is made from the code (`go test ./router/config -run TestDocs -rewrite`).\n\n" +
 		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +
 		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`. Keys after a URL:\n\n```\n")

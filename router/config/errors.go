@@ -120,16 +120,20 @@ func quoted(v string) string {
 
 // didYouMean names the known word nearest to a mistyped one, "" when none is near.
 func didYouMean(got string, known []string) string {
+	if best := nearest(got, known); best != "" {
+		return fmt.Sprintf(" (did you mean %q?)", best)
+	}
+	return ""
+}
+
+func nearest(got string, known []string) string {
 	best, bestAt := "", max(len(got)/3, 2)+1
 	for _, k := range known {
 		if d := distance(got, k); d < bestAt {
 			best, bestAt = k, d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (did you mean %q?)", best)
+	return best
 }
 
 // distance is the edit distance with swaps of neighbours, of words as long as

@@ -112,7 +112,8 @@ var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)
 // applyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
 // path of a field, and SLUICE_ENGINE, SLUICE_PREFILL, SLUICE_DECODE, each a list
 // of workers parted by spaces. A name that begins as a group of fields does but
-// ends in none is a fault, like an unknown field in a file.
+// ends in none is a fault, like an unknown field in a file. Another one that is near to
+// a known name gets a warning only: who starts the process may have variables of their own.
 func (c *Config) applyEnv(environ []string, f *faults) {
 	names := map[string]string{} // variable -> path
 	groups := map[string]bool{}
@@ -142,6 +143,7 @@ func (c *Config) applyEnv(environ []string, f *faults) {
 			c.set(path, text, name, f)
 			continue
 		}
+		grouped := false
 		for group := range groups {
 			if strings.HasPrefix(name, group) && !serviceVar.MatchString(name) {
 				known := make([]string, 0, len(names))
@@ -151,11 +153,39 @@ func (c *Config) applyEnv(environ []string, f *faults) {
 					}
 				}
 				slices.Sort(known)
+				grouped = true
 				f.add(origin{from: name}, "", "no such variable%s; known: %s", didYouMean(name, known), strings.Join(known, ", "))
 			}
 		}
+		if !grouped && name != configVar && !serviceVar.MatchString(name) {
+			c.warnOf(name, names)
+		}
 	}
 }
+
+const (
+	varPrefix = "SLUICE_"
+	configVar = varPrefix + "CONFIG" // of ConfigPath
+)
+
+// warnOf warns of a variable that sets nothing, if one that does is near.
+func (c *Config) warnOf(name string, fields map[string]string) {
+	known := []string{strings.TrimPrefix(configVar, varPrefix)}
+	for n := range fields {
+		known = append(known, strings.TrimPrefix(n, varPrefix))
+	}
+	for _, w := range workerVars {
+		known = append(known, strings.TrimPrefix(w.name, varPrefix))
+	}
+	slices.Sort(known)
+	if best := nearest(strings.TrimPrefix(name, varPrefix), known); best != "" {
+		c.unheard = append(c.unheard, fmt.Sprintf("the variable %s sets nothing (did you mean %q?)", name, varPrefix+best))
+	}
+}
+
+// Unheard are warnings of variables of the environment that set nothing, and may have been
+// meant to.
+func (c *Config) Unheard() []string { return c.unheard }
 
 func envName(path string) string {
 	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
@@ -256,7 +286,7 @@ func (f *Flags) ConfigPath() string {
 	if f.config != "" {
 		return f.config
 	}
-	return os.Getenv("SLUICE_CONFIG")
+	return os.Getenv(configVar)
 }
 
 // apply puts the flags over c and checks the whole.

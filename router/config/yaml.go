@@ -79,6 +79,7 @@ type decoder struct {
 // parse gives the root node; nil for an empty file or one that is no YAML.
 func (d *decoder) parse(text []byte) (root ast.Node) {
 	top := origin{file: d.file, line: 1, col: 1}
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // YAML 1.2, 5.2: a byte order mark may come first
 	if len(text) > maxFile {
 		d.faults.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
 		return nil
