@@ -30,10 +30,22 @@ type readTable struct {
 type part struct {
 	mask uint64
 	slot []uint64
+	// Of each hash that has come into the table a bit is set, by its tag: the writer's, who mostly
+	// asks for what is not there. There are partBits for each slot, and few of them are set.
+	bits []uint64
 }
 
-// counts of a part's slots: those not empty, and of these those not deleted.
-type counts struct{ used, live uint64 }
+const partBits = 16
+
+// bit is where a tag's bit stands.
+func (p *part) bit(tag uint64) (word, bit uint64) {
+	at := tag >> 32 & (partBits*(p.mask+1) - 1)
+	return at / 64, 1 << (at % 64)
+}
+
+// counts of a part's slots: those not empty, of these those not deleted; and of the bits that
+// were set, again and again.
+type counts struct{ used, live, bits uint64 }
 
 const cacheLine = 64
 
@@ -46,8 +58,12 @@ const (
 func (t *readTable) init(factor uint64) {
 	t.factor = factor | 1
 	for i := range t.parts {
-		t.parts[i].Store(&part{mask: minPart - 1, slot: make([]uint64, minPart)})
+		t.parts[i].Store(newPart(minPart))
 	}
+}
+
+func newPart(slots uint64) *part {
+	return &part{mask: slots - 1, slot: make([]uint64, slots), bits: make([]uint64, slots*partBits/64)}
 }
 
 // where gives a hash's part and its tag, as it stands in a slot. The tag's low bits
@@ -75,8 +91,17 @@ const touchNodes = 4
 func (t *readTable) insert(seq uint64, id uint32) {
 	at, tag := t.where(seq)
 	p := t.parts[at].Load()
-	if 4*(t.counts[at].used+1) > 3*(p.mask+1) {
+	if c := &t.counts[at]; 4*(c.used+1) > 3*(p.mask+1) {
 		p = t.rebuild(at)
+	} else if c.bits > 2*p.mask { // those of what has gone are among them
+		clear(p.bits)
+		for _, word := range p.slot {
+			if uint32(word) != 0 {
+				w, bit := p.bit(word)
+				p.bits[w] |= bit
+			}
+		}
+		c.bits = c.live
 	}
 	t.put(at, p, tag|uint64(id))
 }
@@ -88,6 +113,9 @@ func (t *readTable) put(at uint64, p *part, word uint64) {
 				t.counts[at].used++
 			}
 			t.counts[at].live++
+			t.counts[at].bits++
+			w, bit := p.bit(word)
+			p.bits[w] |= bit
 			atomic.StoreUint64(&p.slot[i], word)
 			return
 		}
@@ -98,7 +126,7 @@ func (t *readTable) put(at uint64, p *part, word uint64) {
 func (t *readTable) rebuild(at uint64) *part {
 	old := t.parts[at].Load().slot
 	size := uint64(1) << bits.Len64(max(minPart, 2*(t.counts[at].live+1))-1)
-	p := &part{mask: size - 1, slot: make([]uint64, size)}
+	p := newPart(size)
 	t.counts[at] = counts{}
 	for _, word := range old {
 		if uint32(word) != 0 {
@@ -137,10 +165,21 @@ func (t *readTable) remove(seq uint64, id uint32) {
 	}
 }
 
+// mayHave is the writer's: false where no node begins with seq.
+func (t *readTable) mayHave(seq uint64) bool {
+	at, tag := t.where(seq)
+	p := t.parts[at].Load()
+	w, bit := p.bit(tag)
+	return p.bits[w]&bit != 0
+}
+
 // find is the writer's lookup: the node that begins with seq, or 0.
 func (t *readTable) find(seq uint64) uint32 {
 	at, tag := t.where(seq)
 	p := t.parts[at].Load()
+	if w, bit := p.bit(tag); p.bits[w]&bit == 0 {
+		return 0
+	}
 	for i := tag >> 32 & p.mask; ; i = (i + 1) & p.mask {
 		word := p.slot[i]
 		if word == 0 {

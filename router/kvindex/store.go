@@ -56,7 +56,7 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 				continue
 			}
 			s.new(i-at, ev.blocks()-i)
-			if s.places != nil && s.sh.loose == 0 { // after a new block
+			if s.places != nil {
 				i += s.moreNew(i+1-at, ev.seqs[i+1:at+n])
 			}
 		}
@@ -335,6 +335,14 @@ func (s *storing) moreNew(i int, seqs []blockhash.Seq) int {
 	sh := s.sh
 	r := sh.runs.at(s.fresh)
 	n := min(len(seqs), int(classes[r.class])-s.to)
+	if sh.loose > 0 { // else nothing is after a new block
+		for i, seq := range seqs[:max(n, 0)] {
+			if sh.table.mayHave(uint64(seq)) {
+				n = i
+				break
+			}
+		}
+	}
 	if n <= 0 {
 		return 0
 	}
