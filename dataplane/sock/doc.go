@@ -6,6 +6,8 @@
 // Its functions are called with a descriptor that somebody else keeps open: a loop's
 // threads do, and callbacks of syscall.RawConn. They never wait and never allocate;
 // what they move in one system call is bounded, because nothing can preempt them.
+//
+// Conn is a connection made of them, of those that Listener accepts; its own methods wait.
 package sock
 
 // MaxPiece is the most that one system call moves, in bytes: some 20 µs of copying.
