@@ -213,10 +213,14 @@ func TestLastAnswerIsUnderWay(t *testing.T) {
 
 var badHost = regexp.MustCompile(`cannot read the request: (invalid (url|host|port|character)|missing|error when parsing)`)
 
-// FuzzLanes is TestLanesAgree of anything.
+// FuzzLanes is TestLanesAgree of anything. It begins from one in fifteen of the cases that
+// are tried there: the fuzzing engine takes some 10 ms for each before it tries the first
+// new one, and with all of them a short run ends in that.
 func FuzzLanes(f *testing.F) {
-	for _, raw := range laneCases() {
-		f.Add([]byte(raw))
+	for i, raw := range laneCases() {
+		if i%15 == 0 {
+			f.Add([]byte(raw))
+		}
 	}
 	s := laneServer(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
