@@ -27,7 +27,7 @@ const corsHeaders = "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthr
 
 // corsExposed are the answer's header lines that pages may read beside the few that
 // they always may.
-const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, Retry-After, " +
+const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, X-Sluice-Plan, X-Sluice-Migration, X-Sluice-Waited, Retry-After, " +
 	"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 
 func (c CORS) prepared() CORS {

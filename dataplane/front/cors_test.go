@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +123,26 @@ func TestCORSOfEngines(t *testing.T) {
 		}
 		if resp.Header.Get("Access-Control-Allow-Credentials") != "" {
 			t.Error("the engine's Access-Control-Allow-Credentials came through")
+		}
+	}
+}
+
+// Pages may read every header line that the README says an answer has.
+func TestExposedAreTheDocumentedHeaders(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, row, _ := strings.Cut(string(text), "| response headers |")
+	row, _, _ = strings.Cut(row, "\n")
+	names := regexp.MustCompile("`(X-[A-Za-z-]+)`").FindAllStringSubmatch(row, -1)
+	if len(names) < 9 {
+		t.Fatalf("the README names %v", names)
+	}
+	exposed := strings.Split(corsExposed, ", ")
+	for _, n := range names {
+		if !slices.Contains(exposed, n[1]) {
+			t.Errorf("%s is not exposed", n[1])
 		}
 	}
 }
