@@ -102,6 +102,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		}
 		return nil
 	}
+	if f != nil && f.Kind == Stall && f.Phase == "" && f.After == 0 {
+		f = nil // it is over: the rank has none
+	}
 	if err == nil && h != nil && !l.e.o.release.remoteID() && h.wire.RequestID == "" {
 		h.wire.RequestID = "-" // named by the request's own id, in name
 	}
@@ -180,7 +183,7 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 		if d <= 0 {
 			d = 1000 * time.Hour
 		}
-		return c.gone(d)
+		return c.goneUntil(d, f.Until)
 	case f.Kind == Slow && fm == nil:
 		return c.gone(f.Delay)
 	case f.Kind == Reset && f.After == 0:

@@ -363,14 +363,40 @@ func (c *conn) await(j *job) bool {
 
 // gone waits d and reports whether the client left meanwhile. Pipelined input
 // also ends the wait: such a client is there.
-func (c *conn) gone(d time.Duration) bool {
+func (c *conn) gone(d time.Duration) bool { return c.goneUntil(d, nil) }
+
+// goneUntil waits d, or until a channel is closed; nil never is.
+func (c *conn) goneUntil(d time.Duration, until <-chan struct{}) bool {
 	if d <= 0 {
 		return false
 	}
-	c.nc.SetReadDeadline(time.Now().Add(d))
+	c.readUntil(time.Now().Add(d))
+	woken := func() {}
+	if until != nil {
+		over, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			select {
+			case <-until:
+				c.kick()
+			case <-over:
+			}
+		}()
+		woken = func() { close(over); <-ended }
+	}
 	_, err := c.br.Peek(1)
-	c.nc.SetReadDeadline(time.Time{})
+	woken() // it must not kick what comes after
+	c.readUntil(time.Time{})
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// readUntil sets the read deadline, unless the life is ending: its kick comes once, behind
+// stopc, and must not be taken back.
+func (c *conn) readUntil(t time.Time) {
+	c.nc.SetReadDeadline(t)
+	if c.life.ending() {
+		c.kick()
+	}
 }
 
 // respond writes a whole answer.

@@ -60,6 +60,9 @@ type Fault struct {
 	Status int           // of Status, 0 means 503
 	Delay  time.Duration // real time; of Stall, Slow, Refuse
 	After  int           // events that still get out
+	// Until, closed, ends a Stall before the head early: what a test does meanwhile takes a busy
+	// machine as long as it likes. nil never does.
+	Until <-chan struct{}
 }
 
 // ParseFault reads "kind=status,path=/v1/,leg=prefill,n=3,status=503,…".

@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -140,6 +142,33 @@ func TestFaultStallForEver(t *testing.T) {
 	}
 	c.Close()
 	eventually(t, "stalled request aborted", func() bool { return e.Stats().Sum().Aborted == 1 })
+}
+
+// A stall ends when its test says so, and the connection serves on.
+func TestFaultStallUntil(t *testing.T) {
+	e := fast(t, Options{})
+	until := make(chan struct{})
+	e.Fault(Fault{Kind: Stall, N: 1, Until: until})
+	nc := dial(t, e.Addr())
+	ask := request("/v1/completions", `{"prompt":[300],"max_tokens":1}`)
+	io.WriteString(nc, ask)
+	nc.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
+	if n, err := nc.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a stalled connection gave %d bytes and %v", n, err)
+	}
+	close(until)
+	nc.SetReadDeadline(time.Now().Add(30 * time.Second))
+	br := bufio.NewReader(nc)
+	for range 2 {
+		resp, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != 200 {
+			t.Errorf("status %d, %v", resp.StatusCode, err)
+		}
+		io.WriteString(nc, ask)
+	}
 }
 
 func TestFaultProbability(t *testing.T) {

@@ -19,24 +19,22 @@ import (
 // each engine, and what is seen of them before the client leaves.
 type besideGone struct {
 	name            string
-	prefill, decode *sim.Fault
+	prefill, decode *sim.Fault // the late one of a decode is standstill's
 	when            func(p, d sim.RankStats, asked int) bool
 }
 
-const besideLate = 250 * time.Millisecond
-
 var (
 	stalled = sim.Fault{Kind: sim.Stall, N: 1}
-	late    = sim.Fault{Kind: sim.Stall, N: 1, Delay: besideLate}
-	slow    = sim.Fault{Kind: sim.Slow, N: 1, Delay: besideLate}
+	late    = sim.Fault{Kind: sim.Stall, N: 1}
+	busy    = sim.Fault{Kind: sim.Stall, N: 1, Phase: "body"} // and holds its blocks
 	noKV    = sim.Fault{Kind: sim.Stall, N: 1, Leg: "handover"}
 )
 
 var besideOrders = []besideGone{
 	{"prefill done, decode not admitted", nil, &late, func(p, _ sim.RankStats, asked int) bool { return p.Leases == 1 && asked == 1 }},
 	{"prefill done, decode admitted", nil, &noKV, func(p, d sim.RankStats, _ int) bool { return p.Leases == 1 && d.BlocksFree < d.BlocksTotal }},
-	{"prefill runs, decode not admitted", &slow, &late, func(p, _ sim.RankStats, asked int) bool { return p.Running == 1 && asked == 1 }},
-	{"prefill runs, decode admitted", &slow, nil, func(p, d sim.RankStats, _ int) bool { return p.Running == 1 && d.BlocksFree < d.BlocksTotal }},
+	{"prefill runs, decode not admitted", &busy, &late, func(p, _ sim.RankStats, asked int) bool { return p.Running == 1 && asked == 1 }},
+	{"prefill runs, decode admitted", &busy, nil, func(p, d sim.RankStats, _ int) bool { return p.Running == 1 && d.BlocksFree < d.BlocksTotal }},
 	{"prefill not admitted, decode admitted", &stalled, nil, func(_, d sim.RankStats, _ int) bool { return d.BlocksFree < d.BlocksTotal }},
 	{"neither admitted", &stalled, &late, func(_, _ sim.RankStats, asked int) bool { return asked == 1 }},
 }
@@ -63,7 +61,8 @@ func atOnceFleet(t *testing.T, fam *matrixFamily, url func(*sim.Engine) string) 
 		w.URL, w.KVEvents = url(p), []string{"off"}
 	}
 	r = startRouter(t, func(c *config.Config) {
-		c.PD.Family, c.PD.CutAfter = fam.name, 2*besideLate
+		c.Health.Timeout = 20 * time.Second // one that stands still is not out
+		c.PD.Family, c.PD.CutAfter = fam.name, 500*time.Millisecond
 	}, w, at(d, worker.Decode, "d0"))
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200) // what must be known of prefill is, from here on
 	quiet(t, r, 5*time.Second, p, d)
@@ -109,21 +108,27 @@ func TestClientLeavesLegsThatStartTogether(t *testing.T) {
 			for _, shape := range shapes {
 				t.Run(fam.name+"/"+o.name+", "+shape.name, func(t *testing.T) {
 					d.ForgetRequests()
-					for _, x := range []struct {
-						e *sim.Engine
-						f *sim.Fault
-					}{{p, o.prefill}, {d, o.decode}} {
-						if x.f != nil {
-							x.e.Fault(*x.f)
-							defer x.e.ClearFaults()
-						}
+					release := func() {}
+					if o.decode == &late {
+						release = standstill(late, d)
+						defer release()
+					} else if o.decode != nil {
+						d.Fault(*o.decode)
+						defer d.ClearFaults()
+					}
+					if o.prefill != nil {
+						p.Fault(*o.prefill)
+						defer p.ClearFaults()
 					}
 					id := fmt.Sprintf("together-%d-%v", i, shape.extra == "")
 					l := send(t, r, id, fmt.Sprintf(forever, fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
 					eventually(t, 5*time.Second, "both legs are as they should be", func() bool {
 						return o.when(p.Stats().Sum(), d.Stats().Sum(), len(generating(d)))
 					})
-					letGo(t, r, id, l.leave(), p, d)
+					left := l.leave()
+					time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+					release()
+					letGo(t, r, id, left, p, d)
 				})
 			}
 		}
@@ -167,14 +172,18 @@ func TestClientLeavesAndPrefillsAnswerIsLost(t *testing.T) {
 					return front.URL
 				})
 				swallow.Store(true)
-				d.Fault(late)
+				release := standstill(late, d)
+				defer release()
 				l := send(t, r, "lost", fmt.Sprintf(forever, shape.extra))
 				select {
 				case <-made:
 				case <-time.After(5 * time.Second):
 					t.Fatal("prefill made no answer")
 				}
-				letGo(t, r, "lost", l.leave(), p, d)
+				left := l.leave()
+				time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+				release()
+				letGo(t, r, "lost", left, p, d)
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +32,24 @@ func startSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
 	}
 	t.Cleanup(func() { e.Close() })
 	return e
+}
+
+// standstill has engines take nothing in until release: neither the requests that f is for
+// nor the questions by which the router tells an engine that stands still from one that
+// holds up one request.
+func standstill(f sim.Fault, engines ...*sim.Engine) (release func()) {
+	until := make(chan struct{})
+	f.Kind, f.Until = sim.Stall, until
+	for _, e := range engines {
+		e.Fault(f)
+		e.Fault(sim.Fault{Kind: sim.Stall, Path: "/health", Until: until})
+	}
+	return sync.OnceFunc(func() {
+		for _, e := range engines {
+			e.ClearFaults()
+		}
+		close(until)
+	})
 }
 
 func role(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }

@@ -27,7 +27,8 @@ type matrixFamily struct {
 	name    string
 	form    string // of the family, where it has several
 	engine  func(*sim.Options)
-	handing sim.Fault // what keeps the hand-over from ending while the client leaves
+	handing sim.Fault // what keeps the hand-over from ending while the client leaves; see hold
+	unkept  bool      // between the legs no engine keeps anything for a request
 	atOnce  bool      // the legs start together
 	config  func(*config.Config)
 	worker  func(*config.Worker, *sim.Engine)
@@ -46,7 +47,7 @@ func (fam *matrixFamily) prepared(t *testing.T) *matrixFamily {
 }
 
 var (
-	decodeIsLate = sim.Fault{Kind: sim.Stall, Delay: 100 * time.Millisecond}
+	decodeIsLate = sim.Fault{Kind: sim.Stall}
 	kvIsLate     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
 )
 
@@ -55,12 +56,15 @@ var matrixFamilies = []matrixFamily{
 	{name: "nixl-push", atOnce: true, engine: speaksPD("nixl-push"), handing: kvIsLate},
 	{name: "sglang", atOnce: true, engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handing: kvIsLate},
 	{name: "mooncake", atOnce: true, engine: speaksPD("mooncake"), worker: withBootstrap, handing: kvIsLate},
-	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate},
-	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate},
+	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate, unkept: true},
+	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate, unkept: true},
 	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handing: decodeIsLate},
-	{name: "storage", prepare: prepareStore, handing: decodeIsLate},
-	{name: "storage", form: ", decode first", prepare: prepareStore, config: declines, handing: decodeIsLate},
+	{name: "storage", prepare: prepareStore, handing: decodeIsLate, unkept: true},
+	{name: "storage", form: ", decode first", prepare: prepareStore, config: declines, handing: sim.Fault{Kind: sim.Stall, Body: noTrial}, unkept: true},
 }
+
+// noTrial is in a decode that may not decline.
+const noTrial = `"cache_hit_threshold":0`
 
 func speaksPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
 
@@ -131,7 +135,7 @@ func allMatrixCases() (cases []matrixCase) {
 			return f.leaves(t, s.extra, departure{at: f.prefills, fault: sim.Fault{Kind: sim.Stall}, seen: f.prefills})
 		})
 		add("… in the hand-over, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.leaves(t, s.extra, departure{at: f.decodes, fault: f.family.handing, seen: f.decodes, held: true})
+			return f.leaves(t, s.extra, f.handOver())
 		})
 		add("… in decode, "+s.name, func(f *matrixFleet, t *testing.T) string {
 			return f.leaves(t, s.extra, departure{at: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, seen: f.decodes, held: true, decoding: true})
@@ -214,9 +218,10 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	}
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
-		c.Schedule.Policy = "round_robin" // every engine gets its turn
-		c.Health.BreakAfter = 1000        // one decode engine fails again and again
-		c.PD.CutAfter = time.Second       // longer than the hand-over is held back, on a machine that has other work
+		c.Schedule.Policy = "round_robin"   // every engine gets its turn
+		c.Health.BreakAfter = 1000          // one decode engine fails again and again
+		c.Health.Timeout = 20 * time.Second // one that stands still is not out
+		c.PD.CutAfter = time.Second
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -340,39 +345,69 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 }
 
 // departure is where a client leaves: a fault holds the request, on all of at; seen
-// are the engines that must have it by then. held: engines must hold something of
-// it; decoding: decode must have begun to make tokens.
+// are the engines that must have it by then, as the fault wants it. held: engines must
+// hold something of it; decoding: decode must have begun to make tokens.
 type departure struct {
 	at, seen       []*sim.Engine
 	fault          sim.Fault
 	held, decoding bool
+	late           bool // decode takes the request in when its client has left
+}
+
+// handOver is leaving between the legs.
+func (f *matrixFleet) handOver() departure {
+	return departure{at: f.decodes, seen: f.decodes, fault: f.family.handing, held: !f.family.unkept, late: f.family.handing.Leg == ""}
+}
+
+// hold arms the fault. How long its client needs to leave is nothing to bet on, so a
+// decode that is late is so until release.
+func (d *departure) hold() (release func()) {
+	if d.late {
+		return standstill(d.fault, d.at...)
+	}
+	for _, e := range d.at {
+		e.Fault(d.fault)
+	}
+	return func() {}
+}
+
+// there says whether the engines have the request.
+func (d *departure) there() bool {
+	for _, e := range d.seen {
+		for _, rec := range generating(e) {
+			if bytes.Contains(rec.Body, []byte(d.fault.Body)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // leaves: a client that goes leaves nothing behind, or what it leaves is freed
 // with the lease.
 func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 	f.forget()
-	for _, e := range d.at {
-		e.Fault(d.fault)
-	}
+	release := d.hold()
+	defer release()
 	_, body := f.body("chat", extra)
 	body = strings.Replace(body, `"max_tokens":8`, `"max_tokens":2000`, 1)
 	made := generated(f.decodes)
 	l := send(t, f.router, fmt.Sprint("leaves-", f.sent), body)
-	eventually(t, 10*time.Second, "the leg is there", func() bool { return legCount(d.seen) > 0 })
+	eventually(t, patience, "the leg is there", d.there)
 	if d.held {
-		eventually(t, 10*time.Second, "an engine holds something of it", f.holding)
+		eventually(t, patience, "an engine holds something of it", f.holding)
 	}
 	if d.decoding {
-		eventually(t, 10*time.Second, "tokens are made", func() bool { return generated(f.decodes) > made })
+		eventually(t, patience, "tokens are made", func() bool { return generated(f.decodes) > made })
 	} else {
 		time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
 	}
 	if strings.Contains(extra, "stream") && d.decoding {
 		l.event(t)
 	}
-	l.leave()
-	left := time.Now()
+	left := l.leave()
+	time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+	release()
 	freed := f.rests(rest)
 	for _, e := range d.at {
 		e.ClearFaults()
@@ -405,7 +440,7 @@ func (f *matrixFleet) restart() {
 func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	fault.N = 1
 	if f.row.form != "" && slices.Contains(f.decodes, e) {
-		fault.Body = `"cache_hit_threshold":0` // not the decode that declines anyhow
+		fault.Body = noTrial // not the decode that declines anyhow
 	}
 	e.Fault(fault)
 	cell := f.untilHit(t, e, fault, extra)

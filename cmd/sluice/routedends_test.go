@@ -168,30 +168,27 @@ func TestRoutedEnds(t *testing.T) {
 		t.Run(fam.name, func(t *testing.T) {
 			f := routedFleet(t, fam)
 			dialEngine(t, f.router, "unix") // it is open from here on
-			handing := fam.handing
-			if handing.Delay > 0 {
-				handing.Delay = 500 * time.Millisecond // a busy machine must be able to stop it meanwhile
-			}
 			for i, phase := range []struct {
 				name string
 				departure
 			}{
 				{"prefill", departure{at: f.prefills, seen: f.prefills, fault: sim.Fault{Kind: sim.Stall}}},
-				{"between the legs", departure{at: f.decodes, seen: f.decodes, fault: handing, held: true}},
+				{"between the legs", f.handOver()},
 				{"decode", departure{at: f.decodes, seen: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, held: true, decoding: true}},
 			} {
 				for k, end := range routedEnds {
 					t.Run(phase.name+"/"+end.name, func(t *testing.T) {
 						f.forget()
 						made, expired := generated(f.decodes), expiredLeases(f)
+						release := phase.hold()
+						defer release()
 						for _, e := range phase.at {
-							e.Fault(phase.fault)
 							defer e.ClearFaults()
 						}
 						r := routedRequest(tokenIDs(50, 100+10*i+k), 2000)
 						r.Context.ID = fmt.Sprintf("ends-%d-%d", i, k)
 						end.run(t, f, r, func(s *client.Stream) {
-							eventually(t, patience, "the leg is there", func() bool { return legCount(phase.seen) > 0 })
+							eventually(t, patience, "the leg is there", phase.there)
 							if phase.held {
 								eventually(t, patience, "an engine holds something of it", f.holding)
 							}
@@ -204,6 +201,8 @@ func TestRoutedEnds(t *testing.T) {
 								firstTokens(t, s)
 							}
 						})
+						time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+						release()
 						if !f.rests(patience) {
 							t.Errorf("something is kept: %s", f.router.booked())
 						}
