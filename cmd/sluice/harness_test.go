@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -85,21 +86,21 @@ func allReady(r *testRouter) bool {
 	return true
 }
 
-// allTaken says whether requests may go to all workers: a worker is ready a moment
-// before it is in the pools.
+// allTaken says whether requests may go to all ranks: a worker is ready with the first
+// of its ranks' servers, and a moment before it is in the pools.
 func allTaken(r *testRouter) bool {
 	v := r.fleet.View()
-	taken := make(map[*worker.Worker]bool)
+	taken := make(map[*worker.Rank]bool)
 	for _, model := range v.Models {
 		p, _ := v.Pool(model)
 		for _, role := range []worker.Role{worker.Prefill, worker.Decode, worker.Aggregated} {
 			for _, rank := range p.Ranks(role) {
-				taken[rank.Worker] = true
+				taken[rank] = true
 			}
 		}
 	}
 	for _, w := range v.Workers {
-		if !taken[w] && len(w.Info().Models) > 0 {
+		if len(w.Info().Models) > 0 && slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return !taken[r] }) {
 			return false
 		}
 	}

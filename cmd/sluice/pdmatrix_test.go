@@ -324,7 +324,7 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 	a, right := f.exchange(t, kind, extra)
 	p, d := legCount(f.prefills), legCount(f.decodes)
 	if !f.rests(rest) {
-		t.Error("something is kept after the answer")
+		t.Errorf("something is kept after the answer: %s%s", f.router.booked(), f.kept())
 	}
 	switch {
 	case a.Status != 200:
@@ -484,14 +484,16 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 }
 
 // holding says whether an engine runs or keeps anything.
-func (f *matrixFleet) holding() bool {
-	for _, e := range f.engines() {
-		s := e.Stats().Sum()
-		if e.Alive() && (s.Running+s.Waiting+s.Leases+s.Rooms != 0 || s.BlocksFree != s.BlocksTotal) {
-			return true
+func (f *matrixFleet) holding() bool { return f.kept() != "" }
+
+// kept is what engines run or keep.
+func (f *matrixFleet) kept() (s string) {
+	for i, e := range f.engines() {
+		if n := e.Stats().Sum(); e.Alive() && (n.Running+n.Waiting+n.Leases+n.Rooms != 0 || n.BlocksFree != n.BlocksTotal) {
+			s += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases, %d rooms, %d blocks", i, n.Running, n.Waiting, n.Leases, n.Rooms, n.BlocksTotal-n.BlocksFree)
 		}
 	}
-	return false
+	return s
 }
 
 // rests says whether within that time nothing is under way or kept anywhere.

@@ -204,7 +204,7 @@ func TestRoutedEnds(t *testing.T) {
 						time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
 						release()
 						if !f.rests(patience) {
-							t.Errorf("something is kept: %s", f.router.booked())
+							t.Errorf("something is kept: %s%s", f.router.booked(), f.kept())
 						}
 						if n := expiredLeases(f) - expired; n != 0 {
 							t.Errorf("%d leases were let run out", n)
