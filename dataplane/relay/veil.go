@@ -58,15 +58,6 @@ const (
 	veilNull               // in an object that becomes null
 )
 
-// Veil blanks the private members of a whole answer where it lies: of JSON, or, where it
-// begins as no object, of events that came with their length.
-func Veil(body []byte) {
-	if tellsPrivate(body) {
-		v := veil{events: !bytes.HasPrefix(bytes.TrimLeft(body, jsonSpace), []byte("{"))}
-		v.feed(body)
-	}
-}
-
 // feed blanks what is private in the next bytes.
 func (v *veil) feed(p []byte) {
 	if v.off && !v.events {

@@ -1,0 +1,132 @@
+package relay
+
+import "bytes"
+
+// Veil blanks the private members of a whole answer where it lies, as veil does in a
+// stream's: in JSON at any depth and however their names are written, but for what the
+// client wrote itself (ownWords); of what begins as neither object nor array, in the events
+// it may be. Most answers tell nothing private, and are searched but not walked through.
+func Veil(body []byte) {
+	text := bytes.TrimLeft(bytes.TrimPrefix(body, byteOrderMark), jsonSpace)
+	switch {
+	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
+		if tellsPrivate(text) || escapesLetters(text) {
+			veilJSON(text)
+		}
+	case tellsPrivate(body):
+		v := veil{events: true}
+		v.feed(body)
+	}
+}
+
+var byteOrderMark = []byte("\ufeff")
+
+// escapesLetters says whether an ASCII letter or an underscore may be written as an escape,
+// which writers of JSON do not do.
+func escapesLetters(text []byte) bool {
+	// By the zeros of \u00: text has few, and many backslashes.
+	for from := 0; ; {
+		i := bytes.IndexByte(text[from:], '0')
+		if i < 0 {
+			return false
+		}
+		if i += from; i >= 2 && i+2 < len(text) && text[i-1] == 'u' && text[i-2] == '\\' && text[i+1] == '0' && text[i+2]-'5' <= 2 {
+			return true
+		}
+		from = i + 1
+	}
+}
+
+// veilJSON goes from string to string: one that a colon follows is a key.
+func veilJSON(text []byte) {
+	w := walker{b: text}
+	for {
+		i := bytes.IndexByte(w.b[w.i:], '"')
+		if i < 0 {
+			return
+		}
+		w.i += i
+		key := w.str()
+		if w.bad {
+			return
+		}
+		if w.peek() != ':' {
+			continue
+		}
+		w.i++
+		switch at := w.at(); {
+		case meansPrivate(key):
+			w.skip()
+			blankValue(text[at:w.i])
+		case isOwnWords(key):
+			w.skip()
+		}
+	}
+}
+
+// isOwnWords says whether a member holds what is the client's or the model's own: what a
+// tool is called with, the tools and the metadata of the request.
+func isOwnWords(key []byte) bool {
+	return string(key) == "input" || string(key) == "tools" || string(key) == "metadata"
+}
+
+// meansPrivate is isPrivate of a key that may have escapes.
+func meansPrivate(key []byte) bool {
+	if bytes.IndexByte(key, '\\') < 0 {
+		return isPrivate(key)
+	}
+	var plain [21]byte // none of ours is longer
+	n := 0
+	for i := 0; i < len(key); i++ {
+		c := key[i]
+		if c == '\\' {
+			if i+6 > len(key) || key[i+1] != 'u' || key[i+2] != '0' || key[i+3] != '0' {
+				return false
+			}
+			high, low := hexDigit(key[i+4]), hexDigit(key[i+5])
+			if high < 0 || low < 0 {
+				return false
+			}
+			c = byte(high<<4 | low)
+			i += 5
+		}
+		if n == len(plain) {
+			return false
+		}
+		plain[n] = c
+		n++
+	}
+	return isPrivate(plain[:n])
+}
+
+func hexDigit(c byte) int {
+	switch {
+	case c-'0' <= 9:
+		return int(c - '0')
+	case c|0x20 >= 'a' && c|0x20 <= 'f':
+		return int(c|0x20-'a') + 10
+	}
+	return -1
+}
+
+// blankValue makes null, or an empty value of its kind, of a value, and spaces.
+func blankValue(v []byte) {
+	v = bytes.TrimRight(v, jsonSpace)
+	if len(v) == 0 || bytes.Equal(v, null) {
+		return
+	}
+	inner := v[1:]
+	switch first, last := v[0], v[len(v)-1]; {
+	case len(v) > 1 && (first == '"' && last == '"' || first == '[' && last == ']'):
+		inner = v[1 : len(v)-1]
+	case len(v) >= len(null) && first != '-' && first-'0' > 9:
+		inner = v[copy(v, null):]
+	case first == '{' && last == '}':
+		inner = v[1 : len(v)-1]
+	default:
+		v[0] = '0'
+	}
+	for i := range inner {
+		inner[i] = ' '
+	}
+}
