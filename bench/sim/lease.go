@@ -152,6 +152,9 @@ func serveSide(c *conn, r *httpRequest) *job {
 				delete(rk.leases.held, id)
 				rk.e.kept.letGo(l.kept)
 				rk.n.released++
+				if rk.o.PD != "nixl" { // who asks for them from here on is told so at once
+					rk.offers.end(id)
+				}
 			case r.path == "/heartbeat":
 				if until := now.Add(rk.o.Lease * 2 / 3); until.After(l.until) {
 					l.until = until
