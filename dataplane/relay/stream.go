@@ -126,7 +126,7 @@ const (
 	maxSlack = time.Second
 	// Looks is how often in WriteTimeout a write that is not done is looked at, where
 	// there is something to see (Backlog).
-	Looks = 4
+	Looks = 16
 	// overtime is what each write may take behind Options.By: time for the last word.
 	overtime = 50 * time.Millisecond
 )

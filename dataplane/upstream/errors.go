@@ -3,6 +3,8 @@ package upstream
 import (
 	"errors"
 	"fmt"
+	"io"
+	"syscall"
 )
 
 // Sentinels a caller decides on (errors.Is).
@@ -48,6 +50,31 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	return fmt.Sprintf("upstream: cannot %s %q: %v", e.Phase, e.Endpoint, e.Err)
+}
+
+// Told is what clients may know of err: of a call that failed what was being done and why,
+// without the engine's address and without its words. Other errors are told as they are.
+func Told(err error) string {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return err.Error()
+	}
+	return "cannot " + e.Phase.String() + " the engine: " + cause(e.Err)
+}
+
+func cause(err error) string {
+	for _, known := range [...]error{ErrCut, ErrTooManyConns, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno.Error()
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return "it closed the connection"
+	}
+	return "the connection failed"
 }
 
 // Unwrap gives the cause.

@@ -330,7 +330,7 @@ func (q *request) againOr(f failure, leg schedule.Leg, rank *worker.Rank, err er
 	if again && q.mayRunAgain(candidates) {
 		return legAgain
 	}
-	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %v", legName(leg), rank.ID, err), 0)
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %s", legName(leg), rank.ID, upstream.Told(err)), 0)
 	return legAnswered
 }
 

@@ -455,7 +455,7 @@ func (q *request) prefillBroke(b *beside) legEnd {
 		q.note(b.rank, "prefill", failure{suspect: diedOf(b.status, b.answer)}, err)
 	}
 	if q.suspects >= maxSuspects {
-		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
+		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.Told(err)), 0)
 		return legAnswered
 	}
 	return q.pairAgain(b.rank, reason, err) // another prefill worker, or what there is without one
@@ -467,7 +467,7 @@ func (q *request) pairAgain(rank *worker.Rank, reason front.Reason, err error) l
 	switch {
 	case q.retryGranted():
 	case q.plan.Traits.NoPlain, !q.pd.PlainDecode:
-		q.refuse(reason, fmt.Sprintf("prefill on %s failed: %v", rank.ID, err), time.Second)
+		q.refuse(reason, fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err)), time.Second)
 		return legAnswered
 	default:
 		q.attempt = q.pd.MaxAttempts // no more pairs

@@ -181,11 +181,11 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 	}
 	f := q.failed(rank, "prefill", err)
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
-	if f.suspect && !q.taint(fmt.Sprintf("prefill on %s failed: %v", rank.ID, err)) {
+	if f.suspect && !q.taint(fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err))) {
 		return prefillAnswered
 	}
 	if q.suspects >= maxSuspects {
-		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %v", q.suspects, err), 0)
+		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.Told(err)), 0)
 		return prefillAnswered
 	}
 	if !q.other(q.plan.Prefill) || !q.retryGranted() {

@@ -158,7 +158,7 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 		if (f.reason != front.UpstreamTimeout || f.unsent) && q.mayRunAgain(candidates) {
 			return true
 		}
-		q.refuse(f.reason, fmt.Sprintf("prefill on %s failed: %v", rank.ID, err), 0)
+		q.refuse(f.reason, fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err)), 0)
 		return false
 	}
 	defer resp.Release()
