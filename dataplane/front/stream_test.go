@@ -13,7 +13,7 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-const helloStream = `data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}` + "\n\n"
+const helloStream = `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}` + "\n\n"
 
 func endHook(ends chan relay.Result) func() RelayHooks {
 	return func() RelayHooks {

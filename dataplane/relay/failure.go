@@ -63,8 +63,8 @@ func (s *stream) goodEnd() []byte {
 	if !known || !s.chunked && (!s.scanning || !s.unframed()) {
 		return nil
 	}
-	if s.err == errTooBig {
-		f.message = errTooBig.Error()
+	if s.err == errTooBig || s.err == errBrokeOff {
+		f.message = s.err.Error()
 	}
 	if convert := s.rare.convert; convert != nil {
 		return convert.End(s.cause)

@@ -218,6 +218,52 @@ func TestEngineBreaksFraming(t *testing.T) {
 	}
 }
 
+// An engine that fails in the middle and ends its framing well does not leave its client with
+// a silent end. One whose answer is finished is whole without the last event too.
+func TestEngineEndsEarly(t *testing.T) {
+	const token = `data: {"choices":[{"delta":{"content":"a"}}]}` + "\n\n"
+	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
+	const delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n"
+	for name, c := range map[string]struct {
+		protocol Protocol
+		rewrite  Rewriter
+		sent     string
+		silent   bool
+	}{
+		"nothing behind content":          {OpenAI, nil, chunksOf(token, token), false},
+		"likewise, edited":                {OpenAI, Strip{}, chunksOf(token, token), false},
+		"half an event behind it":         {OpenAI, nil, chunksOf(token, `data: {"choi`), false},
+		"finished without [DONE]":         {OpenAI, nil, chunksOf(token, finish), true},
+		"finished without [DONE], edited": {OpenAI, Strip{}, chunksOf(token, finish), true},
+		"an error event without [DONE]":   {OpenAI, nil, chunksOf(token, "data: {\"error\":{}}\n\n"), true},
+		"no content":                      {OpenAI, nil, chunksOf("data: {}\n\n"), true},
+		"Messages without message_stop":   {Anthropic, nil, chunksOf(delta), false},
+		"Messages, finished":              {Anthropic, nil, chunksOf(delta, "data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n"), true},
+		"Responses, no last event":        {Responses, nil, chunksOf("event: response.output_text.delta\ndata: {}\n\n"), false},
+	} {
+		sent := c.sent + "0\r\nA: b\r\n\r\n"
+		for _, step := range []int{len(sent), len(c.sent), len(c.sent) - 2} {
+			res, dst, _ := relayOnce(t, Options{Protocol: c.protocol, Rewrite: c.rewrite}, func(nc *net.TCPConn) {
+				send(nc, streamHead)
+				for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {
+					send(nc, rest[:min(step, len(rest))])
+				}
+				untilGone(nc)
+			})
+			payload := string(dechunk(t, dst.got))
+			before, ok := strings.CutPrefix(payload, payloadOf(c.sent))
+			if i := strings.LastIndex(payload, "\n\ndata: {\"error\":{\"message"); c.protocol == OpenAI && !c.silent && i >= 0 {
+				before, ok = payload[i+2:], true
+			}
+			if want := map[bool]Cause{true: Completed, false: EngineClosed}[c.silent]; res.Cause != want || !res.Reusable || !ok || (before == "") != c.silent ||
+				!c.silent && !strings.Contains(before, errBrokeOff.Error()) {
+				t.Errorf("%s by %d: %+v, got %q", name, step, res, payload)
+			}
+			checkError(t, c.protocol, before)
+		}
+	}
+}
+
 // An error event of the engine's own is passed on and not doubled.
 func TestEngineErrorThenDeath(t *testing.T) {
 	const ev = `data: {"error": {"message": "boom", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"

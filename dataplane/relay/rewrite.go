@@ -115,7 +115,9 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		return e.laid(ChunkHead), broken
 	}
 	carry := s.rare.carry
+	before := s.chunks
 	for at := 0; at < len(p) && !done; {
+		before = s.chunks
 		n, payload, err := s.chunks.Next(p[at:])
 		at += n
 		if len(payload) > 0 {
@@ -139,6 +141,9 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		// Looked at as the client gets it: as one stream.
 		s.scan.feed(r.b[ChunkHead:])
 		done = done && carry.Transcript.Failed == nil && !carry.Transcript.unfinished()
+	}
+	if done && s.brokeOff() {
+		s.chunks, done, broken = before, false, errBrokeOff
 	}
 	s.veilEdited()
 	var from int

@@ -455,6 +455,7 @@ func (s *stream) unchunk(p []byte) (good []byte, err error) {
 func (s *stream) readChunks(p []byte) (good []byte, err error) {
 	at := 0
 	for at < len(p) {
+		before := s.chunks
 		n, payload, err := s.chunks.Next(p[at:])
 		at += n
 		if s.scanning && len(payload) > 0 {
@@ -464,6 +465,10 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 			return p[:at], err
 		}
 		if s.chunks.Done() {
+			if s.brokeOff() {
+				s.chunks = before
+				return p[:at-n], errBrokeOff
+			}
 			if at == len(p) {
 				s.resp.Finish() // else bytes nobody asked for follow: not to be kept
 			}
@@ -471,6 +476,17 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 		}
 	}
 	return p, nil
+}
+
+// errBrokeOff is that of an engine, or of somebody before it, that failed and ended its
+// framing well.
+var errBrokeOff = errors.New("the engine ended the stream before the end of the answer")
+
+// brokeOff says whether a stream that ends as its framing says is not whole: content came,
+// and neither a finish reason nor an error nor the protocol's last event behind it. Without
+// that event, but finished, it is the client's to judge.
+func (s *stream) brokeOff() bool {
+	return s.scan.token && !s.scan.ended && !s.scan.failed && s.scan.finish == "" && s.scan.tooBig == 0
 }
 
 func (s *stream) end(cause Cause, err error) {
