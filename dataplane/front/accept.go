@@ -294,7 +294,25 @@ func (s *Server) turnAway(c *conn) {
 		_ = c.secure.NetConn().Close()
 		return
 	}
+	c.readAway()
 	_ = c.Conn.Close()
+}
+
+// readAway takes what lies in the socket, within a bound: a connection closed with unread
+// bytes is reset, and the client may lose what it was told. Most have sent their request
+// when they are accepted.
+func (c *conn) readAway() {
+	if c.raw == nil {
+		return
+	}
+	_ = c.raw.Control(func(fd uintptr) {
+		var sink [4 << 10]byte
+		for range 16 {
+			if n, errno := sock.Recv(int(fd), sink[:]); errno != 0 || n == 0 {
+				return
+			}
+		}
+	})
 }
 
 // tellFull counts and answers a connection beyond a limit.

@@ -335,7 +335,12 @@ func TestConnectionLimits(t *testing.T) {
 		}
 		last := ""
 		for range 2 {
-			resp, body := r.dial().answer()
+			over := r.dial()
+			over.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n") // most have sent it when they are accepted
+			resp, body := over.answer()
+			if _, err := over.br.ReadByte(); err != io.EOF {
+				t.Errorf("behind the answer: %v, and not the connection's end: it was reset with what it was told", err)
+			}
 			id := resp.Header.Get("X-Request-Id")
 			if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) || !validRequestID([]byte(id)) || id == last {
 				t.Errorf("over the limit: %d %s of %q, behind %q", resp.StatusCode, body, id, last)

@@ -61,7 +61,7 @@ func checkVeiled(t *testing.T, in, out, want string) {
 func TestVeil(t *testing.T) {
 	for _, c := range veilCases {
 		body := []byte(c.in)
-		Veil(body)
+		Veil(body, 200)
 		checkVeiled(t, c.in, string(body), wholeWant(c.in, c.want))
 		for cut := range len(c.in) + 1 {
 			body := []byte(c.in)
@@ -81,7 +81,7 @@ func TestVeil(t *testing.T) {
 		veiled += "data: " + string(body) + "\r\n\r\n"
 	}
 	whole := []byte(events)
-	if Veil(whole); string(whole) != veiled {
+	if Veil(whole, 200); string(whole) != veiled {
 		t.Errorf("%s\nbecame %s\nwant   %s", events, whole, veiled)
 	}
 	// Data of several lines, and what stands between.

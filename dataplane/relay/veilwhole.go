@@ -4,14 +4,17 @@ import "bytes"
 
 // Veil blanks the private members of a whole answer where it lies, as veil does in a
 // stream's: in JSON at any depth and however their names are written, but for what the
-// client wrote itself (ownWords); of what begins as neither object nor array, in the events
+// client wrote itself (isOwnWords); of what begins as neither object nor array, in the events
 // it may be. Most answers tell nothing private, and are searched but not walked through.
-func Veil(body []byte) {
+//
+// status is the answer's: a refusal repeats what the engine was sent, and so the router's
+// own members among the client's words. There nothing is left alone.
+func Veil(body []byte, status int) {
 	text := bytes.TrimLeft(bytes.TrimPrefix(body, byteOrderMark), jsonSpace)
 	switch {
 	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
 		if tellsPrivate(text) || escapesLetters(text) {
-			veilJSON(text)
+			veilJSON(text, status < 400)
 		}
 	case tellsPrivate(body):
 		v := veil{events: true}
@@ -38,7 +41,7 @@ func escapesLetters(text []byte) bool {
 }
 
 // veilJSON goes from string to string: one that a colon follows is a key.
-func veilJSON(text []byte) {
+func veilJSON(text []byte, ownWords bool) {
 	w := walker{b: text}
 	for {
 		i := bytes.IndexByte(w.b[w.i:], '"')
@@ -58,16 +61,21 @@ func veilJSON(text []byte) {
 		case meansPrivate(key):
 			w.skip()
 			blankValue(text[at:w.i])
-		case isOwnWords(key):
+		case ownWords && isOwnWords(key):
 			w.skip()
 		}
 	}
 }
 
 // isOwnWords says whether a member holds what is the client's or the model's own: what a
-// tool is called with, the tools and the metadata of the request.
+// tool is called with, the tools and the metadata of the request, the schema that the
+// answer is to have, what is put into a prompt.
 func isOwnWords(key []byte) bool {
-	return string(key) == "input" || string(key) == "tools" || string(key) == "metadata"
+	switch string(key) {
+	case "input", "tools", "metadata", "schema", "variables":
+		return true
+	}
+	return false
 }
 
 // meansPrivate is isPrivate of a key that may have escapes.

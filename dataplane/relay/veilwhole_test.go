@@ -34,7 +34,7 @@ func TestVeilOfWholeAnswers(t *testing.T) {
 		{`{"text":"\"kv_transfer_params\":{\"a\":1} \u005f","a":["kv_transfer_params","kv_transfer_param\u0073"],"kv_transfer_params\u0000":1,"kv_transfer_params\n":2}`, ""},
 	} {
 		whole := []byte(c.in)
-		Veil(whole)
+		Veil(whole, 200)
 		if c.want != "" && strings.Contains(c.want, "transfer_params") && strings.Contains(c.in, `\u00`) {
 			var got map[string]any
 			if err := json.Unmarshal(whole, &got); err != nil || got["kv_transfer_params"] != strings.Repeat(" ", 6) || got["id"] != "x" {
@@ -44,15 +44,28 @@ func TestVeilOfWholeAnswers(t *testing.T) {
 			checkVeiled(t, c.in, string(whole), c.want)
 		}
 		marked := []byte("\ufeff \n" + c.in)
-		if Veil(marked); string(marked[5:]) != string(whole) {
+		if Veil(marked, 200); string(marked[5:]) != string(whole) {
 			t.Errorf("behind a byte order mark: %s", marked)
 		}
 		for cut := range c.in { // an engine that broke off
 			broken := []byte(c.in[:cut])
-			if Veil(broken); c.want != "" && strings.Contains(string(broken), "s3cret") {
+			if Veil(broken, 200); c.want != "" && strings.Contains(string(broken), "s3cret") {
 				t.Errorf("%s\nbecame %s", c.in[:cut], broken)
 			}
 		}
+	}
+}
+
+// A refusal that repeats what the engine was sent, as FastAPI's of a request that fails its
+// checks does, tells nothing private of it; a schema in an answer is the client's.
+func TestVeilOfRefusals(t *testing.T) {
+	const said = `{"detail":[{"type":"missing","input":{"kv_transfer_params":{"remote_host":"a"}}}],"schema":{"kv_transfer_params":{"type":"string"}}}`
+	answer, refusal := []byte(said), []byte(said)
+	if Veil(answer, 200); string(answer) != said {
+		t.Errorf("an answer became %s", answer)
+	}
+	if Veil(refusal, 422); strings.Contains(string(refusal), "remote_host") || strings.Contains(string(refusal), "string") || !json.Valid(refusal) {
+		t.Errorf("a refusal became %s", refusal)
 	}
 }
 
@@ -65,7 +78,7 @@ func FuzzVeil(f *testing.F) {
 	f.Add([]byte(`[{"a":{"kv_transfer_param\u0073":{"b":[1]}}}]`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		out := append([]byte(nil), in...)
-		Veil(out)
+		Veil(out, 200)
 		if !json.Valid(in) || !strings.HasPrefix(strings.TrimLeft(string(in), jsonSpace), "{") {
 			return
 		}
@@ -122,7 +135,7 @@ func BenchmarkVeil(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			for b.Loop() {
 				copy(room, body)
-				Veil(room)
+				Veil(room, 200)
 			}
 		})
 	}

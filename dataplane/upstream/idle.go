@@ -170,7 +170,7 @@ func (c *conn) toldUnderTLS() bool {
 	under.asks = true
 	n, err := c.nc.Read(c.one[:])
 	under.asks = false
-	return n > 0 || !errors.Is(err, errNothing)
+	return n > 0 || !errors.Is(err, errNothing) || under.midway()
 }
 
 // underTLS is the connection below a TLS one, which can be asked for what has come.
@@ -183,7 +183,41 @@ type underTLS struct {
 	p     []byte
 	n     int
 	errno syscall.Errno
+
+	// Where in its records what was received ends: of a header of recordHead bytes have
+	// come, and then left of its record have not.
+	head [recordHead]byte
+	have int
+	left int
 }
+
+// recordHead is how long a TLS record's header is; its last two bytes are how much
+// follows (RFC 8446, 5.1).
+const recordHead = 5
+
+// follow takes in what was received.
+func (u *underTLS) follow(p []byte) {
+	for len(p) > 0 {
+		if u.have < recordHead {
+			n := copy(u.head[u.have:], p)
+			p = p[n:]
+			if u.have += n; u.have == recordHead {
+				u.left = int(u.head[3])<<8 | int(u.head[4])
+			}
+		} else {
+			n := min(u.left, len(p))
+			p = p[n:]
+			u.left -= n
+		}
+		if u.have == recordHead && u.left == 0 {
+			u.have = 0
+		}
+	}
+}
+
+// midway says whether a record has come in part: crypto/tls keeps that part, and says
+// that nothing has come.
+func (u *underTLS) midway() bool { return u.have > 0 }
 
 func newUnderTLS(t *net.TCPConn) (*underTLS, error) {
 	raw, err := t.SyscallConn()
@@ -197,7 +231,9 @@ func newUnderTLS(t *net.TCPConn) (*underTLS, error) {
 
 func (u *underTLS) Read(p []byte) (int, error) {
 	if !u.asks {
-		return u.TCPConn.Read(p)
+		n, err := u.TCPConn.Read(p)
+		u.follow(p[:n])
+		return n, err
 	}
 	u.p = p
 	err := u.raw.Control(u.look)
@@ -212,6 +248,7 @@ func (u *underTLS) Read(p []byte) (int, error) {
 	case u.n == 0:
 		return 0, io.EOF
 	}
+	u.follow(p[:u.n])
 	return u.n, nil
 }
 

@@ -1,9 +1,12 @@
 package upstream
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io"
+	"net"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -394,6 +397,48 @@ func TestUnaskedBytes(t *testing.T) {
 				t.Errorf("%+v, want a connection for two requests and one for the third", s)
 			}
 		})
+	}
+}
+
+// A part of a TLS record is told as nothing by crypto/tls, which keeps it: it counts.
+func TestPartOfARecord(t *testing.T) {
+	noLeaks(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	nc, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	peer, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	u, err := newUnderTLS(nc.(*net.TCPConn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := append([]byte{23, 3, 3, 1, 4}, make([]byte, 260)...)
+	for _, size := range []int{1, 3, 5, 7, 264, 265, 1000} {
+		for at, sent := 0, bytes.Repeat(record, 3); at < len(sent); {
+			n := min(size, len(sent)-at)
+			if _, err := peer.Write(sent[at : at+n]); err != nil {
+				t.Fatal(err)
+			}
+			p := make([]byte, n)
+			if u.asks = at%2 == 0; u.asks {
+				eventually(t, "it has come", func() bool { got, _ := u.Read(p); p = p[got:]; return len(p) == 0 })
+			} else if _, err := io.ReadFull(u, p); err != nil {
+				t.Fatal(err)
+			}
+			if at += n; u.midway() != (at%len(record) != 0) {
+				t.Fatalf("by %d, behind %d bytes of records of %d: midway %v", size, at, len(record), u.midway())
+			}
+		}
 	}
 }
 

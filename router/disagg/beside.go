@@ -441,7 +441,7 @@ func (q *request) prefillBroke(b *beside) legEnd {
 			Status: b.status, Reason: "engine_" + statusClass(b.status), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
 		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)
-		relay.Veil(b.answer)
+		relay.Veil(b.answer, b.status)
 		q.x.ReplyJSON(b.status, b.answer)
 		return legAnswered
 	}

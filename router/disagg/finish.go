@@ -43,7 +43,7 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response, at ti
 	out.Transfer = q.transferred(choice)
 	q.endRecord(out)
 	body = withoutHandle(body)
-	relay.Veil(body) // of what an engine tells of its choices
+	relay.Veil(body, resp.Status) // of what an engine tells of its choices
 	q.x.Reply(resp, body)
 }
 
@@ -52,7 +52,7 @@ func (q *request) end(resp *upstream.Response, status int) {
 	q.endRecord(schedule.Outcome{
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
-	relay.Veil(q.answer)
+	relay.Veil(q.answer, status)
 	q.x.Reply(resp, q.answer)
 }
 

@@ -143,7 +143,7 @@ func (q *request) final(resp *upstream.Response) {
 	switch {
 	case finisher == nil:
 		q.answer = withoutHandle(q.answer)
-		relay.Veil(q.answer)
+		relay.Veil(q.answer, resp.Status)
 		q.x.Reply(resp, q.answer)
 	case q.stream:
 		q.x.ReplyEvents(finisher.Final(nil, &q.pair, q.answer))
