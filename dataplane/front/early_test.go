@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -306,14 +307,16 @@ func testEngineFailsWhileCommentsGo(t *testing.T, by Relay) {
 	} {
 		t.Run(fmt.Sprintf("%s, early %v", k.name, k.early), func(t *testing.T) {
 			fail := make(chan struct{})
+			end := sync.OnceFunc(func() { close(fail) })
 			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 				_, _ = io.WriteString(nc, streamHead)
 				<-fail
 				return false
 			})
+			defer end() // or the engine would not end behind a failure below
 			opt := Options{Relay: by, EarlyHead: k.early, KeepAlive: 2 * time.Millisecond}
 			if k.cause == relay.EngineStalled {
-				opt.StreamIdleTimeout = 50 * time.Millisecond
+				opt.StreamIdleTimeout = 300 * time.Millisecond
 			}
 			ends := make(chan relay.Result, 1)
 			r := start(t, opt, dispatching(relayTo(e, endHook(ends))))
@@ -322,9 +325,7 @@ func testEngineFailsWhileCommentsGo(t *testing.T, by Relay) {
 			resp := c.head()
 			c.comments(resp, 2)
 			if k.cause == relay.EngineClosed {
-				close(fail)
-			} else {
-				defer close(fail)
+				end()
 			}
 			got := c.rest(resp)
 			if strings.Count(got, `"upstream_error"`) != 1 || !strings.HasSuffix(got, "data: [DONE]\n\n") {
