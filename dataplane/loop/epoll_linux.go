@@ -149,7 +149,12 @@ func (p *epoll) read(t *Task, all bool) {
 				return // what In still has is for whoever goes on, or for later
 			}
 		}
-		buf := p.buf[p.used : p.used+readSize]
+		size := readSize
+		if t.narrow > 0 {
+			t.narrow--
+			size = narrowRead
+		}
+		buf := p.buf[p.used : p.used+size]
 		n, errno := sock.Recv(t.In, buf)
 		switch {
 		case errno == syscall.EAGAIN:

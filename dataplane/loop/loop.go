@@ -35,6 +35,13 @@ const (
 const maxOutbox = 32
 
 const (
+	// narrowRead is what is read at a time for a client that reads slowly: what a read
+	// brings beyond what its socket takes is held in memory of ours until it has gone. That
+	// is done for narrowReads reads behind the last that had to be held, which are more
+	// than a slow client's socket has room for at a time.
+	narrowRead  = 4 << 10
+	narrowReads = 64
+
 	awakeWait = 10 // ms
 	// untilSlack is how far apart at least the looks for tasks' Until are: each is at all
 	// tasks, however many end within it.
@@ -422,7 +429,7 @@ func (l *Loop) pass(t *Task, p []byte) {
 		l.leave(t, NoRoom, nil)
 		return
 	}
-	t.paused = true
+	t.paused, t.narrow = true, narrowReads
 }
 
 // writable goes on with what is held.

@@ -87,6 +87,40 @@ func TestStalledReader(t *testing.T) {
 	slow.stays()
 }
 
+// For a client that has been slow, once what was held then has gone, no more is held than
+// a small read brings.
+func TestSlowReaderHoldsLittle(t *testing.T) {
+	budget := membudget.NewBudget(1 << 20)
+	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, Budget: budget})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	slow := open(t, s, func(t *Task) { _ = unix.SetsockoptInt(t.Out, unix.SOL_SOCKET, unix.SO_SNDBUF, 32<<10) })
+	_ = slow.client.SetReadBuffer(16 << 10)
+	const all = 8 << 20
+	go func() { _, _ = slow.engine.Write(make([]byte, all)) }()
+	until(t, "something is held", func() bool { return budget.Used() > 0 })
+	_ = slow.client.SetReadDeadline(time.Now().Add(patience))
+	most, times := int64(0), 0
+	for read := 0; read < all; read += 16 << 10 {
+		if _, err := io.CopyN(io.Discard, slow.client, 16<<10); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Microsecond)
+		if held := budget.Used(); read > 1<<20 && held > 0 {
+			most, times = max(most, held), times+1
+		}
+	}
+	t.Logf("held %d times of %d, at the most %d bytes", times, all>>14, most)
+	if times == 0 {
+		t.Fatal("nothing was held: the client was not slow")
+	}
+	if most > int64(membudget.SizeOf(narrowRead)) {
+		t.Errorf("%d bytes held, of reads of %d", most, narrowRead)
+	}
+}
+
 // What is held counts in a budget; a slow client for whom there is no room is cut, others
 // are not, and everything is given back.
 func TestHeldIsCounted(t *testing.T) {

@@ -104,11 +104,12 @@ type Task struct {
 	cut      atomic.Bool
 	attached bool // the loop has begun with it, once
 	state    state
-	paused   bool // In is not read: Out takes no more, and something is held
-	polling  bool // Out is in the poller
-	queued   bool // stands in the loop's outbox
-	again    bool // stands in the loop's list of those to be read once more
-	reading  bool // In is in the poller
+	paused   bool  // In is not read: Out takes no more, and something is held
+	polling  bool  // Out is in the poller
+	queued   bool  // stands in the loop's outbox
+	again    bool  // stands in the loop's list of those to be read once more
+	reading  bool  // In is in the poller
+	narrow   uint8 // so many reads more are to be small
 }
 
 // slow is what a Task has besides while its Out has not taken all that it was given.
