@@ -40,7 +40,7 @@ const (
 	// is done for narrowReads reads behind the last that had to be held, which are more
 	// than a slow client's socket has room for at a time.
 	narrowRead  = 4 << 10
-	narrowReads = 64
+	narrowReads = 255
 
 	awakeWait = 10 // ms
 	// untilSlack is how far apart at least the looks for tasks' Until are: each is at all
