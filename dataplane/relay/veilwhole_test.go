@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -83,7 +84,9 @@ func FuzzVeil(f *testing.F) {
 			return
 		}
 		var v any
-		if err := json.Unmarshal(out, &v); err != nil {
+		d := json.NewDecoder(bytes.NewReader(out))
+		d.UseNumber() // some are beyond a float64
+		if err := d.Decode(&v); err != nil {
 			t.Fatalf("%q\nbecame %q: %v", in, out, err)
 		}
 		noneTold(t, v)
@@ -100,7 +103,7 @@ func noneTold(t *testing.T, v any) {
 		for key, e := range v {
 			if isPrivate([]byte(key)) {
 				switch e := e.(type) {
-				case nil, float64, bool:
+				case nil, json.Number, bool:
 				case string:
 					if strings.Trim(e, " ") != "" {
 						t.Errorf("%s is %q", key, e)
