@@ -8,7 +8,8 @@ Figures are medians of the rounds with their range. CPU is what the kernel charg
 the proxy's processes. The ratio is taken in each round and is the only figure that
 means something on another machine, or another day.
 
-  event    µs of CPU for one event of 200 streams that get one each 10 ms
+  event    µs of CPU for one event of 200 streams that get one each 10 ms, the
+           requests included that begin them: in streams of 200 events and of 1,000
   request  µs of CPU for one short non-streamed completion, 64 connections
   a KB     µs of CPU that each KB more of a prompt costs: 16,384 token ids beside 64
   added    time to first token of 200 streams a second less that of the engine alone
@@ -28,7 +29,7 @@ import bench_proxies as b
 # An open loop: a burst of 200 requests would measure its own queue.
 FIRST_LOAD = ["--endpoint", "completions", "--token-ids", "--rate", "200", "--poisson", "--prompt-tokens", "64", "--output-tokens", "50"]
 LONG_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "16", "--prompt-tokens", "16384", "--output-tokens", "4"]
-EVENT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "200"]
+EVENT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens"]
 
 
 def raw(start, cpu, tmp, engine):
@@ -47,6 +48,10 @@ def nethttp(start, cpu, tmp, engine):
     return "net/http ReverseProxy", start(cpu, [binary, "127.0.0.1:%d" % port, "http://" + engine]), "127.0.0.1:%d" % port, "/health"
 
 
+def table(head, lines):
+    print("\n" + "\n".join("| %s |" % " | ".join(cells) for cells in [head, ["---"] * len(head), *lines]))
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
@@ -55,6 +60,7 @@ def main():
     ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
     ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="one more router, with this environment variable (SLUICE_RELAY_DRIVER=goroutine); may be repeated")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
+    ap.add_argument("--skip-long", action="store_true", help="no streams of 1,000 events, which take 10 s each time")
     ap.add_argument("--skip-json", action="store_true")
     ap.add_argument("--skip-first", action="store_true", help="no first tokens: many short rounds compare two builds' events better than a few long ones")
     a = ap.parse_args()
@@ -118,12 +124,15 @@ def main():
             # Every other round backwards: who comes first finds another machine than who comes last.
             for name, p, addr, _ in streams if round_ % 2 == 0 else reversed(streams):
                 row = rows[name]
-                b.load(0, addr, *EVENT_LOAD, "--requests", "200")
+                b.load(0, addr, *EVENT_LOAD, "200", "--requests", "200")
                 row.setdefault("kib", []).append((p.rss_kib() - row["rss"]) / 200)
-                before = p.cpu()
-                rep = b.load(0, addr, *EVENT_LOAD, "--duration", seconds)
-                row.setdefault("event", []).append((p.cpu() - before) / (rep["chunks_per_second"] * rep["seconds"]) * 1e6)
-                row.setdefault("rate", []).append(rep["chunks_per_second"])
+                for key, tokens, until in ("event", "200", ["--duration", seconds]), ("long", "1000", ["--requests", "200"]):
+                    if key == "long" and a.skip_long:
+                        continue
+                    before = p.cpu()
+                    rep = b.load(0, addr, *EVENT_LOAD, tokens, *until)
+                    row.setdefault(key, []).append((p.cpu() - before) / (rep["chunks_per_second"] * rep["seconds"]) * 1e6)
+                    row.setdefault(key + "s a second", []).append(rep["chunks_per_second"])
                 if a.skip_first:
                     continue
                 rep = b.load(0, addr, *FIRST_LOAD, *first)
@@ -141,20 +150,25 @@ def main():
                 more = (p.cpu() - before) / rep["ok"] * 1e6 - rows[name]["json"][-1]
                 rows[name].setdefault("kb", []).append(more / (rep["request_bytes"] / rep["ok"] - short) * 1000)
 
-        base = rows.get("haproxy") or next(iter(rows.values()))
-
-        def ratio(row, key):
-            got = [x / y for x, y in zip(row[key], base[key])]
+        def ratio(row, key, base):
+            got = [x / y for x, y in zip(row[key], rows[base][key])]
             return "%.2f [%.2f–%.2f]" % (statistics.median(got), min(got), max(got))
 
-        to = "ratio to " + ("haproxy" if "haproxy" in rows else next(iter(rows)))
-        print("\n| proxy | event µs | " + to + " | events/s | request µs | " + to + " | a KB of prompt µs | added first token p50 µs | p99 µs | KiB a stream |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        for name, r in rows.items():
-            short = [b.med(r["json"]), ratio(r, "json"), b.med(r["kb"])] if "json" in r else ["–"] * 3
-            added = [b.med(r["p50"], 0), b.med(r["p99"], 0)] if "p50" in r else ["–", "–"]
-            print("| %s | %s | %s | %s | %s | %s | %s | %.0f |" % (
-                name, b.med(r["event"]), ratio(r, "event"), b.med(r["rate"], 0), " | ".join(short), *added, statistics.median(r["kib"])))
+        bases = [n for n in ("haproxy", "raw relay in C") if n in rows] or list(rows)[:1]
+        events = [("event", "streams of 200")] + [("long", "streams of 1,000")] * (not a.skip_long)
+        head = ["proxy"]
+        for _, what in events:
+            head += [what + ": µs an event"] + ["to " + base for base in bases]
+        table(head + ["events/s", "KiB a stream"], [
+            [name, *(cell for key, _ in events for cell in [b.med(r[key]), *(ratio(r, key, base) for base in bases)]),
+             b.med(r["events a second"], 0), "%.0f" % statistics.median(r["kib"])]
+            for name, r in rows.items()])
+        if a.skip_json and a.skip_first:
+            return
+        table(["proxy", "request µs", "to " + bases[0], "a KB of prompt µs", "added first token p50 µs", "p99 µs"], [
+            [name, *([b.med(r["json"]), ratio(r, "json", bases[0]), b.med(r["kb"])] if "json" in r else ["–"] * 3),
+             *([b.med(r["p50"], 0), b.med(r["p99"], 0)] if "p50" in r else ["–", "–"])]
+            for name, r in rows.items() if "json" in r or "p50" in r])
     finally:
         for p in procs:
             p.stop()
