@@ -89,7 +89,12 @@ func (s *scanner) event(ev []byte) {
 			data = fieldValue(line[len(dataPrefix):])
 		case bytes.HasPrefix(line, eventPrefix):
 			name = fieldValue(line[len(eventPrefix):])
+		case len(line) > shortest:
+			s.private = s.private || namesPrivate(line)
 		}
+	}
+	if len(name) >= shortest && string(name) != "content_block_delta" {
+		s.private = s.private || namesPrivate(name)
 	}
 	if data == nil {
 		return // a comment, or nothing
@@ -132,9 +137,11 @@ func (s *scanner) openAI(data []byte) {
 	}
 	w := eventWalker{walker: walker{b: data}, counts: [3]int{-1, -1, -1}}
 	if !w.enter('{') {
+		s.private = s.private || namesPrivate(data)
 		return
 	}
-	s.news, s.from, s.to = false, 0, 0
+	s.news, s.from, s.to = tellsPrivate(data), 0, 0
+	s.private = s.private || s.news
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -161,13 +168,6 @@ func (s *scanner) openAI(data []byte) {
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if string(w.text()) == "error" {
 				s.failed, s.news = true, true
-			}
-		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
-			s.unseen(&w.walker)
-		case "message", "response": // no chunk's; who asks in this protocol gets it all the same
-			from := w.at()
-			if w.skip(); holdsPrivate(data[from:w.i]) {
-				s.private, s.news = true, true
 			}
 		default:
 			w.skip()
@@ -252,20 +252,10 @@ func (s *scanner) choice(w *eventWalker) {
 			s.content(&w.walker)
 		case "token_ids":
 			w.idsAt = s.textOrIDs(&w.walker)
-		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
-			s.unseen(&w.walker)
 		default:
 			w.skip()
 		}
 	}
-}
-
-// unseen passes over a member that is not for the client.
-func (s *scanner) unseen(w *walker) {
-	if !w.null() {
-		s.private, s.news = true, true
-	}
-	w.skip()
 }
 
 // delta looks for content; a role alone is none, and neither are "" and null.
@@ -314,12 +304,13 @@ func (w *walker) hasElements() bool {
 
 // anthropic looks at one event of /v1/messages.
 func (s *scanner) anthropic(name, data []byte) {
-	s.private = s.private || holdsPrivate(data)
+	s.private = s.private || tellsPrivate(data)
 	if string(name) == "content_block_delta" && s.token {
 		return
 	}
 	w := walker{b: data}
 	if !w.enter('{') {
+		s.private = s.private || namesPrivate(data)
 		return
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
@@ -370,12 +361,13 @@ var deltaSuffix = []byte(".delta")
 
 // responses looks at one event of /v1/responses.
 func (s *scanner) responses(name, data []byte) {
-	s.private = s.private || holdsPrivate(data)
+	s.private = s.private || tellsPrivate(data)
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
 	}
 	w := walker{b: data}
 	if !w.enter('{') {
+		s.private = s.private || namesPrivate(data)
 		return
 	}
 	var status []byte

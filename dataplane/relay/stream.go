@@ -244,7 +244,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 			s.edit.events.most = int32(min(roomy.MaxEvent(), math.MaxInt32))
 		}
 	case !s.scanning && opt.Protocol != Opaque:
-		s.edit = &editor{held: &held{follows: true}}
+		s.edit = &editor{held: &held{follows: true, veil: veil{guess: true, refusal: resp.Status >= 400}}}
 	}
 	return s.drive()
 }

@@ -97,9 +97,12 @@ func isPrivate(key []byte) bool {
 // holdsPrivate says whether text may hold a private member.
 func holdsPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
 
-// tellsPrivate says whether text may hold a private member that is not null; vLLM's
-// answers all have one that is.
+// tellsPrivate says whether JSON may hold a private member that is not null, however its
+// name is written; vLLM's answers all have one that is.
 func tellsPrivate(text []byte) bool {
+	if bytes.IndexByte(text, '\\') >= 0 && escapesLetters(text) {
+		return true
+	}
 	for {
 		n := nextPrivate(text)
 		if n < 0 {
@@ -108,6 +111,28 @@ func tellsPrivate(text []byte) bool {
 		text = text[n:]
 		value, colon := bytes.CutPrefix(bytes.TrimLeft(text, jsonSpace), []byte{':'})
 		if !colon || !bytes.HasPrefix(bytes.TrimLeft(value, jsonSpace), null) {
+			return true
+		}
+	}
+}
+
+// namesPrivate says whether text that is no JSON may hold a private name.
+func namesPrivate(text []byte) bool {
+	return bytes.Contains(text, []byte("_params")) || escapesLetters(text)
+}
+
+// shortest is the length of the shortest private name.
+const shortest = len("ec_transfer_params")
+
+// escapesLetters says whether an ASCII letter or an underscore may be written as an escape,
+// which writers of JSON do not do.
+func escapesLetters(text []byte) bool {
+	for {
+		i := bytes.Index(text, []byte(`\u00`))
+		if i < 0 {
+			return false
+		}
+		if text = text[i+len(`\u00`):]; len(text) > 0 && text[0]-'5' <= 2 {
 			return true
 		}
 	}

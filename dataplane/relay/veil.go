@@ -4,47 +4,46 @@ import "bytes"
 
 // veil blanks the private members of JSON where it lies, fed in pieces cut anywhere: the
 // value becomes null, or an empty one of its kind, and spaces as many as it was long, so
-// that no framing around it changes. It looks where engines write them: on top, in
-// choices, and in what the events of Messages and Responses hold (message, response);
-// never in a string. What does not begin as an object passes.
+// that no framing around it changes. They are found at any depth and however their names
+// are written, but for those in what is the client's or the model's own (isOwnWords); never
+// in a string. Of an event stream's other lines, comments among them, and of data that is
+// no JSON, all is blanked from such a name to the line's end.
 type veil struct {
-	events bool // event stream: JSON stands behind "data:", lines end with LF
-	line   veilLine
-	name   [5]byte // of the line's field
-	named  int8
+	events  bool // event stream: JSON stands behind "data:", lines end with LF, CR or both
+	guess   bool // the first byte will tell whether it is one
+	refusal bool // it repeats what the engine was sent: nothing in it is left alone
+	cr      bool // the last byte was a CR that ended a line
+	line    veilLine
+	text    spelling // of the line, where it is no JSON
 
-	depth   int32 // of brackets
-	base    int32 // where the value being blanked ends
-	key     [21]byte
-	keyLen  int8 // -1: too long for one of ours
-	under   veilUnder
-	holds   bool // the value on top is of the kind that under means
-	str     bool
-	escaped bool
-	isKey   bool // the string is a key
-	wants   bool // a key may follow
-	private bool // the key of the value to come is
-	blank   veilBlank
-	nulls   int8 // letters of null still to be written
-	off     bool // no object
+	str   bool
+	last  spelling // of the last string
+	comes veilMeaning
+	own   bool // in a value that is left alone
+	blank veilBlank
+	nulls int8  // letters of null still to be written
+	depth int32 // of brackets
+	base  int32 // where the value ends that is blanked or left alone
 }
 
 // veilLine is where in a line of an event stream.
 type veilLine uint8
 
 const (
-	veilName  veilLine = iota // in the field's name, or before it
+	veilStart veilLine = iota // nowhere
+	veilName                  // in the field's name
 	veilData                  // in data
-	veilOther                 // in another field, or a comment
+	veilOther                 // in another field, a comment, or what is no JSON
+	veilTold                  // behind a private name in such
 )
 
-// veilUnder is which member on top is open.
-type veilUnder uint8
+// veilMeaning is what the value to come is.
+type veilMeaning uint8
 
 const (
-	underNone    veilUnder = iota
-	underChoices           // its objects are looked at
-	underObject            // it is
+	veilPlain   veilMeaning = iota
+	veilPrivate             // of a private member
+	veilOwn                 // to be left alone
 )
 
 // veilBlank is what becomes of the value's bytes.
@@ -60,41 +59,17 @@ const (
 
 // feed blanks what is private in the next bytes.
 func (v *veil) feed(p []byte) {
-	if v.off && !v.events {
-		return
+	if v.guess && len(p) > 0 {
+		v.guess, v.events = false, !beginsJSON(p[0])
 	}
 	for i := 0; i < len(p); i++ {
 		if v.events && (v.line != veilData || p[i] == '\n' || p[i] == '\r') {
-			v.outside(p[i])
+			p[i] = v.outside(p[i])
 			continue
 		}
-		if v.off {
+		if n := v.dull(p[i:]); n > 0 {
+			i += n - 1
 			continue
-		}
-		if v.str && v.blank == veilNot && !v.isKey && !v.escaped { // most bytes are inside strings
-			n := bytes.IndexAny(p[i:], "\"\\\n")
-			if n < 0 {
-				return
-			}
-			if i += n; p[i] == '\n' {
-				i--
-				if !v.events {
-					i++
-				}
-				continue
-			}
-		}
-		if !v.str && v.blank == veilNot && !v.private && v.depth > 1 && !v.looked() { // no key here is one of ours
-			n := bytes.IndexAny(p[i:], "\"{}[]\n\r")
-			if n < 0 {
-				return
-			}
-			if i += n; p[i] == '\n' || p[i] == '\r' {
-				if v.events {
-					i--
-				}
-				continue
-			}
 		}
 		next := byte(0)
 		if i+1 < len(p) {
@@ -104,23 +79,58 @@ func (v *veil) feed(p []byte) {
 	}
 }
 
-// outside takes a byte that is not in an event's data.
-func (v *veil) outside(c byte) {
+// beginsJSON says whether a body whose first byte this is may be JSON, behind space or a
+// byte order mark, and no event stream.
+func beginsJSON(c byte) bool { return c <= ' ' || c == '{' || c == '[' || c == '"' || c == 0xef }
+
+// dull is how many bytes of p say nothing: most are inside of strings, and of arrays of
+// numbers.
+func (v *veil) dull(p []byte) int {
+	n := 0
 	switch {
-	case c == '\n':
-		if v.line == veilName && v.named == 0 { // the empty line
-			*v = veil{events: true}
+	case v.blank != veilNot:
+		return 0
+	case v.str && v.last.tooLong():
+		n = bytes.IndexAny(p, "\"\\\n\r")
+	case !v.str && v.depth > 0 && v.comes == veilPlain:
+		n = bytes.IndexAny(p, "\":{}[]\n\r")
+	}
+	if n < 0 {
+		return len(p)
+	}
+	return n
+}
+
+// outside takes a byte that is not in an event's data, and gives what stands in its place.
+func (v *veil) outside(c byte) byte {
+	cr := v.cr
+	v.cr = c == '\r'
+	switch {
+	case c == '\n' && cr: // of the same line end
+	case c == '\n' || c == '\r':
+		if v.line == veilStart { // the empty line
+			*v = veil{events: true, refusal: v.refusal, cr: v.cr}
 		}
-		v.line, v.named = veilName, 0
-	case c == '\r' || v.line != veilName:
-	case c == ':':
-		v.line = veilOther
-		if string(v.name[:v.named]) == "data" {
-			v.line = veilData
+		v.line, v.text = veilStart, spelling{}
+	case v.line == veilTold:
+		return ' '
+	case v.line == veilName && c == ':' && v.text.is("data"):
+		v.line = veilData
+	default:
+		if c == ':' {
+			v.line = veilOther
+		} else if v.line == veilStart {
+			v.line = veilName
 		}
-	case int(v.named) < len(v.name):
-		v.name[v.named] = c
-		v.named++
+		v.inText(c)
+	}
+	return c
+}
+
+// inText takes a byte of a line that is no JSON.
+func (v *veil) inText(c byte) {
+	if v.text.slide(c) && v.text.endsPrivate() {
+		v.line = veilTold
 	}
 }
 
@@ -131,109 +141,65 @@ func (v *veil) json(c, next byte) byte {
 	case v.blank != veilNot:
 		return v.blanked(c)
 	case v.str:
-		v.inString(c)
+		if c == '"' && !v.last.quoted() {
+			v.str = false
+		} else {
+			v.last.add(c)
+		}
 		return c
 	}
 	switch c {
-	case ' ', '\t', '\n', '\r', ':':
+	case ' ', '\t', '\n', '\r':
+		return c
+	case ':': // the string before it is a key
+		if v.comes = veilPlain; !v.own {
+			v.comes = v.meaning()
+		}
 		return c
 	case '"':
-		v.str, v.isKey = true, v.wants
-		if v.wants {
-			v.keyLen = 0
-		}
-		if v.private && !v.isKey {
+		v.str, v.last = true, spelling{}
+		if v.comes == veilPrivate {
 			v.blank, v.base = veilString, v.depth
 		}
 	case '{', '[':
-		if v.private {
-			v.blank, v.base = veilBrackets, v.depth
-			v.depth++
+		v.depth++
+		switch v.comes {
+		case veilPrivate:
+			v.comes, v.blank, v.base = veilPlain, veilBrackets, v.depth-1
 			if c == '{' && next == '"' { // as long as null at least
 				v.blank, v.nulls = veilNull, int8(len(null)-1)
 				return null[0]
 			}
-			return c
+		case veilOwn:
+			v.own, v.base = true, v.depth-1
 		}
-		if v.depth == 0 && c == '[' {
-			v.off = true
-			return c
-		}
-		if v.depth == 1 {
-			v.holds = v.under == underChoices && c == '[' || v.under == underObject && c == '{'
-		}
-		v.depth++
-		v.wants = c == '{' && v.looked()
 	case '}', ']':
-		v.depth--
-		v.wants = false
-		if v.depth == 1 {
-			v.under, v.holds = underNone, false
-		}
-	case ',':
-		v.private, v.wants = false, v.looked()
+		v.depth = max(v.depth-1, 0)
+		v.own = v.own && v.depth > v.base
 	default:
 		switch {
-		case v.depth == 0:
-			v.off = true
-		case v.private && (c == '-' || c-'0' <= 9):
-			v.blank = veilNumber
+		case v.comes == veilPrivate && (c == '-' || c-'0' <= 9):
+			v.comes, v.blank = veilPlain, veilNumber
 			return '0'
+		case v.events && v.depth == 0: // no JSON
+			v.line, v.text = veilOther, spelling{}
+			v.inText(c)
 		}
 	}
-	v.private = v.private && v.blank != veilNot
+	v.comes = veilPlain
 	return c
 }
 
-// looked says whether the object that it stands in may have private members. Behind a
-// comma in an array of such it is none: no key follows.
-func (v *veil) looked() bool {
-	switch v.depth {
-	case 1:
-		return true
-	case 2:
-		return v.holds && v.under == underObject
-	case 3:
-		return v.holds && v.under == underChoices
-	}
-	return false
-}
-
-// inString takes a byte of a string.
-func (v *veil) inString(c byte) {
+// meaning is what the last string, a key, says of its value.
+func (v *veil) meaning() veilMeaning {
+	key := v.last.word()
 	switch {
-	case v.escaped:
-		v.escaped, v.keyLen = false, -1
-	case c == '\\':
-		v.escaped = true
-	case c == '"':
-		if v.str = false; v.isKey {
-			v.isKey, v.wants = false, false
-			v.keyed()
-		}
-	case v.isKey && v.keyLen >= 0:
-		if int(v.keyLen) == len(v.key) {
-			v.keyLen = -1
-			return
-		}
-		v.key[v.keyLen] = c
-		v.keyLen++
+	case isPrivate(key):
+		return veilPrivate
+	case !v.refusal && isOwnWords(key):
+		return veilOwn
 	}
-}
-
-// keyed takes in a key.
-func (v *veil) keyed() {
-	key := v.key[:max(v.keyLen, 0)]
-	v.private = isPrivate(key)
-	if v.depth > 1 {
-		return
-	}
-	switch v.under, v.holds = underNone, false; string(key) {
-	case "choices":
-		v.under = underChoices
-	case "message", "response":
-		v.under = underObject
-	}
+	return veilPlain
 }
 
 // blanked gives what stands in the place of a byte of a private value.
@@ -243,26 +209,23 @@ func (v *veil) blanked(c byte) byte {
 		if c != ',' && c != '}' && c != ']' {
 			return ' '
 		}
-		v.blank, v.private = veilNot, false
+		v.blank = veilNot
 		return v.json(c, 0)
-	case v.str && v.escaped:
-		v.escaped = false
-	case v.str && c == '\\':
-		v.escaped = true
-	case v.str && c == '"':
+	case v.str && (c != '"' || v.last.quoted()):
+		v.last.add(c)
+	case v.str:
 		if v.str = false; v.blank == veilString {
-			v.blank, v.private = veilNot, false
+			v.blank = veilNot
 			return c
 		}
-	case v.str:
 	case c == '"':
-		v.str = true
+		v.str, v.last = true, spelling{}
 	case c == '{' || c == '[':
 		v.depth++
 	case c == '}' || c == ']':
 		if v.depth--; v.depth == v.base {
 			brackets := v.blank == veilBrackets
-			v.blank, v.private = veilNot, false
+			v.blank = veilNot
 			if brackets {
 				return c
 			}

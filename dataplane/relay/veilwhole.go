@@ -13,32 +13,16 @@ func Veil(body []byte, status int) {
 	text := bytes.TrimLeft(bytes.TrimPrefix(body, byteOrderMark), jsonSpace)
 	switch {
 	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
-		if tellsPrivate(text) || escapesLetters(text) {
+		if tellsPrivate(text) {
 			veilJSON(text, status < 400)
 		}
-	case tellsPrivate(body):
-		v := veil{events: true}
+	case namesPrivate(body):
+		v := veil{events: true, refusal: status >= 400}
 		v.feed(body)
 	}
 }
 
 var byteOrderMark = []byte("\ufeff")
-
-// escapesLetters says whether an ASCII letter or an underscore may be written as an escape,
-// which writers of JSON do not do.
-func escapesLetters(text []byte) bool {
-	// By the zeros of \u00: text has few, and many backslashes.
-	for from := 0; ; {
-		i := bytes.IndexByte(text[from:], '0')
-		if i < 0 {
-			return false
-		}
-		if i += from; i >= 2 && i+2 < len(text) && text[i-1] == 'u' && text[i-2] == '\\' && text[i+1] == '0' && text[i+2]-'5' <= 2 {
-			return true
-		}
-		from = i + 1
-	}
-}
 
 // veilJSON goes from string to string: one that a colon follows is a key.
 func veilJSON(text []byte, ownWords bool) {
