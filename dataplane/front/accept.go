@@ -244,11 +244,7 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 		}
 	}
 	if s.opt.TLS != nil {
-		under := nc
-		if c.raw != nil {
-			under = &underTLS{nc, c}
-		}
-		c.secure = tls.Server(under, s.opt.TLS)
+		c.secure = tls.Server(&underTLS{nc, c}, s.opt.TLS)
 		c.Conn = c.secure
 	}
 	live := s.live()

@@ -7,34 +7,29 @@ import (
 	"time"
 
 	"sluice/dataplane/relay"
-	"sluice/dataplane/sock"
 )
 
 // persist writes p to nc, below all that changes bytes. A write there that has failed can
 // not be gone on with above it: a coding and a chunk have been made, and crypto/tls breaks
 // the connection for good. So it is here that a client who reads slowly is waited for,
-// from one deadline to the next, until writeBy. Only a stream is: who tells a client that
+// from one look to the next, until writeBy. Only a stream is: who tells a client that
 // nothing more comes, or that the connection ends, does not wait for it.
 func (c *conn) persist(nc net.Conn, p []byte) (done int, err error) {
-	patience := relay.NewPatience(time.Now())
 	for {
 		n, err := nc.Write(p[done:])
 		done += n
-		if err == nil || !c.relaying || !errors.Is(err, os.ErrDeadlineExceeded) {
+		if !c.relaying {
 			return done, err
 		}
-		now, limit, last := time.Now(), c.srv.live().WriteTimeout, c.writeBy
-		unsent, known := c.unsent()
-		if !known {
-			unsent = -1
+		if c.serving != nil { // else nothing was looked at yet
+			c.patience.Took(n)
 		}
-		part := limit / relay.Looks
-		if last != 0 && momentOf(now) >= last || !patience.Lasts(n, unsent, now, limit-part/4) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return done, err
+		}
+		by, lasts := c.look(time.Now())
+		if !lasts {
 			return done, relay.ErrStalled
-		}
-		by := now.Add(part)
-		if last != 0 && by.After(last.time()) {
-			by = last.time()
 		}
 		if err := nc.SetWriteDeadline(by); err != nil {
 			return done, err
@@ -42,13 +37,28 @@ func (c *conn) persist(nc net.Conn, p []byte) (done int, err error) {
 	}
 }
 
-// unsent is how many bytes that were written the client has not taken yet.
-func (c *conn) unsent() (n int, ok bool) {
-	if c.raw == nil {
-		return 0, false
+// look says whether the stream's client, which takes no more for now, is to be waited for,
+// and until when before the next look.
+func (c *conn) look(now time.Time) (by time.Time, lasts bool) {
+	last := c.writeBy.time()
+	if !last.IsZero() && !now.Before(last) {
+		return now, false
 	}
-	err := c.raw.Control(func(fd uintptr) { n = sock.Unsent(int(fd)) })
-	return n, err == nil
+	unsent := c.unsent()
+	if by, lasts = c.patience.Lasts(unsent, now, c.srv.live().WriteTimeout); !last.IsZero() && by.After(last) {
+		by = last
+	}
+	return by, lasts
+}
+
+// unsent is how many bytes that were written the client has not taken yet, -1 where that
+// is not known. c has its serving behind it.
+func (c *conn) unsent() int {
+	c.takeServing()
+	if c.raw == nil || c.raw.Control(c.ask) != nil {
+		return -1
+	}
+	return c.backlog
 }
 
 // causeOf says why a write to a client has failed.

@@ -1,20 +1,29 @@
 package front
 
-import "sync"
+import (
+	"sync"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/sock"
+)
 
 // serving is what a connection has while requests are read from it and answered. It is
-// lent to one after the other, so that its function is made once.
+// lent to one after the other, so that its functions are made once.
 type serving struct {
 	c        *conn
 	ahead    ahead
 	transfer transfer
 	held     held
-	readErr  error // of the last failed read
+	readErr  error          // of the last failed read
+	patience relay.Patience // with the client of a stream that no loop drives
+	backlog  int            // what ask found the socket to hold
+	ask      func(fd uintptr)
 }
 
 var servings = sync.Pool{New: func() any {
 	s := new(serving)
 	s.transfer.do = func(fd uintptr) bool { return s.c.transferSome(fd) }
+	s.ask = func(fd uintptr) { s.backlog = sock.Unsent(int(fd)) }
 	return s
 }}
 
@@ -33,7 +42,7 @@ func (c *conn) giveServing() {
 	if s == nil || s.ahead.buf != nil || s.ahead.failed != nil || s.held.buf != nil || s.readErr != nil {
 		return
 	}
-	*s = serving{transfer: transfer{do: s.transfer.do}}
+	*s = serving{transfer: transfer{do: s.transfer.do}, ask: s.ask}
 	c.serving = nil
 	servings.Put(s)
 }

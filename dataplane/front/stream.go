@@ -309,7 +309,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 			res.Cause = relay.Drained
 		}
 	}
-	c.writeBy, c.relaying = 0, false
+	c.writeBy, c.relaying, c.patience = 0, false, relay.Patience{}
 	reuse, early := res.Reusable && st.keep && !s.draining.Load(), st.behind || c.early.came
 	c.lingered = c.lingered || early
 	if st.toClose && !res.Reusable {
@@ -413,6 +413,9 @@ func (st *stream) flushHead(limit time.Duration) error {
 	if len(st.head) == 0 {
 		return nil // it is out
 	}
+	if st.c.relaying {
+		limit = relay.LookAfter(limit)
+	}
 	if err := st.c.Conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
@@ -455,10 +458,9 @@ func (st *stream) send(p []byte) (int, error) {
 	return n + more, err
 }
 
-// put writes p. Where what was written cannot be told from what was given, and so a write
-// that has failed cannot be gone on with, it waits itself; below TLS, underTLS does.
+// put writes p, and waits for a client that reads slowly; below TLS, underTLS does.
 func (st *stream) put(p []byte) (int, error) {
-	if st.c.secure == nil && st.changed() {
+	if st.c.secure == nil {
 		return st.c.persist(st.c.Conn, p)
 	}
 	return st.c.Conn.Write(p)
@@ -503,8 +505,14 @@ func (st *stream) Descriptor() (fd int, ok bool) {
 	return int(st.c.fd), true
 }
 
-// Unsent implements relay.Backlog.
-func (st *stream) Unsent() (n int, ok bool) { return st.c.unsent() }
+// Patient implements relay.Patient: put waits.
+func (st *stream) Patient() {}
 
 // SetWriteDeadline implements relay.ClientConn.
-func (st *stream) SetWriteDeadline(t time.Time) error { return st.c.Conn.SetWriteDeadline(t) }
+func (st *stream) SetWriteDeadline(t time.Time) error {
+	if c := st.c; c.relaying && !t.IsZero() {
+		unsent := c.unsent()
+		c.patience.Look(unsent, time.Now())
+	}
+	return st.c.Conn.SetWriteDeadline(t)
+}

@@ -23,6 +23,11 @@ func endHook(ends chan relay.Result) func() RelayHooks {
 
 func wantEnd(t *testing.T, ends chan relay.Result, cause relay.Cause) relay.Result {
 	t.Helper()
+	return wantEndIn(t, ends, cause, patience)
+}
+
+func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience time.Duration) relay.Result {
+	t.Helper()
 	select {
 	case r := <-ends:
 		if r.Cause != cause {

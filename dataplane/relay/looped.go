@@ -16,7 +16,7 @@ import (
 // is the stream's until left. over says that it was in a loop before and can not go
 // on, having been cut.
 func (s *stream) lend() (lent, over bool) {
-	if s.loops == nil || !s.chunked || s.resp.Buffered() > 0 {
+	if s.loops == nil || !s.chunked || s.resp.Buffered() > 0 || !s.resp.Lendable() {
 		return false, false
 	}
 	if s.attach() {

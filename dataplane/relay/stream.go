@@ -72,8 +72,7 @@ type Converter interface {
 
 // ClientConn is the client's connection as relay needs it.
 type ClientConn interface {
-	// Write that fails for its deadline is gone on with by another one for what it has
-	// not taken, where the client is slow; not so behind an ErrStalled.
+	// A Write that fails for its deadline ends the stream: its client has stopped.
 	io.Writer
 	SetWriteDeadline(time.Time) error
 }
@@ -96,13 +95,11 @@ type Resumer interface {
 	Resume(f func() (res Result, ended bool))
 }
 
-// Backlog is what a ClientConn has besides when it can tell a client that reads slowly
-// from one that reads nothing.
-type Backlog interface {
-	// Unsent is how many bytes that were written the client has not taken yet; not ok
-	// where that is not known.
-	Unsent() (n int, ok bool)
-}
+// Patient is a ClientConn whose Write waits itself for a client that is slow, below what
+// changes the bytes: such a write can not be gone on with above it. The deadline that it
+// is told is when it looks at its client (Patience), and SetWriteDeadline, which comes every
+// now and then as writes do, looks as well.
+type Patient interface{ Patient() }
 
 // Framer is what a ClientConn has besides that may put framing around a body which has
 // none, or another.
@@ -123,9 +120,6 @@ const (
 	// maxSlack is how much shorter than meant a flush's deadline may be: within it
 	// the timer set for an earlier flush is left as it is.
 	maxSlack = time.Second
-	// Looks is how often in WriteTimeout a write that is not done is looked at, where
-	// there is something to see (Backlog).
-	Looks = 16
 	// overtime is what each write may take behind Options.By: time for the last word.
 	overtime = 50 * time.Millisecond
 )
@@ -162,7 +156,7 @@ type stream struct {
 
 	calm     uint8
 	in       int32 // the descriptor that is lent
-	looked   bool  // what the client has not taken can be told: a write is looked at more often
+	patient  bool  // dst is Patient
 	chunked  bool
 	scanning bool
 	leaving  bool // for another engine, though this one is well
@@ -224,7 +218,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		chunked:  resp.ContentLength == upstream.LengthChunked,
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0,
 	}
-	_, s.looked = s.unsent()
+	_, s.patient = dst.(Patient)
 	s.scan.protocol, s.scan.thins = opt.Protocol, true
 	s.scan.usage = noUsage
 	if c := opt.Carry; c != nil && !(s.scanning && s.chunked) {

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"sluice/dataplane/loop"
 	"sluice/dataplane/upstream"
 )
 
@@ -175,39 +174,6 @@ func TestClientStalled(t *testing.T) {
 	<-gone
 	if res.Cause != ClientStalled || res.Reusable || !errors.Is(res.Err, os.ErrDeadlineExceeded) || time.Since(start) < 100*time.Millisecond {
 		t.Errorf("%+v", res)
-	}
-}
-
-// drip is a client that takes n bytes of a write before each time-out.
-type drip struct {
-	sink
-	n int
-}
-
-func (d *drip) Write(p []byte) (int, error) {
-	if len(p) <= d.n {
-		return d.sink.Write(p)
-	}
-	_, _ = d.sink.Write(p[:d.n])
-	return d.n, os.ErrDeadlineExceeded
-}
-
-// A slow client is not a stalled one.
-func TestClientSlow(t *testing.T) {
-	body := chunksOf(strings.Repeat("data: {}\n\n", 1000)) + lastChunk
-	for _, n := range []int{loop.MinProgress - 1, loop.MinProgress, 3000} {
-		e := engine(t, func(nc *net.TCPConn) { send(nc, streamHead+body); untilGone(nc) })
-		resp := open(t, e, nil)
-		dst := &drip{n: n}
-		res := Stream(dst, resp, Options{})
-		resp.Release()
-		if n < loop.MinProgress {
-			if res.Cause != ClientStalled || res.Reusable {
-				t.Errorf("%d: %+v", n, res)
-			}
-		} else if res.Cause != Completed || string(dst.got) != body || res.Bytes != int64(len(body)) {
-			t.Errorf("%d: %+v", n, res)
-		}
 	}
 }
 

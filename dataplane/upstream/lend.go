@@ -51,6 +51,10 @@ func (r *Response) Lend(l *Lending, by Cutter) (fd int, until time.Time, ok bool
 	return int(c.fd), until, true
 }
 
+// Lendable says whether there is a descriptor to be lent: there is none of a connection
+// over TLS.
+func (r *Response) Lendable() bool { return r.c.fd >= 0 || r.c.raw != nil }
+
 // Return tells what the reading of a lent connection failed with (an error of the read,
 // io.EOF, ErrTimeout, ErrCut), before Release, and gives the error that ReadRaw would
 // have given. Where the body came to its end, Finish is called instead.
