@@ -115,5 +115,6 @@ func (s *stream) mayLeave() bool {
 func (s *stream) closeWell(events []byte) {
 	s.cause, s.err = Completed, nil
 	s.scan.feed(events)
+	s.veilNew(events)
 	s.reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
 }

@@ -59,9 +59,10 @@ func (s *stream) guard(p []byte, before upstream.Chunks, last bool) []byte {
 		h.drop()
 	}
 	if h.follows {
+		h.veil.telling = s.scan.telling
 		s.follow(p, &before, math.MaxInt, &h.veil)
 		h.follows = !s.scanning || !s.scan.between()
-		s.scan.private = false
+		s.scan.private, s.scan.telling = false, false
 		return p
 	}
 	raw := p
@@ -75,12 +76,12 @@ func (s *stream) guard(p []byte, before upstream.Chunks, last bool) []byte {
 		tail = s.scan.carry.B
 	}
 	split := len(tail)
-	h.veil = veil{events: true}
+	h.veil = veil{events: true, telling: s.scan.telling}
 	veil := &h.veil
 	if h.follows = s.scan.over || len(raw) > 2*maxHeld && split > 0 || split > maxHeld || h.looks > maxLooks || endsOtherwise(tail); !h.follows && !s.scan.private && (!last || split == 0) {
 		veil = nil
 	}
-	s.scan.private = false
+	s.scan.private, s.scan.telling = false, false
 	if h.follows || last || split == 0 && !s.chunks.Midway() {
 		s.follow(raw, &before, math.MaxInt, veil)
 		return h.release(raw, len(raw), before)

@@ -38,9 +38,10 @@ type nativeScan struct {
 }
 
 // eventWalker walks one event, and has where in it the values lie that nativeScan would
-// keep.
+// keep, and whether it said more than its content.
 type eventWalker struct {
 	walker
+	news          bool
 	textAt, idsAt jsonscan.Value
 	counts        [3]int // where what nativeKnown.gaps has begins; -1: nowhere
 }

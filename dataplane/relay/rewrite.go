@@ -156,11 +156,18 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 // veilEdited blanks what is private in the events that go out, where the scan has seen
 // such. Records between them are the program's own, and so is who reads them.
 func (s *stream) veilEdited() {
-	if s.scan.private && !s.scan.records {
-		v := veil{events: true}
-		v.feed(s.edit.room.b[ChunkHead:])
+	if !s.scan.records {
+		s.veilNew(s.edit.room.b[ChunkHead:])
 	}
-	s.scan.private = false
+	s.scan.private, s.scan.telling = false, false
+}
+
+// veilNew blanks what is private in events that the scan has seen and nobody else.
+func (s *stream) veilNew(events []byte) {
+	if s.scan.private {
+		v := veil{events: true, telling: s.scan.telling}
+		v.feed(events)
+	}
 }
 
 // ChunkHead is the room that FrameChunk needs: a chunk's length and the end of its line.

@@ -15,18 +15,16 @@ type scanner struct {
 	finish string
 	usage  Usage
 
-	plain  template // of openAI
-	native nativeScan
-	// Of the event being walked: where its content lies (to 0: none), and whether it
-	// said more than that.
-	from, to int32
-	news     bool
+	plain    template // of openAI
+	native   nativeScan
+	from, to int32 // of the event being walked: where its content lies (to 0: none)
 
 	protocol Protocol
 	records  bool // there may be records between events
 	token    bool // content was seen
 	failed   bool // an error event was seen
 	ended    bool // the protocol's own last event was seen
+	telling  bool // likewise, in an engine's words on a failure
 	private  bool // a member that is not for the client was seen, or may be where nobody looked
 	thinning bool // an event is beyond the bound: the carry is thin's
 }
@@ -140,8 +138,8 @@ func (s *scanner) openAI(data []byte) {
 		s.private = s.private || namesPrivate(data)
 		return
 	}
-	s.news, s.from, s.to = tellsPrivate(data), 0, 0
-	s.private = s.private || s.news
+	w.news, s.from, s.to = tellsPrivate(data), 0, 0
+	s.private = s.private || w.news
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -152,11 +150,11 @@ func (s *scanner) openAI(data []byte) {
 				s.choice(&w)
 			}
 		case "usage":
-			s.news = s.news || !w.null()
+			w.news = w.news || !w.null()
 			w.usage(&s.usage)
 		case "error":
 			if !w.null() {
-				s.failed, s.news = true, true
+				s.failed, w.news = true, true
 			}
 			w.skip()
 		case "text": // SGLang's /generate
@@ -167,17 +165,20 @@ func (s *scanner) openAI(data []byte) {
 			s.metaInfo(&w)
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if string(w.text()) == "error" {
-				s.failed, s.news = true, true
+				s.failed, w.news = true, true
 			}
 		default:
 			w.skip()
 		}
 	}
 	s.private = s.private || w.bad
-	if s.to > 0 && !s.news && !w.bad {
+	if s.failed {
+		s.refused(data)
+	}
+	if s.to > 0 && !w.news && !w.bad {
 		s.plain.learn(data, int(s.from), int(s.to))
 	}
-	if w.idsAt.Kind == jsonscan.Array && s.to == 0 && !s.news && !w.bad {
+	if w.idsAt.Kind == jsonscan.Array && s.to == 0 && !w.news && !w.bad {
 		s.native.learn(&w)
 	}
 }
@@ -221,7 +222,7 @@ func (s *scanner) metaInfo(w *eventWalker) {
 			if !w.enter('{') {
 				continue
 			}
-			s.news = true
+			w.news = true
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				if string(key) != "type" {
 					w.skip()
@@ -244,7 +245,7 @@ func (s *scanner) choice(w *eventWalker) {
 		switch string(key) {
 		case "finish_reason":
 			if reason := w.text(); len(reason) > 0 {
-				s.finish, s.news = reasonName(reason), true
+				s.finish, w.news = reasonName(reason), true
 			}
 		case "delta":
 			s.delta(&w.walker)
@@ -332,6 +333,7 @@ func (s *scanner) anthropic(name, data []byte) {
 		s.token = true
 	case "error":
 		s.failed, s.ended = true, true
+		s.refused(data)
 	case "message_stop":
 		s.ended = true
 	}
@@ -400,8 +402,10 @@ func (s *scanner) responses(name, data []byte) {
 		s.token = true
 	case string(name) == "error":
 		s.failed, s.ended = true, true
+		s.refused(data)
 	case string(name) == "response.failed":
 		s.failed, s.ended = true, true
+		s.refused(data)
 		s.finish = "failed"
 	case string(name) == "response.completed", string(name) == "response.incomplete":
 		s.ended = true

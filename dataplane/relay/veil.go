@@ -12,6 +12,7 @@ type veil struct {
 	events  bool // event stream: JSON stands behind "data:", lines end with LF, CR or both
 	guess   bool // the first byte will tell whether it is one
 	refusal bool // it repeats what the engine was sent: nothing in it is left alone
+	telling bool // it tells of a failure in words that tell private things too
 	cr      bool // the last byte was a CR that ended a line
 	line    veilLine
 	text    spelling // of the line, where it is no JSON
@@ -21,9 +22,9 @@ type veil struct {
 	comes veilMeaning
 	own   bool // in a value that is left alone
 	blank veilBlank
-	nulls int8  // letters of null still to be written
-	depth int32 // of brackets
-	base  int32 // where the value ends that is blanked or left alone
+	fill  string // what stands in the place of the bytes to come, before spaces
+	depth int32  // of brackets
+	base  int32  // where the value ends that is blanked or left alone
 }
 
 // veilLine is where in a line of an event stream.
@@ -44,6 +45,7 @@ const (
 	veilPlain   veilMeaning = iota
 	veilPrivate             // of a private member
 	veilOwn                 // to be left alone
+	veilWords               // an engine's, on a failure
 )
 
 // veilBlank is what becomes of the value's bytes.
@@ -109,7 +111,7 @@ func (v *veil) outside(c byte) byte {
 	case c == '\n' && cr: // of the same line end
 	case c == '\n' || c == '\r':
 		if v.line == veilStart { // the empty line
-			*v = veil{events: true, refusal: v.refusal, cr: v.cr}
+			*v = veil{events: true, refusal: v.refusal, telling: v.telling, cr: v.cr}
 		}
 		v.line, v.text = veilStart, spelling{}
 	case v.line == veilTold:
@@ -158,8 +160,11 @@ func (v *veil) json(c, next byte) byte {
 		return c
 	case '"':
 		v.str, v.last = true, spelling{}
-		if v.comes == veilPrivate {
-			v.blank, v.base = veilString, v.depth
+		switch v.comes {
+		case veilWords:
+			v.blank, v.fill = veilString, withheld
+		case veilPrivate:
+			v.blank = veilString
 		}
 	case '{', '[':
 		v.depth++
@@ -167,8 +172,8 @@ func (v *veil) json(c, next byte) byte {
 		case veilPrivate:
 			v.comes, v.blank, v.base = veilPlain, veilBrackets, v.depth-1
 			if c == '{' && next == '"' { // as long as null at least
-				v.blank, v.nulls = veilNull, int8(len(null)-1)
-				return null[0]
+				v.blank, v.fill = veilNull, "ull"
+				return 'n'
 			}
 		case veilOwn:
 			v.own, v.base = true, v.depth-1
@@ -196,6 +201,8 @@ func (v *veil) meaning() veilMeaning {
 	switch {
 	case isPrivate(key):
 		return veilPrivate
+	case v.telling && isMessage(key):
+		return veilWords
 	case !v.refusal && isOwnWords(key):
 		return veilOwn
 	}
@@ -215,7 +222,7 @@ func (v *veil) blanked(c byte) byte {
 		v.last.add(c)
 	case v.str:
 		if v.str = false; v.blank == veilString {
-			v.blank = veilNot
+			v.blank, v.fill = veilNot, ""
 			return c
 		}
 	case c == '"':
@@ -231,9 +238,9 @@ func (v *veil) blanked(c byte) byte {
 			}
 		}
 	}
-	if v.nulls > 0 {
-		v.nulls--
-		return null[len(null)-1-int(v.nulls)]
+	if len(v.fill) > 0 {
+		c, v.fill = v.fill[0], v.fill[1:]
+		return c
 	}
 	return ' '
 }

@@ -8,24 +8,29 @@ import "bytes"
 // it may be. Most answers tell nothing private, and are searched but not walked through.
 //
 // status is the answer's: a refusal repeats what the engine was sent, and so the router's
-// own members among the client's words. There nothing is left alone.
+// own members among the client's words. There nothing is left alone, and of strings that
+// tell a handle in words withheld takes the place.
 func Veil(body []byte, status int) {
+	refusal := status >= 400
+	tells := refusal && namesHandle(body)
 	text := bytes.TrimLeft(bytes.TrimPrefix(body, byteOrderMark), jsonSpace)
 	switch {
 	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
-		if tellsPrivate(text) {
-			veilJSON(text, status < 400)
+		if tells || tellsPrivate(text) {
+			veilJSON(text, refusal)
 		}
-	case namesPrivate(body):
-		v := veil{events: true, refusal: status >= 400}
-		v.feed(body)
+	case tells || namesPrivate(body):
+		v := veil{events: true, refusal: refusal, telling: tells}
+		if v.feed(body); tells && !bytes.Contains(body, dataPrefix) {
+			withhold(body) // no events
+		}
 	}
 }
 
 var byteOrderMark = []byte("\ufeff")
 
 // veilJSON goes from string to string: one that a colon follows is a key.
-func veilJSON(text []byte, ownWords bool) {
+func veilJSON(text []byte, refusal bool) {
 	w := walker{b: text}
 	for {
 		i := bytes.IndexByte(w.b[w.i:], '"')
@@ -33,11 +38,15 @@ func veilJSON(text []byte, ownWords bool) {
 			return
 		}
 		w.i += i
+		from := w.i + 1
 		key := w.str()
-		if w.bad {
-			return
+		if w.bad { // the engine broke off in it
+			key = text[from:]
 		}
 		if w.peek() != ':' {
+			if refusal && namesHandle(key) {
+				withhold(key)
+			}
 			continue
 		}
 		w.i++
@@ -45,7 +54,7 @@ func veilJSON(text []byte, ownWords bool) {
 		case meansPrivate(key):
 			w.skip()
 			blankValue(text[at:w.i])
-		case ownWords && isOwnWords(key):
+		case !refusal && isOwnWords(key):
 			w.skip()
 		}
 	}

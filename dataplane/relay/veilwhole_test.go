@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +58,68 @@ func TestVeilOfRefusals(t *testing.T) {
 	}
 	if Veil(refusal, 422); strings.Contains(string(refusal), "remote_host") || strings.Contains(string(refusal), "string") || !json.Valid(refusal) {
 		t.Errorf("a refusal became %s", refusal)
+	}
+}
+
+// An engine's refusal that tells a handle in words keeps its status, code and type.
+func TestVeilOfWords(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"error":{"message":"Handshake failed: remote_host='10.0.0.3', remote_port=5600","type":"InternalServerError","code":500}}`: `{"error":{"message":"` + withheld + `","type":"InternalServerError","code":500}}`,
+		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + withheld + `","type":"value_error"}]}`,
+		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"the engine's words are","code":400}`,
+		`{"error":{"message":"max_tokens is too large: 4096"}}`:                                                                      "",
+		`{"error":{"message":"it broke off in engine_id=4711 and more`:                                                               `{"error":{"message":"the engine's words are withheld: they t`,
+		`Internal error: engine_id=4711 is not known here, sorry to say`:                                                             withheld,
+		`Internal Server Error`: "",
+	} {
+		answer, refusal := []byte(in), []byte(in)
+		if Veil(answer, 200); string(answer) != in {
+			t.Errorf("an answer became %s", answer)
+		}
+		Veil(refusal, 500)
+		got := spaces.ReplaceAllString(string(refusal), "$1")
+		if want == "" {
+			want = in
+		}
+		if got != want || len(refusal) != len(in) {
+			t.Errorf("%s\nbecame %s", in, refusal)
+		}
+	}
+}
+
+var spaces = regexp.MustCompile(` +("|$)`)
+
+// Nor is it told by the event with which a stream ends, or one that another engine was asked behind.
+func TestVeilOfWordsInStreams(t *testing.T) {
+	const told = `Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`
+	for _, c := range []struct {
+		protocol Protocol
+		event    string
+	}{
+		{OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
+		{OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
+		{OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
+		{Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},
+		{Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"status":"failed","error":{"code":"x","message":"` + told + `"}}}`},
+	} {
+		for _, step := range []int{1000, 7} {
+			for _, opt := range []Options{{}, {Rewrite: &passing{}}} {
+				opt.Protocol = c.protocol
+				whole := chunkEvent + c.event + "\n\ndata: [DONE]\n\n"
+				_, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) {
+					send(nc, streamHead)
+					for rest := whole; rest != ""; rest = rest[min(step, len(rest)):] {
+						send(nc, chunksOf(rest[:min(step, len(rest))]))
+					}
+					send(nc, lastChunk)
+					untilGone(nc)
+				})
+				want := chunkEvent + strings.Replace(c.event, told, withheld+strings.Repeat(" ", len(told)-len(withheld)), 1) + "\n\ndata: [DONE]\n\n"
+				if got := string(dechunk(t, dst.got)); got != want {
+					t.Errorf("%s\nbecame %s", c.event, got)
+				}
+			}
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // maxAnswer bounds a response that is held whole before it goes to the client;
-// longer ones, and those of unknown length, are relayed.
+// longer ones, and those of unknown length, are relayed where they are no refusals.
 const maxAnswer = 1 << 20
 
 // answered takes a response head: passes it on, or runs the attempt again.
@@ -117,8 +117,12 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 }
 
 // relays says whether an answer is passed on as it comes; others are held
-// whole. One that the family must change whole is held whatever its length.
+// whole. One that the family must change whole is held whatever its length, and so is
+// a refusal, whose words may have to be withheld (relay.Veil).
 func (q *request) relays(resp *upstream.Response) bool {
+	if resp.Status >= 400 {
+		return false
+	}
 	if q.answerer() != nil && resp.Status == 200 {
 		return isEvents(resp)
 	}

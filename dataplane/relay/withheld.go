@@ -1,0 +1,50 @@
+package relay
+
+import "bytes"
+
+// withheld takes the place of what an engine says of a failure, where that tells a handle:
+// refusals of vLLM and SGLang repeat parts of it in words.
+const withheld = "the engine's words are withheld: they tell where KV lies"
+
+// handleWords are parts of the names that the members of handles have, of all families.
+var handleWords = [...][]byte{
+	[]byte("_transfer_params"), []byte("disaggregated_params"),
+	[]byte("remote_host"), []byte("remote_port"), []byte("remote_block"), []byte("remote_engine"), []byte("remote_request"),
+	[]byte("remote_bootstrap"), []byte("remote_agent"), []byte("remote_handshake"), []byte("remote_notify"),
+	[]byte("bootstrap_"), []byte("engine_id"), []byte("block_ids"), []byte("transfer_id"), []byte("prefill_addr"),
+	[]byte("ctx_request_id"), []byte("ctx_info"), []byte("opaque_state"),
+}
+
+// namesHandle says whether an engine's words on a failure may tell a handle.
+func namesHandle(text []byte) bool {
+	for _, word := range handleWords {
+		if bytes.Contains(text, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// withhold puts as much of withheld as there is room for in the place of text, the inside of
+// a string or what is no JSON, and spaces.
+func withhold(text []byte) {
+	for i := copy(text, withheld); i < len(text); i++ {
+		text[i] = ' '
+	}
+}
+
+// isMessage says whether a member of an error event holds an engine's words.
+func isMessage(key []byte) bool {
+	switch string(key) {
+	case "message", "error", "detail", "msg":
+		return true
+	}
+	return false
+}
+
+// refused looks at an event by which an engine says that it failed.
+func (s *scanner) refused(data []byte) {
+	if namesHandle(data) {
+		s.private, s.telling = true, true
+	}
+}
