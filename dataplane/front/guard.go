@@ -136,7 +136,7 @@ func (h *head) split() string {
 		}
 		for _, b := range text[value:end] {
 			if b < ' ' && b != '\t' || b == 0x7f {
-				return "a header value holds a control character"
+				return "the value of header " + string(text[:min(colon, 80)]) + " holds a control character"
 			}
 		}
 		h.lines = append(h.lines, line{uint32(at), uint32(at + colon), uint32(at + value), uint32(at + end)})

@@ -235,7 +235,7 @@ func (s *Server) bodyTime(size int64) time.Duration {
 
 // parseFailed answers what fasthttp could not read; it closes afterwards.
 func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
-	reason, message := BadHTTP, "cannot read the request: "+err.Error()
+	reason, message := BadHTTP, ""
 	c, _ := ctx.Conn().(*conn)
 	var small *fasthttp.ErrSmallBuffer
 	switch {
@@ -243,6 +243,8 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.opt.MaxHeadBytes)
 	case c != nil && c.readFailure() == RequestTimeout:
 		reason, message = RequestTimeout, "the request did not come in time"
+	default:
+		message = unreadable(&ctx.Request.Header, err)
 	}
 	if c != nil {
 		c.lingered = true

@@ -1,0 +1,32 @@
+package front
+
+import (
+	"strings"
+	"testing"
+)
+
+// What cannot be read is refused in words of ours: they name the header and what is
+// accepted, and repeat nothing of its value.
+func TestUnreadableRequestsAreToldWhy(t *testing.T) {
+	s := laneServer(t)
+	const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+	for raw, want := range map[string]string{
+		head + "Authorization: Bearer s3cret\x01\r\n\r\n":                            "the value of header Authorization holds a control character",
+		head + "Content-Length: 5s3cret\r\n\r\n":                                     "Content-Length must be one number of decimal digits",
+		head + "Transfer-Encoding: s3cret\r\n\r\n":                                   "Transfer-Encoding must be chunked",
+		head + "s3cr et: x\r\n\r\n":                                                  "a header name is empty or holds a character that names may not have",
+		head + "Host: s3cret\r\n\r\n":                                                "there must be exactly one Host header",
+		"POST /v1/chat/completions HTTP/1.1\r\n\r\n":                                 "there must be exactly one Host header",
+		"POST /v1/chat/completions HTTP/s3cret\r\nHost: a\r\n\r\n":                   "the protocol must be HTTP/1.1 or HTTP/1.0",
+		"s3cret\r\nHost: a\r\n\r\n":                                                  "the request line must be a method, a target and HTTP/1.1",
+		"POST /s3cret\x01 HTTP/1.1\r\nHost: a\r\n\r\n":                               "the request target",
+		"P{}ST / HTTP/1.1\r\nHost: a\r\nAuthorization: s3cret\r\n\r\n":               "the method must be a token such as GET or POST",
+		"POST http://a:s3cret/v1/chat/completions HTTP/1.1\r\nHost: a\r\n\r\n":       "",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nCookie: s3cret\rx\r\n\r\n": "header",
+	} {
+		_, got := byLanes(t, s, []byte(raw))
+		if !strings.Contains(got, want) || strings.Contains(got, "s3cret") || want != "" && !strings.Contains(got, "bad_http") {
+			t.Errorf("%q\nis answered %q", raw, got)
+		}
+	}
+}
