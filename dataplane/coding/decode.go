@@ -29,7 +29,7 @@ const inflation = 4
 // most limit bytes long. Beside room a decoder keeps its window: 32 KiB of gzip's,
 // at most 8 MiB of zstd's, of whose decoders there are as many as cores.
 func (c Coding) Decode(src []byte, room *membudget.Lease, budget *membudget.Budget, limit int64) ([]byte, error) {
-	first := min(max(inflation*int64(len(src)), membudget.MinBuffer), limit+1)
+	first := min(max(inflation*int64(len(src)), membudget.Page), limit+1)
 	lease, ok := membudget.Default.Lease(budget, int(first))
 	if !ok {
 		return nil, ErrBudget

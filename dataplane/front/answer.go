@@ -21,7 +21,7 @@ type room struct {
 func (r *room) need(n int) {
 	switch {
 	case r.buf == nil:
-		r.buf, r.n = membudget.Default.Get(max(n, membudget.MinBuffer)), 0
+		r.buf, r.n = membudget.Default.Get(max(n, membudget.Page)), 0
 	case r.n+n > len(r.buf.B):
 		more := membudget.Default.Get(max(r.n+n, 2*len(r.buf.B)))
 		copy(more.B, r.buf.B[:r.n])

@@ -113,7 +113,7 @@ func (b *body) drain(c *conn) bool {
 		return false
 	}
 	b.by = momentOf(time.Now().Add(drainTime))
-	sink := membudget.Default.Get(membudget.MinBuffer)
+	sink := membudget.Default.Get(membudget.Page)
 	defer membudget.Default.Put(sink)
 	for left := int64(drainBytes); left > 0; {
 		n, done, err := b.next(c, sink.B)

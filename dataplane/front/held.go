@@ -55,8 +55,8 @@ func (c *conn) turn(fd int) bool {
 		switch {
 		case a.w == 0:
 			a.drop()
-		case a.w <= membudget.MinBuffer:
-			a.resize(membudget.MinBuffer)
+		case a.w <= membudget.Page:
+			a.resize(membudget.Page)
 		}
 		return false
 	case errno != 0:

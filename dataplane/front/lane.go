@@ -208,7 +208,7 @@ func (c *conn) answered() (to next, goesOn bool) {
 		return nextStream, false
 	}
 	keep := c.held.ok && c.held.buf != nil // else nothing can be said to this client
-	if keep && !early && c.held.n <= membudget.MinBuffer {
+	if keep && !early && c.held.n <= membudget.Page {
 		return 0, true
 	}
 	c.lookAhead()

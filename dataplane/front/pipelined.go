@@ -88,7 +88,7 @@ func (c *conn) lookAhead() {
 			return
 		}
 		a := &c.ahead
-		a.buf = membudget.Default.Get(membudget.MinBuffer)
+		a.buf = membudget.Default.Get(membudget.Page)
 		a.buf.B[0] = c.probe[0]
 		n, _ = c.secure.Read(a.buf.B[1:])
 		a.r, a.w = 0, int32(1+n)

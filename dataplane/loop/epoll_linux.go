@@ -70,13 +70,18 @@ func (p *epoll) tag(t *Task, events uint32, side uint32) *unix.EpollEvent {
 	return &unix.EpollEvent{Events: events, Fd: int32(t.slot), Pad: int32(t.gen<<1 | side)}
 }
 
-// watchOut asks to be told when Out takes bytes again.
-func (p *epoll) watchOut(t *Task) error {
+// watchOut asks to be told when Out takes bytes again. unasked: no write has failed since
+// it was told last, which would have had the kernel see to that.
+func (p *epoll) watchOut(t *Task, unasked bool) error {
+	op := unix.EPOLL_CTL_ADD
 	if t.polling {
-		return nil // edge-triggered, once for all
+		if !unasked {
+			return nil // edge-triggered, once for all
+		}
+		op = unix.EPOLL_CTL_MOD // looks anew
 	}
 	t.polling = true
-	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, t.Out, p.tag(t, unix.EPOLLOUT|unix.EPOLLET, 1))
+	return unix.EpollCtl(p.fd, op, t.Out, p.tag(t, unix.EPOLLOUT|unix.EPOLLET, 1))
 }
 
 // forget makes the kernel let go of t.
@@ -140,6 +145,7 @@ func (p *epoll) next() bool {
 
 // read reads what t's In has; all says that a short read is not the last.
 func (p *epoll) read(t *Task, all bool) {
+	full := false
 	for range readsInARow {
 		if t.state != inside || t.paused {
 			return
@@ -149,10 +155,10 @@ func (p *epoll) read(t *Task, all bool) {
 				return // what In still has is for whoever goes on, or for later
 			}
 		}
-		size := readSize
-		if t.narrow > 0 {
-			t.narrow--
-			size = narrowRead
+		size := t.mayRead(full)
+		if size == 0 {
+			p.l.await(t)
+			return
 		}
 		buf := p.buf[p.used : p.used+size]
 		n, errno := sock.Recv(t.In, buf)
@@ -165,7 +171,7 @@ func (p *epoll) read(t *Task, all bool) {
 		}
 		p.used += n
 		p.l.took(t, buf[:n:n])
-		if n < len(buf) && !all {
+		if full = n == len(buf); !full && !all {
 			return
 		}
 	}

@@ -35,12 +35,12 @@ const (
 const maxOutbox = 32
 
 const (
-	// narrowRead is what is read at a time for a client that reads slowly: what a read
-	// brings beyond what its socket takes is held in memory of ours until it has gone. That
-	// is done for narrowReads reads behind the last that had to be held, which are more
-	// than a slow client's socket has room for at a time.
-	narrowRead  = 4 << 10
-	narrowReads = 255
+	// smallRead is what is read at a time without a look at whether Out has room for it: what
+	// it does not take is held in memory of ours until it has gone. Events are smaller. Of
+	// what is larger the rest is read as Out has room, and for waryReads reads behind one
+	// for which it had none everything is.
+	smallRead = 4 << 10
+	waryReads = 255
 
 	awakeWait = 10 // ms
 	// untilSlack is how far apart at least the looks for tasks' Until are: each is at all
@@ -404,7 +404,8 @@ func (l *Loop) give(t *Task, p []byte) {
 
 // pass writes p. What Out does not take is held, and nothing more is read for it until
 // that has gone: the socket's own buffer is what a client may be behind, and how much
-// that is its owner says (SO_SNDBUF). So a slow stream costs little more than a swift one.
+// that is its owner says (SO_SNDBUF). So a slow stream costs little more than a swift one,
+// whose reading stops before that (await).
 func (l *Loop) pass(t *Task, p []byte) {
 	if t.Sink != nil {
 		l.give(t, p)
@@ -420,7 +421,7 @@ func (l *Loop) pass(t *Task, p []byte) {
 		if p = p[n:]; len(p) == 0 {
 			return
 		}
-		if err := l.poll.watchOut(t); err != nil {
+		if err := l.poll.watchOut(t, false); err != nil {
 			l.leave(t, SendFailed, err)
 			return
 		}
@@ -429,27 +430,47 @@ func (l *Loop) pass(t *Task, p []byte) {
 		l.leave(t, NoRoom, nil)
 		return
 	}
-	t.paused, t.narrow = true, narrowReads
+	t.paused, t.wary = true, waryReads
 }
 
-// writable goes on with what is held.
+// await leaves what In has where it is until Out takes more. Where In has nothing there is
+// nothing to wait for.
+func (l *Loop) await(t *Task) {
+	var one [1]byte
+	switch n, errno := sock.Peek(t.In, one[:]); {
+	case errno == syscall.EAGAIN:
+		return
+	case errno != 0 || n == 0:
+		l.readEnded(t, errno)
+		return
+	}
+	t.slow = &slow{blocked: at(l.now), unsent: -1}
+	t.paused, t.wary = true, waryReads
+	if err := l.poll.watchOut(t, true); err != nil {
+		l.leave(t, SendFailed, err)
+	}
+}
+
+// writable goes on with what is held, and then with reading.
 func (l *Loop) writable(t *Task) {
 	s := t.slow
 	if t.state != inside || s == nil {
 		return
 	}
-	n, errno := t.sendSome(s.held.B[s.from:])
-	t.sent += int64(n)
-	s.from += n
-	if errno != 0 {
-		l.leave(t, SendFailed, errno)
-		return
-	}
-	if n > 0 {
-		s.unsent = -1
-	}
 	if t.heldBytes() > 0 {
-		return // it is told when Out takes more
+		n, errno := t.sendSome(s.held.B[s.from:])
+		t.sent += int64(n)
+		s.from += n
+		if errno != 0 {
+			l.leave(t, SendFailed, errno)
+			return
+		}
+		if n > 0 {
+			s.unsent = -1
+		}
+		if t.heldBytes() > 0 {
+			return // it is told when Out takes more
+		}
 	}
 	t.drop(l.budget)
 	t.paused, t.lastIn = false, at(l.now)
@@ -529,9 +550,10 @@ func (l *Loop) giveBack(t *Task, why Why, err error) {
 	t.state = outside
 	end := End{Why: why, Err: err, Sent: t.sent}
 	if s := t.slow; s != nil {
-		end.Held, end.counted, end.budget = s.held, s.counted, l.budget
-		end.Held.B = end.Held.B[s.from:]
-		t.slow = nil
+		if t.slow = nil; s.held != nil {
+			end.Held, end.counted, end.budget = s.held, s.counted, l.budget
+			end.Held.B = end.Held.B[s.from:]
+		}
 	}
 	if l.count == 0 {
 		l.timer.Stop()

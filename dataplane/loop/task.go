@@ -104,17 +104,18 @@ type Task struct {
 	cut      atomic.Bool
 	attached bool // the loop has begun with it, once
 	state    state
-	paused   bool  // In is not read: Out takes no more, and something is held
+	paused   bool  // In is not read: Out takes no more
 	polling  bool  // Out is in the poller
 	queued   bool  // stands in the loop's outbox
 	again    bool  // stands in the loop's list of those to be read once more
 	reading  bool  // In is in the poller
-	narrow   uint8 // so many reads more are to be small
+	wary     uint8 // before so many reads more it is asked whether Out has room; waryReads until the first
 }
 
-// slow is what a Task has besides while its Out has not taken all that it was given.
+// slow is what a Task has besides while its Out has not taken all that it was given, or
+// has no room for more that has come.
 type slow struct {
-	held    *membudget.Buffer // held.B[from:] is to be sent
+	held    *membudget.Buffer // held.B[from:] is to be sent; nil: nothing
 	from    int
 	counted int64   // of Options.Budget
 	blocked instant // since then Out has taken less than MinProgress
@@ -157,10 +158,31 @@ func (t *Task) Cut() {
 
 // heldBytes is how much Out has not taken yet.
 func (t *Task) heldBytes() int {
-	if t.slow == nil {
+	if t.slow == nil || t.slow.held == nil {
 		return 0
 	}
 	return len(t.slow.held.B) - t.slow.from
+}
+
+// mayRead is how many bytes are to be read at a time now; 0: none before Out is told to
+// take more. full: the read before has brought as many as it was to.
+func (t *Task) mayRead(full bool) int {
+	if t.Sink != nil {
+		return readSize
+	}
+	if !full && t.wary == 0 {
+		return smallRead
+	}
+	room, writable := sock.Room(t.Out)
+	if !writable && t.wary < waryReads { // else it has just been told
+		return 0
+	}
+	if t.wary > 0 {
+		t.wary--
+	}
+	// The kernel counts its own books of what lies there as well: at worst, with packets of a
+	// network's size, as many bytes again.
+	return min(max(room/2, smallRead), readSize)
 }
 
 // hold keeps a copy of p for Out; false when the budget is spent. It takes as much room

@@ -7,11 +7,12 @@ import (
 
 // The levels: powers of two from MinBuffer to MaxBuffer bytes.
 const (
-	minShift  = 12
+	minShift  = 8
 	maxShift  = 25
 	numLevels = maxShift - minShift + 1
 
-	MinBuffer = 1 << minShift // 4 KiB
+	MinBuffer = 1 << minShift // 256 bytes: what a stream keeps of an event that has not come whole
+	Page      = 4 << 10       // what most heads and short bodies fit in
 	MaxBuffer = 1 << maxShift // 32 MiB
 
 	// Up to smallMax buffers lie in sync.Pools, which the garbage collector

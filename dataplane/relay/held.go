@@ -24,7 +24,7 @@ const maxLooks = 32
 type held struct {
 	veil   veil
 	buf    *membudget.Buffer // bytes as they came, from an event's beginning on; nil: none
-	sent   int               // of buf: they went out with the last look
+	whole  *membudget.Buffer // what was held, and what follows, until they were passed on
 	looks  int               // at what is held
 	chunks upstream.Chunks   // where the framing stands before those that are held
 	// follows: the veil does, nothing is held: in an event that is too long, or what is no
@@ -33,10 +33,18 @@ type held struct {
 }
 
 func (h *held) drop() {
-	if h != nil && h.buf != nil {
+	if h != nil {
 		membudget.Default.Put(h.buf)
-		h.buf, h.sent = nil, 0
+		h.buf = nil
+		h.passed()
 	}
+}
+
+// passed lets go of what went out: it may be a whole read, and what a slow client's stream
+// keeps is only what was held back of it.
+func (h *held) passed() {
+	membudget.Default.Put(h.whole)
+	h.whole = nil
 }
 
 // passes says whether what a read brought passes as it is: nothing is held, and it ends
@@ -55,9 +63,6 @@ func (s *stream) guard(p []byte, before upstream.Chunks, last bool) []byte {
 		s.edit = &editor{held: new(held)}
 	}
 	h := s.edit.held
-	if !s.edit.holding() {
-		h.drop()
-	}
 	if h.follows {
 		h.veil.telling = s.scan.telling
 		s.follow(p, &before, math.MaxInt, &h.veil)
@@ -140,21 +145,14 @@ func (s *stream) follow(raw []byte, c *upstream.Chunks, n int, v *veil) (at, pay
 	return at, payload
 }
 
-// join puts p behind what is held.
+// join puts p behind what is held, which is not held any more.
 func (h *held) join(p []byte) []byte {
-	rest := h.buf.B[h.sent:]
-	if need := len(rest) + len(p); need > cap(h.buf.B) {
-		bigger := membudget.Default.Get(need)
-		copy(bigger.B, rest)
-		membudget.Default.Put(h.buf)
-		h.buf = bigger
-	} else {
-		h.buf.B = h.buf.B[:need]
-		copy(h.buf.B, rest)
-	}
-	h.sent = 0
-	copy(h.buf.B[len(rest):], p)
-	return h.buf.B
+	h.passed() // where nobody has said so
+	h.whole = membudget.Default.Get(len(h.buf.B) + len(p))
+	copy(h.whole.B[copy(h.whole.B, h.buf.B):], p)
+	membudget.Default.Put(h.buf)
+	h.buf = nil
+	return h.whole.B
 }
 
 // release gives the first n of raw, and holds what follows, before which the framing
@@ -162,12 +160,11 @@ func (h *held) join(p []byte) []byte {
 func (h *held) release(raw []byte, n int, c upstream.Chunks) []byte {
 	h.chunks = c
 	switch {
-	case h.buf != nil:
-		h.sent = n
+	case n == 0 && h.whole != nil:
+		h.buf, h.whole = h.whole, nil
 	case n < len(raw):
 		h.buf = membudget.Default.Get(len(raw) - n)
 		copy(h.buf.B, raw[n:])
-		h.sent = 0
 	}
 	return raw[:n]
 }

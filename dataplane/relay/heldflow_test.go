@@ -44,3 +44,23 @@ func TestNothingIsHeldInVain(t *testing.T) {
 		})
 	}
 }
+
+// A stream that waits for a slow client in the middle of an event keeps what is held back of
+// the event, not all of what was read with it.
+func TestLittleIsHeldOfALargeRead(t *testing.T) {
+	s := voidStream()
+	const reads = 4
+	sent := []byte(strings.Repeat(chunksOf(chunkEvent), 1+reads*largeRead/len(chunksOf(chunkEvent))))
+	for i := range reads {
+		if s.pass(sent[i*largeRead:(i+1)*largeRead], time.Now()) {
+			t.Fatal("the stream has ended")
+		}
+		h := s.edit.held
+		if h.buf == nil || h.whole != nil {
+			t.Fatalf("held %v, and of what has gone %v", h.buf, h.whole)
+		}
+		if most := 2 * len(chunksOf(chunkEvent)); cap(h.buf.B) > most || cap(s.scan.carry.B) > most {
+			t.Errorf("%d and %d bytes are kept of an event of %d", cap(h.buf.B), cap(s.scan.carry.B), len(chunkEvent))
+		}
+	}
+}

@@ -69,7 +69,7 @@ func (s *stream) attach() bool {
 	default:
 		return false
 	}
-	t.Tells = s.edit.on()
+	t.Tells = s.scanning || s.edit != nil
 	var until time.Time
 	if t.In, until, ok = s.resp.Lend(&lending.place, t); !ok {
 		return false

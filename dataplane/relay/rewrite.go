@@ -53,7 +53,13 @@ const mostRoom = 32 << 10
 
 // passed lets go of what was laid out: it has gone.
 func (e *editor) passed() {
-	if e == nil || e.room == nil {
+	if e == nil {
+		return
+	}
+	if e.held != nil {
+		e.held.passed()
+	}
+	if e.room == nil {
 		return
 	}
 	if cap(e.room.b) <= mostRoom {
@@ -67,7 +73,7 @@ func (e *editor) on() bool { return e != nil && e.rewriter != nil }
 
 // holding says whether bytes are held back that pass as they come.
 func (e *editor) holding() bool {
-	return e != nil && e.held != nil && e.held.buf != nil && e.held.sent < len(e.held.buf.B)
+	return e != nil && e.held != nil && e.held.buf != nil
 }
 
 func (e *editor) end() {
