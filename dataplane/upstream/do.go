@@ -20,8 +20,6 @@ const maxInformational = 8
 // run it twice.
 const staleWindow = time.Second
 
-var errClosed = errors.New("the endpoint was closed")
-
 // Do sends req and reads the response head. A request that fails on a reused
 // connection before any response byte came, because the engine had closed that
 // idle connection, is sent once more on a fresh one. call may be nil.
@@ -85,9 +83,6 @@ func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 
 // dial makes a connection, attached to call.
 func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
-	if e.isClosed() {
-		return nil, errClosed
-	}
 	if e.open.Add(1) > int64(e.bounds.Load().MaxConns) {
 		e.open.Add(-1)
 		return nil, ErrTooManyConns

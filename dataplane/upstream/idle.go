@@ -115,8 +115,9 @@ func (e *Endpoint) reap() {
 	closeAll(dead)
 }
 
-// Close closes idle connections; calls under way go on, and their connections
-// are closed when they end. A Do after Close fails.
+// Close closes idle connections and keeps none from then on. Calls under way go on, and
+// so does a Do that comes later, for a request may have been placed here a moment before:
+// each of their connections is closed when its call ends.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	e.closed = true
@@ -126,12 +127,6 @@ func (e *Endpoint) Close() {
 	}
 	e.mu.Unlock()
 	closeAll(dead)
-}
-
-func (e *Endpoint) isClosed() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.closed
 }
 
 func closeAll(list []*conn) {

@@ -357,6 +357,10 @@ func TestDrainAndRemove(t *testing.T) {
 	until(t, "leave", func() bool { return strings.HasSuffix(l.String(), ">gone leave:d") })
 	if ep := f.Endpoint(rank); ep == nil || ep.URL() != e.url() {
 		t.Error("no endpoint for a rank of an older view")
+	} else if status, _, err := ep.Get("/health", time.Second, 1000); err != nil || status != 200 {
+		t.Errorf("a request that was placed before the removal: %d, %v", status, err)
+	} else if s := ep.Stats(); s.Open != 0 {
+		t.Errorf("it leaves %d connections", s.Open)
 	}
 	f.Failed(rank, errReset)
 	f.Answered(rank, 200)
