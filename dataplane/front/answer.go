@@ -66,7 +66,7 @@ func (r *room) status(status int) {
 	put(r, "HTTP/1.1 ")
 	r.number(int64(status))
 	put(r, " ")
-	put(r, fasthttp.StatusMessage(status))
+	put(r, phrase(status))
 	put(r, "\r\n")
 }
 

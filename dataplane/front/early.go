@@ -197,22 +197,23 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 	resp.Release()
 	x.refuseLate(UpstreamGarbage, "", message)
 	if hooks.OnEnd != nil {
-		hooks.OnEnd(relay.Result{Cause: relay.EngineClosed, Err: errors.New("front: " + message)})
+		hooks.OnEnd(relay.Result{Cause: relay.EngineBroke, Err: errors.New("front: " + message)})
 	}
 }
 
 // refuseLate is Error behind a head that is out.
 func (x *Exchange) refuseLate(reason Reason, param, message string) {
 	told := x.early.wrote != nil // by the drain, and counted
-	x.endEvents(appendErrorEvent(nil, x.Endpoint.Protocol, reason, param, message, x.RequestID))
+	x.endEvents(appendErrorEvent(nil, x.Endpoint.Protocol, reason, reason.Status(), param, message, x.RequestID))
 	if !told {
 		x.refused(reason, param)
 	}
 }
 
 // eventsOf makes of a whole answer what follows the head of an event stream: of an
-// engine's refusal an error event, with its own words where they are of the protocol.
-func (x *Exchange) eventsOf(status int, body []byte) []byte {
+// engine's refusal an error event, with its own words where they are of the protocol and
+// no header that is lost says when to try again (retry, else "").
+func (x *Exchange) eventsOf(status int, retry string, body []byte) []byte {
 	protocol := x.Endpoint.Protocol
 	line := bytes.TrimSpace(body)
 	if bytes.ContainsAny(line, "\r\n") { // in JSON they stand between tokens only
@@ -227,16 +228,29 @@ func (x *Exchange) eventsOf(status int, body []byte) []byte {
 	switch whole := len(line) > 0 && line[0] == '{'; {
 	case status < 400 && whole:
 		return append(append([]byte("data: "), line...), "\n\n"+eventsEnd(protocol)...)
-	case protocol == relay.Responses:
+	case protocol == relay.Responses, retry != "":
 	case whole && failed && failure.Kind > jsonscan.Null && (protocol != relay.Anthropic || isError(line)):
 		return append(append([]byte(errorName(protocol)+"data: "), line...), "\n\n"+eventsEnd(protocol)...)
 	}
-	reason := UpstreamFailed
-	if status == 504 {
+	reason, message := UpstreamFailed, messageOf(line, status)
+	switch status {
+	case 429:
+		reason = PoolOverloaded
+	case 504:
 		reason = UpstreamTimeout
+	default:
+		if status < 500 {
+			reason = BadField
+		}
 	}
-	return appendErrorEvent(nil, protocol, reason, "", messageOf(line, status), x.RequestID)
+	if retry != "" {
+		message += retryText(retry)
+	}
+	return appendErrorEvent(nil, protocol, reason, status, "", message, x.RequestID)
 }
+
+// retryText says in an error's message what Retry-After would have, where the head is out.
+func retryText(seconds string) string { return "; try again after " + seconds + " s" }
 
 // isError says whether an error's body is of Anthropic's form; engines refuse what fails
 // their validation in OpenAI's on every path.
@@ -263,7 +277,7 @@ func messageOf(body []byte, status int) string {
 }
 
 // appendErrorEvent appends a refusal as the last event of a stream.
-func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
+func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, status int, param, message, requestID string) []byte {
 	dst = append(append(dst, errorName(protocol)...), "data: "...)
 	if protocol == relay.Responses {
 		dst = append(dst, `{"type":"error","code":`...)
@@ -273,7 +287,7 @@ func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, param,
 		dst = append(dst, `,"param":`...)
 		dst = append(appendJSONOrNull(dst, param), `,"sequence_number":0}`...) // no event came before it
 	} else {
-		dst = appendError(dst, protocol, reason, param, message, requestID)
+		dst = appendErrorOf(dst, protocol, reason, status, param, message, requestID)
 	}
 	return append(append(dst, "\n\n"...), eventsEnd(protocol)...)
 }

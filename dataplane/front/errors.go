@@ -1,6 +1,7 @@
 package front
 
 import (
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -18,6 +19,9 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 		return
 	}
 	if x.begun() {
+		if retryAfter > 0 {
+			message += retryText(retrySeconds(retryAfter))
+		}
 		x.refuseLate(reason, param, message)
 		return
 	}
@@ -40,6 +44,12 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 
 // appendError writes the body of an error answer.
 func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
+	return appendErrorOf(dst, protocol, reason, 0, param, message, requestID)
+}
+
+// appendErrorOf is appendError that tells a status as the code where there is none: behind
+// a head that is out nothing else does.
+func appendErrorOf(dst []byte, protocol relay.Protocol, reason Reason, status int, param, message, requestID string) []byte {
 	row, ok := reasonTable[reason]
 	if !ok {
 		row = reasonTable[Internal]
@@ -60,7 +70,11 @@ func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, mess
 	dst = append(dst, `,"param":`...)
 	dst = appendJSONOrNull(dst, param)
 	dst = append(dst, `,"code":`...)
-	dst = appendJSONOrNull(dst, row.code)
+	if row.code == "" && status > 0 {
+		dst = strconv.AppendInt(dst, int64(status), 10)
+	} else {
+		dst = appendJSONOrNull(dst, row.code)
+	}
 	return append(dst, `}}`...)
 }
 

@@ -210,6 +210,9 @@ func (x *Exchange) begin(status int) bool {
 	x.c.ended = ending{x.Endpoint, status, momentOf(x.Received)}
 	if x.ctx != nil {
 		x.ctx.Response.SetStatusCode(status)
+		if status == 499 {
+			x.ctx.Response.Header.SetStatusMessage([]byte(phrase(status)))
+		}
 		x.ctx.Response.Header.DisableNormalizing()
 	} else {
 		x.room.status(status)
@@ -235,7 +238,11 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 			x.endEvents(body) // they came with their length
 			return
 		}
-		x.endEvents(x.eventsOf(resp.Status, body))
+		retry := x.setHeader("Retry-After")
+		if len(retry) == 0 {
+			retry = string(resp.Header("Retry-After"))
+		}
+		x.endEvents(x.eventsOf(resp.Status, retry, body))
 		return
 	}
 	if !x.begin(resp.Status) {
@@ -249,6 +256,16 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	x.setBody(body)
 }
 
+// setHeader is what a Handler has set a header to, "" for none.
+func (x *Exchange) setHeader(name string) string {
+	for i := range x.set {
+		if x.set[i].name == name {
+			return x.set[i].value
+		}
+	}
+	return ""
+}
+
 // ReplyJSON answers with a body of the router's own.
 func (x *Exchange) ReplyJSON(status int, body []byte) {
 	if x.party != nil {
@@ -256,7 +273,7 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 		return
 	}
 	if x.begun() {
-		x.endEvents(x.eventsOf(status, body))
+		x.endEvents(x.eventsOf(status, x.setHeader("Retry-After"), body))
 		return
 	}
 	if !x.begin(status) {

@@ -48,7 +48,7 @@ var engineFailures = []struct {
 	{"closed", func(nc net.Conn, _ *upstream.Call) { _ = nc.Close() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
 	{"half closed", func(nc net.Conn, _ *upstream.Call) { _ = nc.(*net.TCPConn).CloseWrite() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
 	{"reset", func(nc net.Conn, _ *upstream.Call) { _ = nc.(*net.TCPConn).SetLinger(0); _ = nc.Close() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
-	{"broken framing", func(nc net.Conn, _ *upstream.Call) { _, _ = io.WriteString(nc, "nonsense\r\n") }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
+	{"broken framing", func(nc net.Conn, _ *upstream.Call) { _, _ = io.WriteString(nc, "nonsense\r\n") }, relay.EngineBroke, "the engine broke the framing of its stream", 502},
 	{"cut by the router", func(_ net.Conn, call *upstream.Call) { call.Cut() }, relay.Cut, "the router ended the stream: another part of this request failed", 502},
 	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine took too long to go on with the stream", 504},
 }

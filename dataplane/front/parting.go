@@ -74,7 +74,7 @@ func (x *Exchange) part() *pulse {
 		return p // the client has its answer, or has left
 	}
 	if p.out {
-		events := appendErrorEvent(nil, x.Endpoint.Protocol, Drained, "", partingText, id)
+		events := appendErrorEvent(nil, x.Endpoint.Protocol, Drained, Drained.Status(), "", partingText, id)
 		p.head, p.last = append(relay.AppendChunk(nil, events), lastChunk...), fasthttp.StatusOK
 	} else {
 		p.head, p.last = x.wholeError(Drained, partingText, drainRetry, nil), Drained.Status()
@@ -95,7 +95,7 @@ func (x *Exchange) wholeError(reason Reason, message string, retryAfter time.Dur
 	body := appendError(nil, x.Endpoint.Protocol, reason, "", message, x.RequestID)
 	status := reason.Status()
 	text := append(strconv.AppendInt([]byte("HTTP/1.1 "), int64(status), 10), ' ')
-	text = append(append(text, fasthttp.StatusMessage(status)...), "\r\nContent-Type: application/json\r\n"...)
+	text = append(append(text, phrase(status)...), "\r\nContent-Type: application/json\r\n"...)
 	text = appendLine(text, "Content-Length", strconv.Itoa(len(body)))
 	text = appendLine(appendDate(text, time.Now()), "X-Request-Id", x.RequestID)
 	text = appendLine(text, "X-Sluice-Reason", string(reason))

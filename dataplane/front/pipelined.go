@@ -7,8 +7,6 @@ import (
 	"net"
 	"time"
 
-	"github.com/valyala/fasthttp"
-
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/sock"
 )
@@ -135,7 +133,7 @@ func (s *Server) refuseEarly(c *conn) {
 func refusalOf(reason Reason, message, id string, lines ...string) []byte {
 	body := appendError(nil, 0, reason, "", message, id)
 	head := fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n",
-		reason.Status(), fasthttp.StatusMessage(reason.Status()), len(body), reason, id)
+		reason.Status(), phrase(reason.Status()), len(body), reason, id)
 	head = appendDate(head, time.Now())
 	for _, line := range lines {
 		head = append(head, line...)

@@ -1,5 +1,7 @@
 package front
 
+import "github.com/valyala/fasthttp"
+
 // Reason is why a request was refused or a leg failed: one vocabulary for the
 // X-Sluice-Reason header, error bodies, logs, metric labels and the docs.
 type Reason string
@@ -95,6 +97,14 @@ func (r Reason) Status() int {
 		return row.status
 	}
 	return 500
+}
+
+// phrase is the reason phrase of an answer's status line.
+func phrase(status int) string {
+	if status == 499 { // nginx's: no RFC has it
+		return "Client Closed Request"
+	}
+	return fasthttp.StatusMessage(status)
 }
 
 // Type is the OpenAI error type of a refusal for this reason.

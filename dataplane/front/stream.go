@@ -174,7 +174,7 @@ func (x *Exchange) composeHead(st *stream) {
 	st.head = append(st.begin().room, "HTTP/1.1 "...)
 	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
 	st.head = append(st.head, ' ')
-	st.head = append(st.head, fasthttp.StatusMessage(resp.Status)...)
+	st.head = append(st.head, phrase(resp.Status)...)
 	st.head = append(st.head, "\r\n"...)
 	x.passed = &st.head
 	resp.VisitHeaders(x.pass)

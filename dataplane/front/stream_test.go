@@ -181,7 +181,7 @@ func testForbiddenTrailersOfAStream(t *testing.T, by Relay) {
 		if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 || len(resp.Trailer) > 0 {
 			t.Errorf("%q: %q (%v), trailers %v", line, rest, err, resp.Trailer)
 		}
-		if res := wantEnd(t, ends, relay.EngineClosed); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
+		if res := wantEnd(t, ends, relay.EngineBroke); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
 			t.Errorf("%q: %+v", line, res)
 		}
 		until(t, "both connections are closed", func() bool { return r.s.conns.len() == 0 && e.ep.Stats().Open == 0 })

@@ -30,3 +30,15 @@ func TestUnreadableRequestsAreToldWhy(t *testing.T) {
 		}
 	}
 }
+
+// A client that left half-way is told so by name, in both lanes.
+func TestClosedRequestHasItsPhrase(t *testing.T) {
+	s := laneServer(t)
+	s.opt.Handler = handlerFunc(func(x *Exchange) { x.Error(ClientGone, "", "gone", 0) })
+	plain, fast := byLanes(t, s, []byte(sized("")))
+	for _, got := range []string{plain, fast} {
+		if !strings.HasPrefix(got, "HTTP/1.1 499 Client Closed Request\r\n") {
+			t.Errorf("answered %q", got)
+		}
+	}
+}

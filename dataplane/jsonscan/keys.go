@@ -141,7 +141,7 @@ func makeMembers() (m [NumKeys]member) {
 	text := func(k Key, name string) { def(k, name, str|null, "a string or null") }
 	anyOf := func(k Key, name string) { def(k, name, anyKind, "a JSON value") }
 
-	def(KeyModel, "model", str, "a string, the model's name")
+	def(KeyModel, "model", str|null, "a string, the model's name, or null")
 	flag(KeyStream, "stream")
 	def(KeyStreamOptions, "stream_options", object|null, "an object or null")
 	count(KeyN, "n")

@@ -57,8 +57,8 @@ func (l Limits) depth() int {
 // and then d is empty. The body must be one object, well-formed by RFC 8259 and
 // valid UTF-8; escaped lone surrogates pass, as they do in the engines. A known
 // member may stand only once, however its key is written ("mod\u0065l" is
-// model), and must have its type: model string, stream bool or null, counts
-// integers or null (1.0 too, as engines take it), messages and token_ids
+// model), and must have its type: model string or null, stream bool or null, counts
+// integers or null (1.0 and 1e3 too, as engines take them), messages and token_ids
 // arrays, and so on. Members the router does not know are only checked for form.
 func (d *Doc) Scan(body []byte, lim Limits) error {
 	d.forget()
@@ -102,7 +102,7 @@ func (d *Doc) Int(k Key) (n int64, ok bool) {
 	if !d.has(k) || d.Values[k].Kind != Number {
 		return 0, false
 	}
-	return parseInt(d.Raw(k))
+	return Integer(d.Raw(k))
 }
 
 // Bool reads a boolean member; absent and null are false.
@@ -341,7 +341,7 @@ func (s *scanner) checkType(k Key, v *Value) int {
 		return s.fail(v.Start, m.name, show(raw)+" ("+v.Kind.String()+")", m.want)
 	}
 	if m.count && v.Kind == Number {
-		if _, ok := parseInt(raw); !ok {
+		if _, ok := Integer(raw); !ok {
 			return s.fail(v.Start, m.name, show(raw)+" (number)", m.want+", within 64 bits")
 		}
 	}

@@ -11,8 +11,23 @@ import (
 	"unsafe"
 )
 
-// parseInt reads an integer as engines take it: plain digits, or with a
-// fraction of zeros only ("16.0"). Exponents are refused.
+// Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
+// fraction of zeros ("16.0"), or a float that has no fraction and is exact ("1e3").
+func Integer(raw []byte) (n int64, ok bool) {
+	if n, ok = parseInt(raw); ok || bytes.IndexAny(raw, "eE.") < 0 || len(raw) > maxFloat {
+		return n, ok
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+		return 0, false
+	}
+	return int64(f), true
+}
+
+// maxFloat bounds what is written of an integer with a fraction or an exponent.
+const maxFloat = 64
+
+// parseInt is Integer of plain digits, or with a fraction of zeros only.
 func parseInt(raw []byte) (int64, bool) {
 	i, neg := 0, false
 	if len(raw) > 0 && raw[0] == '-' {

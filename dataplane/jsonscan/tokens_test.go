@@ -250,15 +250,15 @@ func TestAppendTokenIDs(t *testing.T) {
 	}
 }
 
-func TestParseInt(t *testing.T) {
-	for raw, want := range map[string]int64{"0": 0, "-0": 0, "12": 12, "-7": -7, "5.0": 5, "9223372036854775807": math.MaxInt64, "-9223372036854775808": math.MinInt64} {
-		if n, ok := parseInt([]byte(raw)); !ok || n != want {
-			t.Errorf("parseInt(%s) = %d, %v", raw, n, ok)
+func TestInteger(t *testing.T) {
+	for raw, want := range map[string]int64{"0": 0, "-0": 0, "12": 12, "-7": -7, "5.0": 5, "1e3": 1000, "1.5E+1": 15, "-120e-1": -12, "9007199254740992e0": 1 << 53, "9223372036854775807": math.MaxInt64, "-9223372036854775808": math.MinInt64} {
+		if n, ok := Integer([]byte(raw)); !ok || n != want {
+			t.Errorf("Integer(%s) = %d, %v", raw, n, ok)
 		}
 	}
-	for _, raw := range []string{"", "-", "1.5", "1e2", "9223372036854775808", "-9223372036854775809", "18446744073709551617", "x"} {
-		if n, ok := parseInt([]byte(raw)); ok {
-			t.Errorf("parseInt(%s) = %d", raw, n)
+	for _, raw := range []string{"", "-", "1.5", "1e-2", "1.25e1", "1e16", "1e400", "1e", "5.000000000000000000000000000000000000000000000000000000000000000000001", "9223372036854775808", "-9223372036854775809", "18446744073709551617", "x"} {
+		if n, ok := Integer([]byte(raw)); ok {
+			t.Errorf("Integer(%s) = %d", raw, n)
 		}
 	}
 }

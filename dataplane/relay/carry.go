@@ -21,7 +21,7 @@ type Carry struct {
 // Break is how an engine failed in the middle of a stream, or that it is to be left
 // (Transcript.AskMove): then the stream stays where it is when Next gives nil.
 type Break struct {
-	// Cause is EngineClosed or EngineStalled; Completed with Event; Cut: it is to be left;
+	// Cause is EngineStalled or one of EngineFailed; Completed with Event; Cut: it is to be left;
 	// Completed alone: it has done what it was asked, and some of several choices are left
 	// (Transcript.Limit).
 	Cause Cause
@@ -48,7 +48,7 @@ func (s *stream) carryOn() bool {
 	switch {
 	case t.Failed == nil && s.err == nil && s.chunks.Done() && t.unfinished():
 		return s.goRound(b)
-	case t.Failed == nil && (s.err == nil || s.cause != EngineClosed && s.cause != EngineStalled):
+	case t.Failed == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false
 	case t.finished():
 		// The answer is whole; what is missing is known.

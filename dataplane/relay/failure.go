@@ -18,6 +18,8 @@ var failures = map[Cause]failure{
 	Drained:       {"the router is shutting down; send the request again", 503},
 	EngineStalled: {"the engine took too long to go on with the stream", 504},
 	Deadline:      {"the request's time is over", 504},
+	EngineBroke:   {"the engine broke the framing of its stream", 502},
+	EngineEnded:   {"the engine ended the stream before the end of the answer", 502},
 }
 
 // appendEvent renders the failure as the protocol's last events; number is how many
@@ -63,7 +65,7 @@ func (s *stream) goodEnd() []byte {
 	if !known || !s.chunked && (!s.scanning || !s.unframed()) {
 		return nil
 	}
-	if s.err == errTooBig || s.err == errBrokeOff {
+	if s.err == errTooBig {
 		f.message = s.err.Error()
 	}
 	if convert := s.rare.convert; convert != nil {

@@ -206,7 +206,7 @@ func TestEngineBreaksFraming(t *testing.T) {
 		{ev + "1\n", ev[:len(ev)-2], true},
 	} {
 		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); untilGone(nc) })
-		if res.Cause != EngineClosed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) {
+		if res.Cause != EngineBroke || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) || !strings.Contains(string(dst.got), failures[EngineBroke].message) {
 			t.Errorf("%.40q: %+v, got %q", c.sent, res, dst.got)
 		}
 		if c.reusable {
@@ -255,7 +255,7 @@ func TestEngineEndsEarly(t *testing.T) {
 			if i := strings.LastIndex(payload, "\n\ndata: {\"error\":{\"message"); c.protocol == OpenAI && !c.silent && i >= 0 {
 				before, ok = payload[i+2:], true
 			}
-			if want := map[bool]Cause{true: Completed, false: EngineClosed}[c.silent]; res.Cause != want || !res.Reusable || !ok || (before == "") != c.silent ||
+			if want := map[bool]Cause{true: Completed, false: EngineEnded}[c.silent]; res.Cause != want || !res.Reusable || !ok || (before == "") != c.silent ||
 				!c.silent && !strings.Contains(before, errBrokeOff.Error()) {
 				t.Errorf("%s by %d: %+v, got %q", name, step, res, payload)
 			}

@@ -10,14 +10,16 @@ const (
 	Completed     Cause = iota // the body came to its end
 	ClientGone                 // the client closed or reset
 	ClientStalled              // a flush took longer than WriteTimeout
-	EngineClosed               // reset, EOF or bad framing before the end
+	EngineClosed               // reset or EOF before the end
 	EngineStalled              // IdleTimeout, or the leg's own deadline
 	Cut                        // the call was cut by the router
 	Drained                    // likewise: the router ends
 	Deadline                   // the client's time (Options.By) was over
+	EngineBroke                // bad framing, or an event that cannot be passed on
+	EngineEnded                // the framing ended well before the answer did
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended"}
 
 // String gives the cause's name as it stands in metrics and logs.
 func (c Cause) String() string {
@@ -25,6 +27,12 @@ func (c Cause) String() string {
 		return causeNames[c]
 	}
 	return "unknown"
+}
+
+// EngineFailed says whether the engine, or the way to it, failed by itself; of one that
+// was silent for too long that is not known.
+func (c Cause) EngineFailed() bool {
+	return c == EngineClosed || c == EngineBroke || c == EngineEnded
 }
 
 // Usage is the token accounting an engine reported; -1 where it said nothing.

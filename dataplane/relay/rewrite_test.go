@@ -64,7 +64,7 @@ func TestRewriteEndsAtTooBigEvent(t *testing.T) {
 				got = dechunk(t, got)
 			}
 			added, ok := strings.CutPrefix(string(got), whole)
-			if !ok || res.Cause != EngineClosed || !strings.Contains(added, errTooBig.Error()) || strings.Contains(added, "data: y") {
+			if !ok || res.Cause != EngineBroke || !strings.Contains(added, errTooBig.Error()) || strings.Contains(added, "data: y") {
 				t.Errorf("%v, %s: %+v, %.300q", p, name, res, got)
 			}
 			checkError(t, p, added)

@@ -428,8 +428,10 @@ func (s *stream) failedByEvent() bool {
 func (s *stream) settle() {
 	switch {
 	case s.failedByEvent():
+	case s.broken == errBrokeOff:
+		s.end(EngineEnded, s.broken)
 	case s.broken != nil:
-		s.end(EngineClosed, s.broken)
+		s.end(EngineBroke, s.broken)
 	default:
 		s.reusable = true
 	}
@@ -473,7 +475,7 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 
 // errBrokeOff is that of an engine, or of somebody before it, that failed and ended its
 // framing well.
-var errBrokeOff = errors.New("the engine ended the stream before the end of the answer")
+var errBrokeOff = errors.New(failures[EngineEnded].message)
 
 // brokeOff says whether a stream that ends as its framing says is not whole: content came,
 // and neither a finish reason nor an error nor the protocol's last event behind it. Without

@@ -407,7 +407,7 @@ func (s *streamEnd) blame(b relay.Break) {
 	switch {
 	case b.Event != nil:
 		s.r.opt().Fleet.Answered(s.rank, 500)
-	case b.Cause == relay.EngineClosed:
+	case b.Cause.EngineFailed():
 		s.r.opt().Fleet.Failed(s.rank, b.Err)
 	}
 }

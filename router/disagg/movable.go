@@ -251,7 +251,7 @@ func (m *mover) skips(key string, raw []byte) bool {
 			return true
 		case "min_tokens":
 			if m.inside {
-				m.least = atoi(string(raw))
+				m.least = countOf(raw)
 			}
 			return true
 		case "return_token_ids": // they are known, and told already
@@ -262,9 +262,15 @@ func (m *mover) skips(key string, raw []byte) bool {
 		case "max_new_tokens", "rid":
 			return true
 		case "min_new_tokens":
-			m.least = atoi(string(raw))
+			m.least = countOf(raw)
 			return true
 		}
 	}
 	return false
+}
+
+// countOf reads a member that counts something, 0 for anything else.
+func countOf(raw []byte) int {
+	n, _ := jsonscan.Integer(raw)
+	return int(max(n, 0))
 }

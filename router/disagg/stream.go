@@ -122,7 +122,7 @@ func (s *streamEnd) end(res relay.Result) {
 	}
 	s.reservation.Release()
 	switch {
-	case res.EngineErr || res.Cause == relay.EngineClosed:
+	case res.EngineErr || res.Cause.EngineFailed():
 		s.given.Reclaimed() // nothing, if a token came
 	case res.Cause != relay.Completed && res.FirstByte.IsZero():
 		reclaimBehind(s.given, s.grace)
@@ -131,7 +131,7 @@ func (s *streamEnd) end(res relay.Result) {
 	}
 	s.spend(&res)
 	s.judge(&res)
-	if s.immovable != "" && (res.EngineErr || res.Cause == relay.EngineClosed || res.Cause == relay.EngineStalled) {
+	if s.immovable != "" && (res.EngineErr || res.Cause.EngineFailed() || res.Cause == relay.EngineStalled) {
 		s.note("not migrated: " + s.immovable)
 		opt.Observer.Migrated(s.immovable)
 	}
@@ -221,7 +221,7 @@ func (s *streamEnd) judge(res *relay.Result) {
 	fleet := s.r.opt().Fleet
 	switch {
 	case s.closed || s.status != 200: // told already
-	case res.Cause == relay.EngineClosed:
+	case res.Cause.EngineFailed():
 		fleet.Failed(s.rank, res.Err)
 	case res.EngineErr && !res.FirstToken.IsZero():
 		fleet.Answered(s.rank, 500)

@@ -37,7 +37,7 @@ var Catalog = []Family{
 
 	{"sluice_answers_cut_total", "counter", "cause", "Whole answers, which are no streams, that their clients did not take to the end, by why (client_stalled: nothing within timeouts.write, client_gone, drained)."},
 
-	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline)."},
+	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline, engine_broke: its framing, engine_ended: well framed, before the answer did)."},
 	{"sluice_stream_events_total", "counter", "", "Events relayed."},
 	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},
 	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan even without their long strings and inner parts: relayed, but not looked into for usage."},

@@ -245,6 +245,9 @@ func endedBy(cause relay.Cause) *failure {
 	case relay.Completed:
 	case relay.EngineClosed:
 		message = "the engine closed the connection before the end of the stream"
+	case relay.EngineBroke:
+		message = "the engine broke the framing of its stream"
+	case relay.EngineEnded:
 	case relay.EngineStalled:
 		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream"
 	case relay.Deadline:
