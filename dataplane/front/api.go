@@ -53,8 +53,11 @@ type Pass interface {
 	// Reached says why a request that came now would be refused for a limit, nil when
 	// it would not; it takes nothing.
 	Reached() *Denial
-	// Spend takes tokens of what the holder may use.
-	Spend(tokens int)
+	// Reserve takes tokens of what the holder may use, for a request about to use them,
+	// or says why they are not to be had. Each Reserve is followed by one Settle.
+	Reserve(tokens int) *Denial
+	// Settle puts the tokens that a request has spent in the place of those reserved for it.
+	Settle(reserved, spent int)
 	// Limits tells show the header lines that say what is left.
 	Limits(show func(name, value string))
 }

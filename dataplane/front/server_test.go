@@ -240,7 +240,8 @@ func (goodKey) Enter(key []byte, _ bool) (Pass, *Denial) {
 }
 func (goodKey) Name() string                { return "good" }
 func (goodKey) Allows(string) bool          { return true }
-func (goodKey) Spend(int)                   {}
+func (goodKey) Reserve(int) *Denial         { return nil }
+func (goodKey) Settle(int, int)             {}
 func (goodKey) Reached() *Denial            { return nil }
 func (goodKey) Limits(func(string, string)) {}
 

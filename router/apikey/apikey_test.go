@@ -134,11 +134,11 @@ func TestTokensAMinute(t *testing.T) {
 		if denied != nil {
 			t.Fatal(denied)
 		}
-		pass.Spend(5000)
+		pass.Settle(0, 5000)
 		if _, denied = r.Enter([]byte("a"), true); denied != nil {
 			t.Fatalf("with 1,000 of 6,000 left: %+v", denied)
 		}
-		pass.Spend(2500) // 1,500 over: they are waited for
+		pass.Settle(0, 2500) // 1,500 over: they are waited for
 		_, denied = r.Enter([]byte("a"), true)
 		if denied == nil || denied.Reason != front.KeyLimit || denied.RetryAfter < 15*time.Second || denied.RetryAfter > 16*time.Second {
 			t.Fatalf("1,500 over at 100 a second: %+v", denied)
@@ -155,11 +155,11 @@ func TestTokensAMinute(t *testing.T) {
 		if _, denied = r.Enter([]byte("a"), true); denied != nil {
 			t.Errorf("after the wait that was told: %+v", denied)
 		}
-		pass.Spend(1 << 62)
+		pass.Settle(0, 1<<62)
 		if _, denied = r.Enter([]byte("a"), true); denied == nil || denied.RetryAfter > maxDebt {
 			t.Errorf("%+v", denied)
 		}
-		pass.Spend(-1)
+		pass.Settle(0, -1)
 	})
 }
 
@@ -171,7 +171,7 @@ func TestReplaceKeepsWhatWasSpent(t *testing.T) {
 	if err := r.Replace([]Spec{spec, {Name: "b", Hash: HashOf("b")}}); err != nil {
 		t.Fatal(err)
 	}
-	pass.Spend(10) // of a request that was under way
+	pass.Settle(0, 10) // of a request that was under way
 	if c := r.Keys()[0].Counts(); c.Admitted != 1 || c.Tokens != 10 {
 		t.Errorf("%+v", c)
 	}

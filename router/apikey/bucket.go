@@ -30,10 +30,12 @@ func (d *debt) left(now time.Time) time.Duration {
 // maxDebt bounds what one who overdrew has to wait.
 const maxDebt = time.Hour
 
+// cost is how long n units take to be paid for, as far as it is waited for.
+func (r rate) cost(n int64) int64 { return int64(min(float64(r)*float64(n), float64(maxDebt))) }
+
 // take takes n units, whether or not there are so many.
 func (d *debt) take(r rate, now time.Time, n int64) {
-	at := now.UnixNano()
-	cost := int64(min(float64(r)*float64(n), float64(maxDebt)))
+	at, cost := now.UnixNano(), r.cost(n)
 	for {
 		paid := d.paid.Load()
 		if d.paid.CompareAndSwap(paid, min(max(paid, at)+cost, at+int64(maxDebt))) {
@@ -41,6 +43,26 @@ func (d *debt) take(r rate, now time.Time, n int64) {
 		}
 	}
 }
+
+// tryMany takes n units if there are so many, or if nothing is owed: more than a minute's
+// could never be had else. If not it says how long to wait.
+func (d *debt) tryMany(r rate, now time.Time, n int64) (after time.Duration) {
+	at, cost := now.UnixNano(), r.cost(n)
+	for {
+		paid := d.paid.Load()
+		from := max(paid, at)
+		if over := time.Duration(from + cost - at - int64(time.Minute)); over > 0 && from > at {
+			return min(over, time.Duration(from-at))
+		}
+		if d.paid.CompareAndSwap(paid, from+cost) {
+			return 0
+		}
+	}
+}
+
+// giveBack returns n units that were taken. What it leaves before now is no credit: a
+// whole minute's is the most that can be had at once.
+func (d *debt) giveBack(r rate, n int64) { d.paid.Add(-r.cost(n)) }
 
 // tryOne takes one unit if there is one, else it says how long to wait for it.
 func (d *debt) tryOne(r rate, now time.Time) (after time.Duration) {

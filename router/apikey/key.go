@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"sluice/dataplane/front"
 )
 
 // prefix begins every key that New makes, so that scanners for leaked secrets and
@@ -80,15 +82,37 @@ func (k *Key) Allows(model string) bool {
 	return len(k.spec.Models) == 0 || slices.Contains(k.spec.Models, model)
 }
 
-// Spend takes tokens of the key's minute. It is called when they are known, which
-// is after they were used: what is spent beyond the limit is waited for by the
-// requests that come next.
-func (k *Key) Spend(tokens int) {
-	if tokens <= 0 {
-		return
+// Reserve implements front.Pass: it takes tokens of the key's minute that a request is
+// about to use, or says why they are not to be had. Where nothing is owed any number is.
+func (k *Key) Reserve(tokens int) *front.Denial {
+	if k.tokens == 0 || tokens <= 0 {
+		return nil
 	}
-	k.spent.Add(uint64(tokens))
-	k.tokenDebt.take(k.tokens, time.Now(), int64(tokens))
+	after := k.tokenDebt.tryMany(k.tokens, time.Now(), int64(tokens))
+	if after <= 0 {
+		return nil
+	}
+	k.limited.Add(1)
+	return &front.Denial{
+		Reason: front.KeyLimit, RetryAfter: after,
+		Message: fmt.Sprintf("what is left of the limit of %d tokens a minute of key %q is less than the %d tokens of this prompt; try again in %s",
+			k.spec.TokensPerMinute, k.spec.Name, tokens, after.Round(time.Millisecond)),
+	}
+}
+
+// Settle implements front.Pass: it is called when a request's tokens are known, which is
+// after they were used, and puts them in the place of those that Reserve took. What is
+// spent beyond the limit is waited for by the requests that come next.
+func (k *Key) Settle(reserved, spent int) {
+	reserved, spent = max(reserved, 0), max(spent, 0)
+	k.spent.Add(uint64(spent))
+	switch {
+	case k.tokens == 0:
+	case spent > reserved:
+		k.tokenDebt.take(k.tokens, time.Now(), int64(spent-reserved))
+	case spent < reserved:
+		k.tokenDebt.giveBack(k.tokens, int64(reserved-spent))
+	}
 }
 
 // Counts are a key's totals since the process began.

@@ -126,6 +126,7 @@ func (q *request) startBeside(choice *schedule.Choice) *beside {
 	if !q.part(&b.parted, rank) {
 		return nil
 	}
+	q.engaged = true
 	b.r, b.family, b.fact, b.requestID, b.rank, b.began = q.r, q.plan.Family, q.pair.Fact, q.x.RequestID, rank, time.Now()
 	b.tokens, b.predicted = q.prompt.Count, choice.CachedTokens
 	b.reservation, b.room.spare = choice.Reservation, q.rooms.handOver(choice.Reservation, b.room.spare)

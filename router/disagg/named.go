@@ -164,7 +164,6 @@ func (q *request) chosen() bool {
 // skipPrompt is findPrompt where nothing is to be chosen: a guess of the
 // prompt's length, for the load on the ranks.
 func (q *request) skipPrompt() {
-	const bytesPerToken = 4
 	q.prompt = tokenize.Prompt{Tokens: q.prompt.Tokens[:0], Count: len(q.x.Doc.Body) / bytesPerToken}
 	q.sized, q.keys = q.sized[:0], q.keys[:0]
 	q.approx.Reset()

@@ -135,7 +135,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 func (q *request) final(resp *upstream.Response) {
 	q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
 	use := relay.UsageOf(q.answer)
-	spend(q.x.Pass(), use.Prompt, use.Completion)
+	q.charge(&use, q.answer)
 	q.endRecord(schedule.Outcome{
 		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
 	})

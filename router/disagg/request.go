@@ -70,6 +70,9 @@ type run struct {
 	stream    bool
 	maxTokens int
 	attempt   int  // counts prefill/decode pairs from 1
+	reserved  int  // tokens of the client's key, see reserve
+	paid      bool // what was reserved is settled, or the stream's to settle
+	engaged   bool // a leg was given to an engine
 	suspects  int  // engines that broke after this request was sent to them
 	unsent    bool // the last leg failed before its engine saw anything of it
 
@@ -123,6 +126,7 @@ func (q *request) recycle() {
 	r := q.r
 	if q.x != nil {
 		q.x.OnGone(nil) // behind a panic the last leg's cut may be armed yet
+		q.pay(0)
 	}
 	q.hold(false)
 	q.unwatch()

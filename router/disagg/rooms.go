@@ -14,6 +14,7 @@ import (
 
 // newCall is a Call for the next leg: the last one's, where nobody else can cut that yet.
 func (q *request) newCall() *upstream.Call {
+	q.engaged = true
 	if q.call == nil || q.call.WasCut() || q.left.wasTold() || q.vigil.watches() {
 		q.call = new(upstream.Call)
 	} else {

@@ -193,6 +193,9 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
 		return
 	}
+	if !q.reserve() {
+		return
+	}
 	if by, answered := q.warms(); answered {
 		return
 	} else if by != "" {
@@ -261,6 +264,7 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 		reason, retryAfter = front.Deadline, 0
 		message = "the request's time is over: " + message
 	}
+	q.chargeLeft(reason)
 	q.x.Error(reason, param, message, retryAfter)
 	q.endRecord(schedule.Outcome{
 		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),

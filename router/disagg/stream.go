@@ -29,6 +29,7 @@ type streamEnd struct {
 	began       moment
 	status      int32
 	tokens      int32 // of the prompt
+	reserved    int32 // of them by the key
 	predicted   int32
 	// With a prefill leg, what its engine found cached (-1 unknown); without,
 	// the decode engine's own report is learned from.
@@ -67,13 +68,13 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 	s := &streamEnd{
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
 		reservation: choice.Reservation, pass: q.x.Pass(), status: int32(resp.Status), received: momentOf(q.x.Received), began: momentOf(began),
-		tokens: int32(q.prompt.Count), predicted: int32(choice.CachedTokens),
+		tokens: int32(q.prompt.Count), reserved: int32(q.reserved), predicted: int32(choice.CachedTokens),
 		prefilled: q.prefilled, found: int32(q.pair.PrefillCached), beside: q.beside, given: q.given, grace: q.grace(),
 	}
 	if q.beside != nil {
 		q.beside.keep()
 	}
-	q.given, q.call = nil, nil
+	q.given, q.call, q.paid = nil, nil, true
 	q.rooms.handOn()
 	if q.wait != nil {
 		s.wait, s.prefill, q.wait = q.wait, q.pair.Prefill, nil
@@ -129,7 +130,7 @@ func (s *streamEnd) end(res relay.Result) {
 	default:
 		s.given.Passed()
 	}
-	s.spend(&res)
+	s.pay(&res)
 	s.judge(&res)
 	if s.immovable != "" && (res.EngineErr || res.Cause.EngineFailed() || res.Cause == relay.EngineStalled) {
 		s.note("not migrated: " + s.immovable)
@@ -192,27 +193,25 @@ func (s *streamEnd) handedOver() schedule.Transfer {
 	return s.r.transferred(s.wait, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
 }
 
-// spend books the stream's tokens to the client's key: what the engine reported, else
-// the prompt's as counted here and an event for each of the output's.
-func (s *streamEnd) spend(res *relay.Result) {
-	if s.pass == nil || s.status != 200 {
+// pay books the stream's tokens to the client's key, in the place of those reserved:
+// what the engine reported, else the prompt's as counted here and an event for each of
+// the output's.
+func (s *streamEnd) pay(res *relay.Result) {
+	if s.pass == nil {
+		return
+	}
+	if s.status != 200 {
+		s.pass.Settle(int(s.reserved), 0)
 		return
 	}
 	prompt, output := res.Usage.Prompt, res.Usage.Completion
 	if prompt < 0 {
-		prompt = int(s.tokens)
+		prompt = int(max(s.tokens, s.reserved))
 	}
 	if output < 0 {
 		output = int(min(res.Events, 1<<30))
 	}
-	spend(s.pass, prompt, output)
-}
-
-// spend books tokens to a client's key.
-func spend(pass front.Pass, prompt, output int) {
-	if pass != nil {
-		pass.Spend(max(prompt, 0) + max(output, 0))
-	}
+	s.pass.Settle(int(s.reserved), prompt+output)
 }
 
 // judge tells the fleet how the engine did. An error event before any token may

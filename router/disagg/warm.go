@@ -143,6 +143,7 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
 	began := time.Now()
 	var call upstream.Call
+	q.engaged = true
 	q.x.OnGone(call.Cut)
 	status, resp, err := q.callPrefill(rank, &call, began)
 	q.x.OnGone(nil)
@@ -202,7 +203,7 @@ func (q *request) replyWarmed(rank *worker.Rank, predicted int, use *relay.Usage
 	if out.BlockSize > 0 {
 		out.Blocks = out.PromptTokens / out.BlockSize
 	}
-	spend(q.x.Pass(), out.PromptTokens, use.Completion)
+	q.chargeWarmed(use)
 	q.endRecord(schedule.Outcome{
 		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.x.Received),
 	})

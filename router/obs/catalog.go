@@ -112,7 +112,7 @@ var Catalog = []Family{
 	{"sluice_tokenizer_timeouts_total", "counter", "", "Lookups that took longer than tokens.timeout."},
 	{"sluice_tokenizer_cache_entries", "gauge", "", "Prompts in the token cache."},
 	{"sluice_tokenizer_cache_bytes", "gauge", "", "Memory of the token cache."},
-	{"sluice_key_requests_total", "counter", "key, outcome", "Requests by the API key they showed: admitted, limited (a limit of the key was reached)."},
+	{"sluice_key_requests_total", "counter", "key, outcome", "Requests by the API key they showed: admitted, limited (a limit of the key was reached; a request that the limit of tokens refuses for its prompt counts as both)."},
 	{"sluice_key_tokens_total", "counter", "key", "Tokens, of prompts and outputs, spent by an API key's holder."},
 	{"sluice_certificate_expiry_timestamp_seconds", "gauge", "", "When the certificate that clients are shown ends, in seconds since 1970; absent without TLS."},
 	{"sluice_memory_budget_used_bytes", "gauge", "", "Request bodies held now, against limits.body_budget."},
