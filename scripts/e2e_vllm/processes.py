@@ -63,6 +63,16 @@ class Process:
         with open(self.log, encoding="utf-8", errors="replace") as f:
             return "".join(f.readlines()[-lines:])
 
+    @contextlib.contextmanager
+    def held(self):
+        """The whole group stands still meanwhile."""
+        os.killpg(self.popen.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it was killed
+                os.killpg(self.popen.pid, signal.SIGCONT)
+
     def kill(self):
         """SIGKILL for the whole group, as a crash would have it."""
         os.killpg(self.popen.pid, signal.SIGKILL)

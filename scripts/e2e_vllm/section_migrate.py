@@ -7,11 +7,16 @@ import http_calls
 import prompts
 from engines import Engine, wait_ready
 from moving import TOKENS, Stream
+from processes import say
 from report import short
 from router import Router
 from telling import TELLING, Telling
 
 EACH = 3
+# An engine may end a stream that has so few events to go before the router can leave it.
+LAST = 4
+ATTEMPTS = 4
+CHOSEN = "one of three texts"
 
 
 def generate(prompt):
@@ -53,9 +58,7 @@ class Section:
             report.note("router: `sluice serve " + " ".join(f"--set {setting}" for setting in allow) + " --prefill URL,id=p1 --decode URL,id=d1 --decode URL,id=d2`")
             self.router = Router(context.router, context.run_dir, "router-migrate", flags)
             self.router.wait_ready()
-            end = time.monotonic() + 60  # one decode engine makes it ready; both must be there
-            while self.metrics().count('state="ready"} 1') < 3 and time.monotonic() < end:
-                time.sleep(0.2)
+            self.all_ready()  # one decode engine makes the router so; both must be there
             with report.guarded("streams of a drained worker move"):
                 self.drained()
             with report.guarded("streams of a killed engine go on"):
@@ -88,13 +91,24 @@ class Section:
 
     def begin_some(self, events, chosen):
         """begin, again where the chosen stream was over before the last had begun: on a machine that has other work."""
-        for _ in range(4):
+        for attempt in range(ATTEMPTS):
             streams, by, victim = self.begin(events, chosen)
             if any(s.is_alive() and s.name == chosen for s in streams):
                 break
+            say(f"{chosen} was over before the last stream had begun (attempt {attempt + 1} of {ATTEMPTS})")
             for stream in streams:
                 stream.join(120)
         return streams, by, victim
+
+    @staticmethod
+    def under_way(streams, victim):
+        """The streams that an engine which stands still has not ended, when all that it had made is read."""
+        seen, quiet = None, 0
+        while quiet < 5:
+            time.sleep(0.1)
+            lines = [len(s.lines) for s in streams if s.worker == victim]
+            quiet, seen = quiet + 1 if lines == seen else 0, lines
+        return [s for s in streams if s.worker == victim and s.is_alive()]
 
     def drain(self, name, on):
         with open(self.router.runtime_file) as file:
@@ -106,20 +120,36 @@ class Section:
 
     def drained(self):
         """Streams of a worker that is drained: all are those of an engine alone, wherever they ended."""
-        streams, by, victim = self.begin_some(6, "one of three texts")
+        for attempt in range(ATTEMPTS):
+            streams, by, victim = self.begin_some(6, CHOSEN)
+            was = self.counted("drained")
+            # Nothing ends between the look at who is under way and the drain.
+            with self.decodes[victim].process.held():
+                there = self.under_way(streams, victim)
+                had = {s: len(s.lines) for s in there}
+                self.drain(victim, True)
+            for stream in streams:
+                stream.join(120)
+            moved = self.counted("drained") - was
+            telling = [s for s in there if s.tells_ids and len(s.lines) - had[s] > LAST]
+            if any(s.name == CHOSEN for s in telling):
+                break
+            say(f"{CHOSEN} was over, or nearly, before the drain: {len(there)} streams were under way, {moved} moved (attempt {attempt + 1} of {ATTEMPTS})")
+            self.restore(victim)
         self.report.row("streams by decode engine before the drain", "some each, or all on one", by, by.count(victim) > 0)
-        over = [s for s in streams if not s.is_alive()]
-        self.drain(victim, True)
-        for stream in streams:
-            stream.join(120)
-        moved, there = self.counted("drained"), [s for s in streams if s.worker == victim and s not in over]
-        telling = sum(s.tells_ids for s in there)
-        self.report.row("streams that moved", f"{telling} and more, of {len(there)}", moved, telling <= moved <= len(there))
+        self.report.row("streams that moved", f"{len(telling)} and more, of {len(there)}, at least 1", moved, 0 < len(telling) <= moved <= len(there))
         self.report.note(f"streams of text alone stayed where their text is not exactly its tokens: {self.counted('retokenized')} times asked in vain")
         survivor = next(e for name, e in self.decodes.items() if name != victim)
         for stream in streams:
             self.compare(stream, survivor, ", drained" if stream in there else "")
-        self.drain(victim, False)
+        self.restore(victim)
+
+    def restore(self, name):
+        """Takes the drain back, and waits until the worker is ready."""
+        self.drain(name, False)
+        self.all_ready()
+
+    def all_ready(self):
         end = time.monotonic() + 60
         while self.metrics().count('state="ready"} 1') < 3 and time.monotonic() < end:
             time.sleep(0.2)
@@ -128,10 +158,11 @@ class Section:
         was, lost_before, half_before = (self.counted(outcome) for outcome in ("done", "retokenized", "half_character"))
         streams, by, victim = self.begin_some(12, "two choices")
         self.report.row("streams by decode engine before the kill", "some each, or all on one", by, by.count(victim) > 0)
-        over = [s for s in streams if not s.is_alive()]  # one event of generate may hold many tokens
-        there = [s for s in streams if s.worker == victim and s not in over]
-        had = [len(s.lines) for s in there]
-        self.decodes[victim].process.kill()
+        process = self.decodes[victim].process
+        with process.held():
+            there = self.under_way(streams, victim)
+            had = [len(s.lines) for s in there]
+            process.kill()
         for stream in streams:
             stream.join(120)
         self.report.row("events those of the killed engine had by then", f"fewer than {TOKENS}", had, bool(had) and min(had) < TOKENS)
@@ -153,8 +184,16 @@ class Section:
         self.report.row(name, short(str(expected)), short(str(text)), text == expected and text and not wrong)
         if wrong:
             self.report.note(f"wrong: {wrong}")
+        if text != expected:
+            self.report.note(f"{name}: {difference(str(expected), str(text))}")
         self.report.equal("… and its usage", counts, usage)
         if isinstance(stream, Telling) and stream.values:
             apart = max((abs(a - b) for a, b in zip(stream.values, stream.values_alone)), default=1)
             same = len(stream.values) == len(stream.values_alone)
             self.report.row("… and its log-probabilities, but for noise", f"{len(stream.values_alone)} values, 0.01 apart", f"{len(stream.values)} values, {apart:.5f} apart", same and apart < 0.01)
+
+
+def difference(expected, seen):
+    """Where two texts part: a table shows but their ends."""
+    at = next((i for i, (a, b) in enumerate(zip(expected, seen)) if a != b), min(len(expected), len(seen)))
+    return f"expected {expected[max(at - 40, 0) : at + 80]!r} at {at} of {len(expected)}, seen {seen[max(at - 40, 0) : at + 80]!r} of {len(seen)}"
