@@ -59,7 +59,7 @@ func FuzzEvents(f *testing.F) {
 // On well-formed JSON the walker steps over exactly one value and sees the
 // members encoding/json sees; on anything else it ends.
 func FuzzWalk(f *testing.F) {
-	for _, s := range []string{`{"a":1,"b":[{"c":"\"}"}],"d":null}`, `"x\\"`, `[1,2,[],{}]`, `{"usage":{"prompt_tokens":1}}`, `{"a"`, `{"a":"` + string(bytes.Repeat([]byte("x"), 50)) + `\""}`, ` {} `} {
+	for _, s := range []string{`{"a":1,"b":[{"c":"\"}"}],"d":null}`, `"x\\"`, `[1,2,[],{}]`, `{"a":[1,2],"b":[3,"]",4],"c":[5,[6]],"d":[7,{"e":[]}],"f":[8 ]}`, `[1}]`, `{"usage":{"prompt_tokens":1}}`, `{"a"`, `{"a":"` + string(bytes.Repeat([]byte("x"), 50)) + `\""}`, ` {} `} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -1,6 +1,9 @@
 package relay
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // BenchmarkUsageOf is the walk over a short whole answer, as each request that is not
 // streamed has one.
@@ -10,6 +13,18 @@ func BenchmarkUsageOf(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if UsageOf(body).Prompt != 64 {
+			b.Fatal("the usage was not found")
+		}
+	}
+}
+
+// BenchmarkUsageOfLong is the walk over an answer that repeats a prompt's ids, as
+// TensorRT-LLM's context servers give it.
+func BenchmarkUsageOfLong(b *testing.B) {
+	body := []byte(`{"prompt_token_ids":[` + strings.Repeat("12345,", 16383) + `12345],"usage":{"prompt_tokens":16384}}`)
+	b.SetBytes(int64(len(body)))
+	for b.Loop() {
+		if UsageOf(body).Prompt != 16384 {
 			b.Fatal("the usage was not found")
 		}
 	}

@@ -145,6 +145,25 @@ func (w *walker) null() bool {
 	return c == 'n' || c == 0
 }
 
+// skipNumbers moves behind the array it stands at where nothing but numbers is in it: the
+// ids of a whole prompt, which would take as long byte by byte as all else of an answer.
+func (w *walker) skipNumbers() bool {
+	if w.i+1 >= len(w.b) || w.b[w.i+1]-'0' > 9 {
+		return false // the end of an array of something else may be far
+	}
+	n := bytes.IndexByte(w.b[w.i:], ']')
+	if n < 0 {
+		return false
+	}
+	for _, c := range [...]byte{'"', '[', '{', '}'} {
+		if bytes.IndexByte(w.b[w.i+1:w.i+n], c) >= 0 {
+			return false
+		}
+	}
+	w.i += n + 1
+	return true
+}
+
 // skip moves behind the value it stands at.
 func (w *walker) skip() {
 	switch w.peek() {
@@ -154,7 +173,11 @@ func (w *walker) skip() {
 	case '"':
 		w.str()
 		return
-	case '{', '[':
+	case '[':
+		if w.skipNumbers() {
+			return
+		}
+	case '{':
 	default:
 		for w.i < len(w.b) {
 			switch w.b[w.i] {
