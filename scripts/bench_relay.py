@@ -11,7 +11,8 @@ means something on another machine, or another day.
   event    µs of CPU for one event of 200 streams that get one each 10 ms, the
            requests included that begin them: in streams of 200 events and of 1,000
   request  µs of CPU for one short non-streamed completion, 64 connections
-  a KB     µs of CPU that each KB more of a prompt costs: 16,384 token ids beside 64
+  a KB     µs of CPU that each KB more of a prompt costs: 16,384 token ids beside 64, on an
+           engine and by a load that need less than the proxy (bench_prompts.py)
   added    time to first token of 200 streams a second less that of the engine alone
   KiB      resident memory that each of 200 streams adds
 """
@@ -24,11 +25,11 @@ import subprocess
 import sys
 import tempfile
 
+import bench_prompts
 import bench_proxies as b
 
 # An open loop: a burst of 200 requests would measure its own queue.
 FIRST_LOAD = ["--endpoint", "completions", "--token-ids", "--rate", "200", "--poisson", "--prompt-tokens", "64", "--output-tokens", "50"]
-LONG_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "16", "--prompt-tokens", "16384", "--output-tokens", "4"]
 EVENT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens"]
 
 
@@ -106,10 +107,11 @@ def main():
         fast = start(0, [b.SLUICE, *sim, "--speed", "inf"], first_line=True)
         for s in (paced, fast):
             b.wait_ready(s.addr, "/health")
-        streams, shorts = list(proxies(paced.addr)), []
+        streams, shorts, longs = list(proxies(paced.addr)), [], []
         if not a.skip_json:
-            shorts = list(proxies(fast.addr))
-        for name, _, addr, path in streams + shorts:
+            prompts = bench_prompts.Prompts(start, tmp)
+            shorts, longs = list(proxies(fast.addr)), list(proxies(prompts.addr))
+        for name, _, addr, path in streams + shorts + longs:
             b.wait_ready(addr, path)
             print("%s listens at %s" % (name, addr), file=sys.stderr)
 
@@ -143,12 +145,8 @@ def main():
                 before = p.cpu()
                 rep = b.load(0, addr, *b.JSON_LOAD, "--duration", "%.1fs" % (a.seconds / 2))
                 rows[name].setdefault("json", []).append((p.cpu() - before) / rep["ok"] * 1e6)
-                short = rep["request_bytes"] / rep["ok"]
-                b.load(0, addr, *LONG_LOAD, "--requests", "64")
-                before = p.cpu()
-                rep = b.load(0, addr, *LONG_LOAD, "--duration", "%.1fs" % (a.seconds / 2))
-                more = (p.cpu() - before) / rep["ok"] * 1e6 - rows[name]["json"][-1]
-                rows[name].setdefault("kb", []).append(more / (rep["request_bytes"] / rep["ok"] - short) * 1000)
+            for name, p, addr, _ in longs:
+                rows[name].setdefault("kb", []).append(prompts.kb(p, addr, a.seconds / 2)[2])
 
         def ratio(row, key, base):
             got = [x / y for x, y in zip(row[key], rows[base][key])]

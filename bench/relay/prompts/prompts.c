@@ -1,0 +1,210 @@
+// Engine and load for what a KB of a prompt costs a proxy (scripts/bench_prompts.py). Both
+// take next to no time of their own, so that the proxy between them is never idle: the
+// simulated engine and `sluice load` need several times what a proxy does for a prompt of
+// 16,384 ids, and a proxy that waits most of the time pays more for whatever it is asked.
+//
+//	prompts engine PORT                        answers every request once its body has come
+//	prompts load PORT CONNECTIONS IDS SECONDS  prints how many requests were answered, and
+//	                                           the bytes of one, head included
+//
+// Both on 127.0.0.1, one thread each. A connection sends the same prompt again and again, of
+// which the second half is another each time: a digit more in its middle is enough, for
+// blocks are hashed with all that is before them.
+#define _GNU_SOURCE
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EVENTS = 64, MOST_FD = 1 << 16, HEAD = 8 << 10, PIECE = 1 << 20, CHANGED = 5 };
+
+static int poll_fd;
+static char piece[PIECE];
+
+static void die(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void say_all(int fd, const char *p, size_t n) {
+    if (send(fd, p, n, MSG_NOSIGNAL) != (ssize_t)n)
+        die("send"); // blocking, so it takes all
+}
+
+static void watch(int fd) {
+    int on = 1;
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (fd >= MOST_FD || epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e) < 0)
+        die("epoll_ctl");
+}
+
+static struct sockaddr_in at(const char *port) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(atoi(port)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    return a;
+}
+
+// What the engine has of a request: the beginning of its head, then how much of its body is to come.
+static struct {
+    char head[HEAD];
+    int n;
+    long left;
+} asked[MOST_FD];
+
+static void answer(int fd, int models) {
+    static const char *completion =
+        "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1,\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\" a b c d\","
+        "\"logprobs\":null,\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":64,\"completion_tokens\":4,\"total_tokens\":68}}";
+    static const char *list = "{\"object\":\"list\",\"data\":[{\"id\":\"sim\",\"object\":\"model\"}]}";
+    const char *body = models ? list : completion;
+    char out[1024];
+    int n = snprintf(out, sizeof out, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+    say_all(fd, out, n);
+}
+
+// taken goes through n bytes of a connection; -1 for a head that is too long.
+static int taken(int fd, const char *p, long n) {
+    while (n > 0) {
+        if (asked[fd].left > 0) {
+            long part = n < asked[fd].left ? n : asked[fd].left;
+            p += part, n -= part;
+            if ((asked[fd].left -= part) == 0)
+                answer(fd, 0);
+            continue;
+        }
+        int had = asked[fd].n, part = n < HEAD - 1 - had ? n : HEAD - 1 - had;
+        memcpy(asked[fd].head + had, p, part);
+        asked[fd].head[had + part] = 0;
+        char *end = strstr(asked[fd].head, "\r\n\r\n");
+        if (!end) {
+            if ((asked[fd].n += part) == HEAD - 1)
+                return -1;
+            p += part, n -= part;
+            continue;
+        }
+        part = end + 4 - asked[fd].head - had;
+        p += part, n -= part;
+        end[2] = 0;
+        char *length = strcasestr(asked[fd].head, "\r\nContent-Length:");
+        asked[fd].n = 0;
+        if ((asked[fd].left = length ? atol(strchr(length, ':') + 1) : 0) == 0)
+            answer(fd, strstr(asked[fd].head, " /v1/models ") != NULL);
+    }
+    return 0;
+}
+
+static void engine(const char *port) {
+    int on = 1, l = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in a = at(port);
+    setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(l, (struct sockaddr *)&a, sizeof a) < 0 || listen(l, 512) < 0)
+        die("listen");
+    watch(l);
+    for (struct epoll_event ev[EVENTS];;) {
+        int n = epoll_wait(poll_fd, ev, EVENTS, -1);
+        for (int i = 0; i < n; i++) {
+            int fd = ev[i].data.fd;
+            if (fd == l) {
+                if ((fd = accept(l, NULL, NULL)) < 0)
+                    die("accept");
+                memset(&asked[fd], 0, sizeof asked[fd]);
+                watch(fd);
+                continue;
+            }
+            long got = recv(fd, piece, sizeof piece, MSG_DONTWAIT);
+            if (got <= 0 || taken(fd, piece, got) < 0)
+                close(fd);
+        }
+    }
+}
+
+static struct {
+    char *request;
+    int n, change; // where what changes stands
+} sends[MOST_FD];
+
+static unsigned random_below(unsigned n) {
+    static unsigned long s = 88172645463325252ul;
+    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+    return (s >> 16) % n;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+// prompt makes the request of a connection, of ids as they are in a vocabulary of 128,000.
+static void prompt(int fd, int ids) {
+    char *body = malloc(ids * 8 + 256), *p = body + sprintf(body, "{\"model\":\"sim\",\"prompt\":[");
+    int change = 0;
+    for (int i = 0; i < ids; i++) {
+        if (i > 0)
+            *p++ = ',';
+        if (i == ids / 2)
+            change = p - body;
+        p += sprintf(p, "%d", i == ids / 2 ? 111111 : 1000 + random_below(127000));
+    }
+    p += sprintf(p, "],\"max_tokens\":4,\"temperature\":0}");
+    char *r = sends[fd].request = malloc(p - body + 256);
+    int head = sprintf(r, "POST /v1/completions HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %ld\r\n\r\n", (long)(p - body));
+    memcpy(r + head, body, p - body);
+    sends[fd].n = head + (p - body), sends[fd].change = head + change;
+    free(body);
+}
+
+static void ask(int fd) {
+    for (int i = 0; i < CHANGED; i++)
+        sends[fd].request[sends[fd].change + i] = '1' + random_below(9);
+    say_all(fd, sends[fd].request, sends[fd].n);
+}
+
+static void load(const char *port, int connections, int ids, double seconds) {
+    struct sockaddr_in a = at(port);
+    int one = 0;
+    for (int i = 0; i < connections; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) < 0)
+            die("connect");
+        watch(fd);
+        prompt(fd, ids);
+        ask(fd);
+        one = sends[fd].n;
+    }
+    long answered = 0;
+    // On a busy machine none may be served in so short a time.
+    for (double end = now() + seconds; now() < end || (answered == 0 && now() < end + 10);) {
+        struct epoll_event ev[EVENTS];
+        int n = epoll_wait(poll_fd, ev, EVENTS, 100);
+        for (int i = 0; i < n; i++) {
+            int fd = ev[i].data.fd;
+            long got = recv(fd, piece, sizeof piece, MSG_DONTWAIT);
+            if (got <= 0 || (memcmp(piece, "HTTP/1.1 ", 9) == 0 && memcmp(piece + 9, "200", 3) != 0)) {
+                fprintf(stderr, "no answer: %.*s\n", (int)(got < 0 ? 0 : got > 300 ? 300 : got), piece);
+                exit(1);
+            }
+            if (memcmp(piece + got - 1, "}", 1) != 0)
+                continue; // its head alone, by some proxies
+            answered++;
+            ask(fd);
+        }
+    }
+    printf("%ld %d\n", answered, one);
+}
+
+int main(int argc, char **argv) {
+    poll_fd = epoll_create1(0);
+    if (argc == 3 && strcmp(argv[1], "engine") == 0)
+        engine(argv[2]);
+    if (argc != 6 || strcmp(argv[1], "load") != 0) {
+        fprintf(stderr, "prompts engine PORT | prompts load PORT CONNECTIONS IDS SECONDS\n");
+        return 2;
+    }
+    load(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]));
+}

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""What a KB more of a prompt of token ids costs a proxy: requests of 16,384 ids beside
+requests of 64, 16 connections, through each proxy in turn to one engine. Engine and load
+(bench/relay/prompts) are in C and need less than the proxy does, so it is busy all the
+time with either. With the simulated engine and `sluice load` it waits for nine tenths of
+the time where prompts are long, finds its caches cold each time, and pays two to four
+times as much for all else of a request: that would be counted as the prompt's.
+
+CPU is what the kernel charged the proxy's processes; figures are medians of the rounds
+with their range. Only ratios and differences within one run mean anything.
+
+  scripts/bench_prompts.py [--rounds N] [--seconds S] [--ids N] [--binary NAME=PATH]
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import bench_proxies as b
+
+CONNECTIONS, SHORT, LONG = 16, 64, 16384
+
+
+class Prompts:
+    """The engine, and what loads a proxy in front of it."""
+
+    def __init__(self, start, tmp):
+        self.binary = os.path.join(tmp, "prompts")
+        subprocess.run(["cc", "-O2", "-o", self.binary, os.path.join(b.ROOT, "bench/relay/prompts/prompts.c")], check=True)
+        port = b.free_port()
+        start(0, [self.binary, "engine", str(port)])
+        self.addr = "127.0.0.1:%d" % port
+        b.wait_ready(self.addr, "/health")
+
+    def load(self, addr, ids, seconds):
+        """How many requests were answered, and the bytes of one."""
+        out = subprocess.run(
+            ["taskset", "-c", "0", self.binary, "load", addr.rsplit(":", 1)[1], str(CONNECTIONS), str(ids), "%.2f" % seconds],
+            capture_output=True, text=True,
+        )
+        if out.returncode != 0:
+            sys.exit("load of %d ids against %s failed: %s" % (ids, addr, out.stderr[-500:]))
+        return [int(x) for x in out.stdout.split()]
+
+    def request(self, process, addr, ids, seconds):
+        """µs of the proxy's CPU for one request, and its bytes."""
+        self.load(addr, ids, seconds / 4)
+        before = process.cpu()
+        answered, size = self.load(addr, ids, seconds)
+        return (process.cpu() - before) / answered * 1e6, size
+
+    def kb(self, process, addr, seconds, ids=LONG):
+        """µs of a request of ids, of a short one, and of a KB of what the one has more."""
+        short, size = self.request(process, addr, SHORT, seconds)
+        long, longer = self.request(process, addr, ids, seconds)
+        return long, short, (long - short) / (longer - size) * 1000
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=8)
+    ap.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    ap.add_argument("--ids", type=int, default=LONG)
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
+    a = ap.parse_args()
+    for tool in ("haproxy", "taskset", "cc"):
+        if not shutil.which(tool):
+            sys.exit("%s is not installed; run: scripts/bootstrap.sh --bench" % tool)
+    if not os.path.exists(b.SLUICE):
+        sys.exit("bin/sluice is not built; run: make build")
+    tmp, procs = tempfile.mkdtemp(prefix="sluice-prompts-"), []
+
+    def start(*args, **kw):
+        p = b.Process(*args, **kw)
+        procs.append(p)
+        return p
+
+    try:
+        prompts = Prompts(start, tmp)
+        proxies = [b.haproxy(start, 1, tmp, prompts.addr), b.sluice(start, 1, "sluice", prompts.addr)]
+        for one in a.binary:
+            name, path = one.split("=", 1)
+            proxies.append(b.sluice(start, 1, name, prompts.addr, binary=path))
+        for _, _, addr, path in proxies:
+            b.wait_ready(addr, path)
+        rows = {name: [] for name, _, _, _ in proxies}
+        for i in range(a.rounds):
+            # Every other round backwards: who comes first finds another machine than who comes last.
+            for name, p, addr, _ in proxies if i % 2 == 0 else reversed(proxies):
+                rows[name].append(prompts.kb(p, addr, a.seconds, a.ids))
+        base = rows[proxies[0][0]]
+        print("Median [range] of %d rounds of %.1fs; load average %.1f at the end.\n" % (a.rounds, a.seconds, os.getloadavg()[0]))
+        print("| proxy | µs for %d ids | ratio to haproxy | µs for %d | a KB more, µs | above haproxy's |\n| --- | --- | --- | --- | --- | --- |" % (a.ids, SHORT))
+        for name, got in rows.items():
+            print("| %s | %s | %.2f | %s | %s | %.2f |" % (
+                name, b.med([g[0] for g in got]), statistics.median(g[0] / h[0] for g, h in zip(got, base)),
+                b.med([g[1] for g in got]), b.med([g[2] for g in got], 2), statistics.median(g[2] - h[2] for g, h in zip(got, base))))
+    finally:
+        for p in procs:
+            p.stop()
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
