@@ -75,7 +75,7 @@ def finish(running, what):
 def measure(binary, case, streams, over, at):
     prompts = CASES[case]
     procs = []
-    sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", str(2 * streams), "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", str(80 * streams)]
+    sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", str(2 * streams), "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--max-num-batched-tokens", str(1 << 24), "--blocks", str(80 * streams)]
     try:
         engines = []
         for _ in range(-(-streams // EACH)):

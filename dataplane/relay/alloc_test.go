@@ -103,7 +103,7 @@ func TestStreamSize(t *testing.T) {
 // was passed on, of thousands of streams.
 func TestEditorHasNoRoomBetweenEvents(t *testing.T) {
 	s := voidStream()
-	s.edit = &editor{rewriter: &Transcript{Form: ChatForm, Prompt: []uint32{1}}}
+	s.edit = &editor{rewriter: &Transcript{Form: ChatForm, Prompt: PackIDs([]uint32{1})}}
 	event := []byte(chunksOf(chunkEvent))
 	for _, part := range [][]byte{event, event[:50], event[50:]} {
 		if s.pass(part, time.Now()); s.edit.room != nil {

@@ -156,7 +156,7 @@ func (c *Conversion) opening(dst []byte, ch *choice) []byte {
 		b = append(append(b, "data: "...), c.head...)
 		index := ch.index
 		if q := c.Seam.sequence(index); q != nil {
-			index = q.index
+			index = int(q.index)
 		}
 		return appendInt(append(b, `,"choices":[{"index":`...), index)
 	}
@@ -225,7 +225,7 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 			if came == 1 {
 				c.only = q
 			}
-			ch.index, origin = q.index, origin+q.origin
+			ch.index, origin = int(q.index), origin+int(q.origin)
 			if !q.Finished {
 				ch.finish, ch.stop = nil, nil // it goes on in the next round
 			}

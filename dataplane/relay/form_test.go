@@ -35,7 +35,7 @@ func TestUndisturbedFormsPass(t *testing.T) {
 		if form == ChatForm {
 			continue
 		}
-		tr := &Transcript{Form: form, ShowIDs: form == GenerateForm || form == NativeForm, NoText: form == GenerateForm, ByText: form == MessagesForm || form == ResponsesForm, Prompt: []uint32{7, 8}, holds: true}
+		tr := &Transcript{Form: form, ShowIDs: form == GenerateForm || form == NativeForm, NoText: form == GenerateForm, ByText: form == MessagesForm || form == ResponsesForm, Prompt: PackIDs([]uint32{7, 8}), holds: true}
 		if got := told(tr, body); got != body {
 			t.Errorf("form %d: got\n%s\nwant\n%s", form, got, body)
 		}
@@ -92,7 +92,7 @@ func TestNativeModes(t *testing.T) {
 		{"nonsense", event("a", "[1]", "1") + event("b", "[2]", "7"), nil, "[1]", "unreadable"},
 		{"no ids", `data: {"text":"a","meta_info":{"id":"n","completion_tokens":1}}` + "\n\n", nil, "[]", ""},
 	} {
-		tr := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: k.deltas, Prompt: []uint32{7}, holds: true}
+		tr := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: k.deltas, Prompt: PackIDs([]uint32{7}), holds: true}
 		told(tr, k.body)
 		out, _ := json.Marshal(tr.Out)
 		if got := strings.ReplaceAll(string(out), ",", " "); got != k.out && !(k.out == "[]" && got == "null") || tr.Why() != k.why {
@@ -113,7 +113,7 @@ func FuzzForms(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, form uint8, first, second string) {
 		fm := Form(form % 6)
-		tr := &Transcript{Form: fm, ShowIDs: form&8 != 0, NoText: form&16 != 0, ByText: form&32 != 0, Scores: form&64 != 0, KeepText: form&64 != 0, Prompt: []uint32{7, 8}, holds: true}
+		tr := &Transcript{Form: fm, ShowIDs: form&8 != 0, NoText: form&16 != 0, ByText: form&32 != 0, Scores: form&64 != 0, KeepText: form&64 != 0, Prompt: PackIDs([]uint32{7, 8}), holds: true}
 		if form&128 != 0 {
 			tr.Choices, tr.Limit = 3, 4
 		}
@@ -150,7 +150,7 @@ func FuzzForms(f *testing.F) {
 // TestNoBeginning: a stream whose end repeats its first event cannot go on without it.
 func TestNoBeginning(t *testing.T) {
 	for form, body := range formStreams {
-		tr := &Transcript{Form: form, Prompt: []uint32{7, 8}, ByText: true, holds: true}
+		tr := &Transcript{Form: form, Prompt: PackIDs([]uint32{7, 8}), ByText: true, holds: true}
 		want := ""
 		if form == MessagesForm || form == ResponsesForm {
 			want = "no_beginning"

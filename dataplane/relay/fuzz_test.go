@@ -35,7 +35,7 @@ func FuzzEvents(f *testing.F) {
 				plain.tooBig++
 			}
 			if event != nil {
-				plain.plain.before = 0
+				plain.plain.of = nil
 				plain.event(event)
 				plain.drop()
 			}

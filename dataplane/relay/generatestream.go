@@ -187,8 +187,8 @@ func (g *generateNext) spans(dst []byte, w *walker) []byte {
 // appendUsage appends OpenAI's usage object as the ids tell it.
 func (t *Transcript) appendUsage(dst []byte) []byte {
 	output := t.tokens()
-	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(len(t.Prompt)), 10)
-	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(len(t.Prompt)+output), 10)
+	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(t.Prompt.Len()), 10)
+	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(t.Prompt.Len()+output), 10)
 	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(output), 10)
 	return append(dst, '}')
 }

@@ -5,30 +5,35 @@ import "bytes"
 // idTemplate is the text around the content and the ids of an event that says
 // nothing else. Events with the same text around others need not be walked.
 type idTemplate struct {
-	text        []byte // before, then mid, then after; made once in a stream, as large as they are
-	before, mid int32  // bytes of them; before 0: nothing learned
+	template
+	head uint16 // bytes behind "data: " that all events begin with, the last too; 0: not told
 }
 
 // learn keeps event around its text and its ids, brackets included.
 func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
-	p.before = 0
-	if textFrom > maxTemplate || idsFrom-textTo > maxTemplate || len(event)-idsTo > maxTemplate || textTo > idsFrom {
-		return
+	if p.of, p.head = nil, 0; textTo <= idsFrom {
+		p.learnParts(event[:textFrom], event[textTo:idsFrom], event[idsTo:])
 	}
-	if need := textFrom + idsFrom - textTo + len(event) - idsTo; cap(p.text) < need {
-		p.text = make([]byte, 0, need)
+}
+
+// hasHead says whether the template begins with head, and so it need not be kept besides.
+func (p *idTemplate) hasHead(head string) bool {
+	if data, ok := bytes.CutPrefix(p.before(), []byte("data: ")); ok && len(head) > 0 && bytes.HasPrefix(data, []byte(head)) {
+		p.head = uint16(len(head))
 	}
-	p.text = append(append(append(p.text[:0], event[:textFrom]...), event[textTo:idsFrom]...), event[idsTo:]...)
-	p.before, p.mid = int32(textFrom), int32(idsFrom-textTo)
+	return p.head > 0
 }
 
 // match says whether event is the template around a text and ids, and takes the
 // ids in; from and to are where they lie.
 func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) {
-	first := int(p.before)
-	before, mid, after := p.text[:first], p.text[first:first+int(p.mid)], p.text[first+int(p.mid):]
+	first, ok := p.begins(event)
+	if !ok {
+		return 0, 0, false
+	}
+	mid, after := p.of.text[p.of.content:p.of.mid], p.of.text[p.of.mid:]
 	to = len(event) - len(after)
-	if first == 0 || to <= first || event[to-1] != ']' || !bytes.Equal(event[:first], before) || !bytes.Equal(event[to:], after) {
+	if to <= first || event[to-1] != ']' || !bytes.Equal(event[to:], after) {
 		return 0, 0, false
 	}
 	for from = to - 2; from > first && (event[from]-'0' <= 9 || event[from] == ','); from-- {

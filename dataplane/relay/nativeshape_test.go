@@ -30,7 +30,7 @@ func nativeEvents(n int, cumulative bool) (events [][]byte) {
 // nativeSeen is what a Transcript and a scanner have made of a stream's events; walked:
 // of each by a walk. The engine is left behind as many events as leave says.
 func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
-	t := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: deltas, Prompt: []uint32{7, 8}, holds: true}
+	t := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: deltas, Prompt: PackIDs([]uint32{7, 8}), holds: true}
 	if len(events) > 0 && bytes.Contains(events[0], []byte(`"choices"`)) {
 		t.Form, t.NoText = GenerateForm, true
 	}
@@ -74,7 +74,7 @@ func TestNativeShapeChangesNothing(t *testing.T) {
 		}
 	}
 	scan := &scanner{usage: noUsage}
-	own := newNativeStream(&Transcript{Form: NativeForm, Prompt: []uint32{7}})
+	own := newNativeStream(&Transcript{Form: NativeForm, Prompt: PackIDs([]uint32{7})})
 	for i, e := range nativeEvents(4, true) {
 		data := DataOf(e)
 		if i > 0 && (!own.plain(data) || !scan.native.counts(data, &scan.usage)) {
@@ -105,7 +105,7 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	}
-	g := &generateStream{t: &Transcript{Form: GenerateForm, NoText: true, Prompt: []uint32{7}}}
+	g := &generateStream{t: &Transcript{Form: GenerateForm, NoText: true, Prompt: PackIDs([]uint32{7})}}
 	g.event(nil, events[1])
 	if !g.plain(events[2]) || !slices.Equal(g.t.Out, []uint32{2, 3, 4}) || g.t.Told != 3 {
 		t.Errorf("the third event: %v, %d told", g.t.Out, g.t.Told)

@@ -73,14 +73,14 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	if n.failed {
 		return n, true
 	}
-	if t.head == nil && n.choices > 0 {
+	if t.head == "" && t.plain.head == 0 && n.choices > 0 {
 		object := "text_completion"
 		if t.Form == ChatForm {
 			object = "chat.completion.chunk"
 		}
-		t.head = appendHead(nil, false, object, id, created, model)
+		t.head = string(appendHead(nil, false, object, id, created, model))
 	}
-	if n.choices > 0 && !t.prompted && len(t.Prompt) == 0 {
+	if n.choices > 0 && !t.prompted && t.Prompt.Len() == 0 {
 		t.stuck("no_ids")
 	}
 	return n, true
@@ -127,13 +127,13 @@ func (t *Transcript) promptIDs(w *walker, base int, n *noted) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return
 	}
-	if !t.prompted && t.next == nil && !(t.Records && len(t.Prompt) > 0) {
+	if !t.prompted && t.next == nil && !(t.Records && t.Prompt.Len() > 0) {
 		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
 		if err != nil || len(ids) == 0 {
 			t.stuck("no_ids")
 			return
 		}
-		t.Prompt, t.prompted = ids, true
+		t.Prompt, t.prompted = PackIDs(ids), true
 	}
 	t.mark(w, base, len(raw), n)
 }

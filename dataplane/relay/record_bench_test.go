@@ -17,12 +17,12 @@ func BenchmarkCarried(b *testing.B) {
 		t     func() *Transcript
 		event string
 	}{
-		{"completions", func() *Transcript { return &Transcript{ShowIDs: true, Prompt: []uint32{1}} }, `{"id":"cmpl-r1","object":"text_completion","created":1763690000,"model":"m","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[1234]}]}`},
+		{"completions", func() *Transcript { return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1})} }, `{"id":"cmpl-r1","object":"text_completion","created":1763690000,"model":"m","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[1234]}]}`},
 		{"generate", func() *Transcript {
-			return &Transcript{ShowIDs: true, Prompt: []uint32{1}, Form: GenerateForm, NoText: true}
+			return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1}), Form: GenerateForm, NoText: true}
 		}, `{"request_id":"r1","choices":[{"index":0,"token_ids":[1234],"logprobs":null,"finish_reason":null}]}`},
 		{"native", func() *Transcript {
-			return &Transcript{ShowIDs: true, Prompt: []uint32{1}, Form: NativeForm, Deltas: &yes}
+			return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1}), Form: NativeForm, Deltas: &yes}
 		}, `{"text":" word","output_ids":[1234],"meta_info":{"id":"r-1","finish_reason":null,"prompt_tokens":400,"weight_version":"default","num_retractions":0,"completion_tokens":%d,"cached_tokens":384,"cached_tokens_details":null,"dp_rank":null}}`},
 	} {
 		for _, records := range []bool{false, true} {

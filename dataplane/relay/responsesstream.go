@@ -203,7 +203,7 @@ func (n *responsesNext) close(dst []byte) []byte {
 
 func (n *responsesNext) appendUsage(dst []byte) []byte {
 	t := n.r.t
-	prompt, output := len(t.Prompt), len(t.Out)
+	prompt, output := t.Prompt.Len(), len(t.Out)
 	details := walker{b: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
 	cached := min(max(details.digits(), 0), prompt)
 	dst = strconv.AppendInt(append(dst, `{"input_tokens":`...), int64(prompt), 10)

@@ -144,7 +144,11 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		}
 	}
 	if carry != nil {
-		// Looked at as the client gets it: as one stream.
+		// Looked at as the client gets it: as one stream. What both learn of it, its id and
+		// its time, is kept once.
+		if s.scan.plain.own == "" {
+			s.scan.plain.own = carry.Transcript.plain.own
+		}
 		s.scan.feed(r.b[ChunkHead:])
 		done = done && carry.Transcript.Failed == nil && !carry.Transcript.unfinished()
 	}

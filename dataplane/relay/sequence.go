@@ -14,11 +14,11 @@ type Sequence struct {
 	// come.
 	Finished bool
 
-	begun bool // an event of it has come: the client has its role
-	index int  // of the choice, as the client sees it
+	begun bool  // an event of it has come: the client has its role
+	index int32 // of the choice, as the client sees it
 	// Of completions with log-probabilities: where in the text the next token begins,
 	// in characters, and where the one did from which its engine counts.
-	offset, origin int
+	offset, origin int32
 }
 
 // Of gives what choice i has told; nil where the stream has no such choice.
@@ -31,7 +31,7 @@ func (t *Transcript) Of(i int) *Sequence {
 	}
 	few := t.rare()
 	for len(few.more) < t.Choices-1 {
-		few.more = append(few.more, Sequence{index: len(few.more) + 1})
+		few.more = append(few.more, Sequence{index: int32(len(few.more) + 1)})
 	}
 	return &few.more[i-1]
 }
@@ -94,7 +94,7 @@ func (t *Transcript) tokens() (n int) {
 // scored takes in the log-probabilities of completions.
 func (q *Sequence) scored(raw []byte) {
 	if end := offsetBehind(raw); end >= 0 {
-		q.offset = q.origin + end
+		q.offset = q.origin + int32(end)
 	}
 }
 

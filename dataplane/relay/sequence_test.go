@@ -92,7 +92,7 @@ const usageEvent = `data: {"id":"cmpl-b","object":"text_completion","created":99
 // TestManyGoOn: the choices that have not ended are asked for together, with the limit of
 // the one that has the least left, and again; the client sees one stream.
 func TestManyGoOn(t *testing.T) {
-	tr := &Transcript{Choices: 3, Prompt: []uint32{1, 2}, Limit: 4}
+	tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2}), Limit: 4}
 	last := "0\r\n\r\n"
 	got, res, asked := relayMany(t, tr,
 		chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"), many(1, "B", `"stop"`, "[21]"), many(2, "c", "null", "[30]"), many(0, "A", "null", "[11]")),
@@ -125,7 +125,7 @@ func TestManyHaveOnePrompt(t *testing.T) {
 		{false, 4, 4}, {false, 9, 6}, // what was told before is output, though it was found
 		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
 	} {
-		tr := &Transcript{Choices: 3, Prompt: []uint32{1, 2, 3, 4, 5, 6}, Limit: 2, SumsCached: k.sums}
+		tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
 		got, _, _ := relayMany(t, tr,
 			chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"), many(2, "B", `"stop"`, "[21]")), // two are left
 			chunksOf(many(0, "d", `"length"`, "[31]"), many(1, "e", `"length"`, "[12]"), usage(k.told), doneEvent)+"0\r\n\r\n")
@@ -145,7 +145,7 @@ func many2(index int, text, finish string) string {
 func TestManyWithoutATaker(t *testing.T) {
 	begin := chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"))
 	short := chunksOf(many(0, "c", `"length"`, "[11]"), many(1, "d", `"length"`, "[21]"), usageEvent, doneEvent) + "0\r\n\r\n"
-	got, res, asked := relayMany(t, &Transcript{Choices: 2, Prompt: []uint32{1}, Limit: 1000}, begin, short)
+	got, res, asked := relayMany(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, begin, short)
 	if !strings.HasSuffix(got, `"code":502}}`+"\n\n"+doneEvent) || strings.Contains(got, "usage") || !res.EngineErr || !res.Reusable || len(asked) != 2 {
 		t.Errorf("got %s, %+v, asked %q", got, res, asked)
 	}
@@ -153,17 +153,17 @@ func TestManyWithoutATaker(t *testing.T) {
 	for range 50 {
 		engines = append(engines, short)
 	}
-	if got, res, asked = relayMany(t, &Transcript{Choices: 2, Prompt: []uint32{1}, Limit: 1000}, engines...); len(asked) != 2+moreTurns || !res.EngineErr || strings.Count(got, "[DONE]") != 1 {
+	if got, res, asked = relayMany(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, engines...); len(asked) != 2+moreTurns || !res.EngineErr || strings.Count(got, "[DONE]") != 1 {
 		t.Errorf("%d asked, %+v", len(asked), res)
 	}
 	// A choice that an engine was not asked for is nobody's.
-	second := &Transcript{Choices: 2, Prompt: []uint32{1}, holds: true}
+	second := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
 	told(second, many(0, "a", `"stop"`, "[5]")+many(1, "b", "null", "[6]"))
 	second.Turn()
 	if got := told(second, many(1, "x", "null", "[7]")+many(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Stuck != "many_choices" {
 		t.Errorf("got %s, stuck %q", got, second.Stuck)
 	}
-	tr := &Transcript{Choices: 2, Prompt: []uint32{1}, holds: true}
+	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
 	told(tr, many(2, "x", "null", "[5]"))
 	if tr.Stuck != "many_choices" {
 		t.Errorf("stuck %q", tr.Stuck)

@@ -1,39 +1,122 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sync"
+	"sync/atomic"
+)
 
-// maxTemplate bounds each half of a template, so that a stream stays small.
+// maxTemplate bounds each part of a template, so that a stream stays small.
 const maxTemplate = 256
+
+// shape is the text around what differs between the events of a stream and between the
+// streams of a model: the id and the time that a stream's events begin with, and their
+// content. All streams have one together, and it is not changed.
+type shape struct {
+	text []byte // the parts, one after the other
+	// Where the parts end: before the id, between it and the time, behind that up to the
+	// content, and between the content and the ids, where there are some; the rest is what
+	// follows.
+	id, time, content, mid int32
+}
 
 // template is the text around the content string of an event in which nothing
 // but that content was of interest. An event with the same text around another
 // string says nothing new either, and need not be walked: in a stream that is
-// nearly every event, at the cost of two comparisons.
+// nearly every event, at the cost of a few comparisons.
 type template struct {
-	text   []byte // before, then after; made once in a stream, as large as they are
-	before int    // bytes of it; 0: nothing learned
+	of    *shape // nil: nothing learned
+	own   string // the stream's id and time, one behind the other
+	ids   uint8  // bytes of own that are the id's
+	tries uint8  // how often something was learned
 }
+
+// maxTries bounds how often a stream learns: one whose events differ each time otherwise
+// than by their content is walked.
+const maxTries = 16
 
 // learn keeps data around the string inside data[from:to].
 func (t *template) learn(data []byte, from, to int) {
-	if from > maxTemplate || len(data)-to > maxTemplate {
-		t.before = 0
+	t.learnParts(data[:from], nil, data[to:])
+}
+
+func (t *template) learnParts(before, mid, after []byte) {
+	t.of = nil
+	if t.tries == maxTries || len(before) > maxTemplate || len(mid) > maxTemplate || len(after) > maxTemplate {
 		return
 	}
-	if need := len(data) - (to - from); cap(t.text) < need {
-		t.text = make([]byte, 0, need)
+	t.tries++
+	id, idTo, at, atTo := ownParts(before)
+	t.of = shapes.of([5][]byte{before[:id], before[idTo:at], before[atTo:], mid, after})
+	if len(t.own) != idTo-id+atTo-at || t.own[:idTo-id] != string(before[id:idTo]) || t.own[idTo-id:] != string(before[at:atTo]) {
+		t.own = string(before[id:idTo]) + string(before[at:atTo])
 	}
-	t.text = append(append(t.text[:0], data[:from]...), data[to:]...)
-	t.before = from
+	t.ids = uint8(idTo - id)
+}
+
+var (
+	idMember   = []byte(`"id":"`)
+	timeMember = []byte(`"created":`)
+)
+
+// ownParts gives where the id and the time lie in the beginning of an event; nothing, at its
+// beginning, where it does not have them so.
+func ownParts(before []byte) (id, idTo, at, atTo int) {
+	if i := bytes.Index(before, idMember); i >= 0 {
+		from := i + len(idMember)
+		if n := bytes.IndexByte(before[from:], '"'); n >= 0 && n <= 255 {
+			id, idTo = from, from+n
+		}
+	}
+	at, atTo = idTo, idTo
+	if i := bytes.Index(before[idTo:], timeMember); i >= 0 {
+		at = idTo + i + len(timeMember)
+		for atTo = at; atTo < len(before) && before[atTo]-'0' <= 9; atTo++ {
+		}
+	}
+	return id, idTo, at, atTo
+}
+
+// begins says whether data begins as the template does, and where its content begins then.
+func (t *template) begins(data []byte) (from int, ok bool) {
+	s := t.of
+	if s == nil {
+		return 0, false
+	}
+	id := int(s.id)
+	idTo := id + int(t.ids)
+	at := idTo + int(s.time-s.id)
+	atTo := at + len(t.own) - int(t.ids)
+	from = atTo + int(s.content-s.time)
+	if from > len(data) {
+		return 0, false
+	}
+	return from, string(data[id:idTo]) == t.own[:t.ids] && bytes.Equal(data[:id], s.text[:s.id]) &&
+		string(data[at:atTo]) == t.own[t.ids:] && bytes.Equal(data[idTo:at], s.text[s.id:s.time]) && bytes.Equal(data[atTo:from], s.text[s.time:s.content])
+}
+
+// before is what the template's events begin with, up to their content.
+func (t *template) before() []byte {
+	s := t.of
+	if s == nil {
+		return nil
+	}
+	b := append(append([]byte(nil), s.text[:s.id]...), t.own[:t.ids]...)
+	b = append(append(b, s.text[s.id:s.time]...), t.own[t.ids:]...)
+	return append(b, s.text[s.time:s.content]...)
 }
 
 // matches says whether data is the template around one string. The text before
 // ends with the string's opening quote and the text after begins with its
 // closing one; what is between must hold no other.
 func (t *template) matches(data []byte) bool {
-	from := t.before
-	to := len(data) - (len(t.text) - from)
-	if from == 0 || from > to || !bytes.Equal(data[:from], t.text[:from]) || !bytes.Equal(data[to:], t.text[from:]) {
+	from, ok := t.begins(data)
+	if !ok {
+		return false
+	}
+	after := t.of.text[t.of.mid:]
+	to := len(data) - len(after)
+	if from > to || !bytes.Equal(data[to:], after) {
 		return false
 	}
 	i := from
@@ -47,4 +130,71 @@ func (t *template) matches(data []byte) bool {
 		i++
 	}
 	return i == to // beyond: the closing quote is escaped
+}
+
+// shapeTable is what streams have learned of events' shapes, each once. A stream keeps its
+// shape, whether the table still has it or not.
+type shapeTable struct {
+	all  atomic.Pointer[[]*shape] // replaced as a whole
+	mu   sync.Mutex               // of those who replace it
+	next int                      // which of maxShapes gives way
+}
+
+// maxShapes is how many the table has, of at most 1,280 bytes: some for each model.
+const maxShapes = 64
+
+var shapes shapeTable
+
+// of gives the shape of these parts.
+func (t *shapeTable) of(parts [5][]byte) *shape {
+	if s := t.find(parts); s != nil {
+		return s
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.find(parts); s != nil {
+		return s
+	}
+	text := bytes.Join(parts[:], nil)
+	s := &shape{text: text[:len(text):len(text)], id: int32(len(parts[0]))}
+	s.time = s.id + int32(len(parts[1]))
+	s.content = s.time + int32(len(parts[2]))
+	s.mid = s.content + int32(len(parts[3]))
+	var had []*shape
+	if all := t.all.Load(); all != nil {
+		had = *all
+	}
+	all := append(make([]*shape, 0, len(had)+1), had...)
+	if len(all) < maxShapes {
+		all = append(all, s)
+	} else {
+		all[t.next] = s
+		t.next = (t.next + 1) % maxShapes
+	}
+	t.all.Store(&all)
+	return s
+}
+
+func (t *shapeTable) find(parts [5][]byte) *shape {
+	all := t.all.Load()
+	if all == nil {
+		return nil
+	}
+	for _, s := range *all {
+		if s.is(parts) {
+			return s
+		}
+	}
+	return nil
+}
+
+func (s *shape) is(parts [5][]byte) bool {
+	at := 0
+	for i, to := range [5]int{int(s.id), int(s.time), int(s.content), int(s.mid), len(s.text)} {
+		if !bytes.Equal(parts[i], s.text[at:to]) {
+			return false
+		}
+		at = to
+	}
+	return true
 }

@@ -13,7 +13,7 @@ import (
 //
 // The ids are the engine's own where it tells them (see Form); else the text is
 // kept, for somebody to make ids of it (ByText). One Transcript serves one stream;
-// 4 bytes are kept for each id of prompt and output, and of the text what the stream's
+// of each id of the prompt its bits are kept, of one of the output 4 bytes, and of the text what the stream's
 // end repeats of it. Its fields are for the relaying goroutine.
 type Transcript struct {
 	Form Form
@@ -58,19 +58,28 @@ type Transcript struct {
 	// endpoint has.
 	Before Rewriter
 
-	Prompt   []uint32 // known beforehand, or told by the first event
-	Sequence          // of the first choice
+	Prompt   IDs // known beforehand, or told by the first event
+	Sequence     // of the first choice
 	// Stuck says why no other engine can go on, "" when one can.
 	Stuck string
 	// Failed is the event by which the engine said that it failed, nil for none.
 	// From it on nothing of that engine is passed.
 	Failed []byte
 
-	head  []byte // what all events begin with: id, object, created and model
+	head  string // see begin; "" where plain has it
 	next  Rewriter
 	own   speaker // of a Form that is not OpenAI's
 	plain idTemplate
 	few   *few // nil: none of it
+}
+
+// begin is what all events of the stream begin with: id, object, created and model; "": not
+// known yet.
+func (t *Transcript) begin() string {
+	if t.plain.head > 0 {
+		return string(t.plain.before()[len("data: "):][:t.plain.head])
+	}
+	return t.head
 }
 
 // few is what few streams have: text that is kept, several choices, another engine, or a
@@ -205,7 +214,11 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	}
 	if !n.news && n.choices == 1 && n.ids > 0 && len(n.text) > 0 && n.textAt < n.idsAt {
+		t.head = t.begin()
 		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, n.idsTo)
+		if t.plain.hasHead(t.head) {
+			t.head = ""
+		}
 	}
 	if t.ShowIDs {
 		return append(dst, event...)
@@ -236,7 +249,7 @@ func (t *Transcript) Why() string {
 		return "no_beginning"
 	case !t.every(t.resumable):
 		return "half_character"
-	case len(t.Prompt) == 0:
+	case t.Prompt.Len() == 0:
 		return "no_ids"
 	case native != nil && native.unsure():
 		return "unreadable"
@@ -290,7 +303,10 @@ func (t *Transcript) speak() speaker {
 
 // seam is where the stream passes to another engine.
 func (t *Transcript) seam() *Seam {
-	s := &Seam{Head: t.head, Prompt: len(t.Prompt), Tokens: t.Told, ShowIDs: t.ShowIDs, of: t.asks()}
+	s := &Seam{Prompt: t.Prompt.Len(), Tokens: t.Told, ShowIDs: t.ShowIDs, of: t.asks()}
+	if head := t.begin(); head != "" {
+		s.Head = []byte(head)
+	}
 	for _, q := range t.asks() {
 		s.begun = append(s.begun, q.begun)
 	}
@@ -321,8 +337,8 @@ func (o openAIStream) turn() Rewriter {
 
 func (o openAIStream) end(dst []byte, usage bool) []byte {
 	t := o.t
-	if usage && t.head != nil {
-		dst = append(append(dst, "data: "...), t.head...)
+	if head := t.begin(); usage && head != "" {
+		dst = append(append(dst, "data: "...), head...)
 		dst = t.appendUsage(append(dst, `,"choices":[],"usage":`...))
 		dst = append(dst, "}\n\n"...)
 	}

@@ -50,10 +50,10 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 	if string(got) != string(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if !slices.Equal(tr.Prompt, []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck != "" {
-		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt, tr.Out, tr.Told, tr.Stuck)
+	if !slices.Equal(tr.Prompt.Append(nil), []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck != "" {
+		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Told, tr.Stuck)
 	}
-	if tr.plain.before == 0 {
+	if tr.plain.of == nil {
 		t.Error("no template was learned: every event is walked")
 	}
 	shown := &Transcript{Form: ChatForm, ShowIDs: true}

@@ -3,6 +3,7 @@ package disagg
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 // fails, or is to be left: what that engine must be asked, kept because the request's
 // scratch and the client's bytes are gone by then. The Transcript has the tokens.
 //
-// There are thousands: it just fills a size class of 416 bytes. What is asked lies packed
+// There are thousands: it just fills a size class of 384 bytes. What is asked lies packed
 // until a stream moves, which few do, and what few have stands elsewhere.
 type carried struct {
 	relay.Transcript
@@ -27,9 +28,9 @@ type carried struct {
 	kept     []byte // body and sampling of what is asked, then its fields
 	model    string
 	salt     blockhash.Salt
-	most     int    // tokens the client wants at most; 0: it said nothing
 	deadline moment // of the leg, wherever it runs
 	rest     *rest  // nil: none of it
+	most     int32  // tokens the client wants at most; 0: it said nothing
 	body     int32  // bytes of kept
 	sampling int32  // likewise
 	least    int32
@@ -232,7 +233,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	}
 	q.x.SetHeader("X-Sluice-Migration", ready)
 	c := &carried{
-		s: s, kind: kind, model: q.pool.Model, salt: q.salted, most: q.maxTokens,
+		s: s, kind: kind, model: q.pool.Model, salt: q.salted, most: int32(min(q.maxTokens, math.MaxInt32)),
 		suspects: int32(q.suspects), attempt: int32(q.attempt), deadline: momentOf(q.orDeadline(q.decodeBy(s.began.time()))),
 	}
 	c.keep(&q.movable, q.x.ForwardFields(q.fields[:0]))
@@ -242,7 +243,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 	c.ByText = !q.pair.IDs && !c.ShowIDs
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.knowsPrompt() {
-		c.Prompt = slices.Clone(q.prompt.Tokens)
+		c.Prompt = relay.PackIDs(q.prompt.Tokens)
 	}
 	if a := q.answerer(); a != nil {
 		c.Before = a.Events(&q.pair)
@@ -288,7 +289,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		}
 	}
 	open := c.Open()
-	if why == "" && c.most > 0 && slices.ContainsFunc(open, func(q *relay.Sequence) bool { return q.Told >= c.most }) {
+	if why == "" && c.most > 0 && slices.ContainsFunc(open, func(q *relay.Sequence) bool { return q.Told >= int(c.most) }) {
 		why = "spent"
 	}
 	var grammar []byte

@@ -64,12 +64,12 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	most, least, total := 0, 0, 0
 	for i, o := range open {
 		cont := &conts[i]
-		*cont = Continuation{Prompt: len(c.Prompt), Most: c.most, Least: int(c.least)}
+		*cont = Continuation{Prompt: c.Prompt.Len(), Most: int(c.most), Least: int(c.least)}
 		var room []uint32
 		if i == 0 {
 			room = q.prompt.Tokens[:0]
 		}
-		cont.Tokens = append(append(room, c.Prompt...), o.Out[:o.Told]...)
+		cont.Tokens = append(c.Prompt.Append(room), o.Out[:o.Told]...)
 		left, must, ok := cont.Left(c.kind, length)
 		if !ok {
 			s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")

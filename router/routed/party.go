@@ -170,7 +170,7 @@ func (c *call) relay() {
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
 	var carry *relay.Carry
 	if t := c.hooks.Transcript; t != nil {
-		t.Records = t.ShowIDs && len(t.Prompt) > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
+		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
 		c.records = t.Records
 		carry = &relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c.next}
 	}

@@ -56,7 +56,7 @@ func TestRecordsChangeNothing(t *testing.T) {
 		c.events = append(c.events, "data: [DONE]\n\n")
 		fresh := func() converter { return converter{dialect: c.dialect, usage: noUsage, first: []string{"first"}} }
 		want := convert(t, fresh(), c.events...)
-		c.transcript.ShowIDs, c.transcript.Records, c.transcript.Prompt = true, true, []uint32{1, 2, 3}
+		c.transcript.ShowIDs, c.transcript.Records, c.transcript.Prompt = true, true, relay.PackIDs([]uint32{1, 2, 3})
 		var got []string
 		short := 0
 		o := outlet{converter: fresh(), records: true}

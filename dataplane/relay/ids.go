@@ -1,0 +1,69 @@
+package relay
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// IDs are token ids that are kept and seldom read, packed: each takes the bits that the
+// largest needs, 15 to 18 of a vocabulary. The zero IDs has none. They are not changed.
+type IDs struct{ packed []byte } // their number, the bits of each, the bits, lowest first
+
+const packedHead = 4 + 1
+
+// PackIDs keeps ids, which are its caller's again.
+func PackIDs(ids []uint32) IDs {
+	if len(ids) == 0 {
+		return IDs{}
+	}
+	var all uint32
+	for _, id := range ids {
+		all |= id
+	}
+	width := max(bits.Len32(all), 1)
+	p := make([]byte, packedHead, packedHead+(len(ids)*width+7)/8)
+	binary.LittleEndian.PutUint32(p, uint32(len(ids)))
+	p[4] = byte(width)
+	var word uint64
+	have := 0
+	for _, id := range ids {
+		word |= uint64(id) << have
+		for have += width; have >= 8; have -= 8 {
+			p = append(p, byte(word))
+			word >>= 8
+		}
+	}
+	if have > 0 {
+		p = append(p, byte(word))
+	}
+	return IDs{p}
+}
+
+// Len is how many there are.
+func (p IDs) Len() int {
+	if len(p.packed) == 0 {
+		return 0
+	}
+	return int(binary.LittleEndian.Uint32(p.packed))
+}
+
+// Append appends them to dst.
+func (p IDs) Append(dst []uint32) []uint32 {
+	n := p.Len()
+	if n == 0 {
+		return dst
+	}
+	width, from := int(p.packed[4]), p.packed[packedHead:]
+	var word uint64
+	have := 0
+	for range n {
+		for ; have < width; have += 8 {
+			word |= uint64(from[0]) << have
+			from = from[1:]
+		}
+		dst = append(dst, uint32(word&(1<<width-1)))
+		word >>= width
+		have -= width
+	}
+	return dst
+}
