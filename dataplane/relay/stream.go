@@ -216,7 +216,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		dst: dst, resp: resp, rare: &noneRare,
 		loops: opt.Loops, onFirstToken: opt.OnFirstToken, ends: opt.Ends, writeTimeout: opt.WriteTimeout, idleTimeout: opt.IdleTimeout,
 		chunked:  resp.ContentLength == upstream.LengthChunked,
-		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0,
+		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 	}
 	_, s.patient = dst.(Patient)
 	s.scan.protocol, s.scan.thins = opt.Protocol, true

@@ -17,6 +17,9 @@ var (
 	ErrTimeout  = errors.New("the engine did not answer in time")
 	ErrProtocol = errors.New("the engine broke HTTP")
 	ErrTooLarge = errors.New("the body is over the limit")
+	// ErrCoded: nobody here asks for a coding, and under one what no client may see could
+	// not be found.
+	ErrCoded = errors.New("the answer has a content coding that was not asked for")
 )
 
 // Phase says how far a failed call had come.
@@ -63,7 +66,7 @@ func Told(err error) string {
 }
 
 func cause(err error) string {
-	for _, known := range [...]error{ErrCut, ErrTooManyConns, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge} {
+	for _, known := range [...]error{ErrCut, ErrTooManyConns, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"bytes"
+	"fmt"
 )
 
 // maxHeadLines bounds the header lines of one response.
@@ -115,6 +116,9 @@ func (h *headParser) fieldLine(buf []byte, line span) error {
 	h.fields = append(h.fields, f)
 	if f.hop {
 		return h.hopField(name, value)
+	}
+	if len(name) == len("content-encoding") && len(value) > 0 && foldEqual(name, "content-encoding") && !foldEqual(value, "identity") {
+		return fmt.Errorf("%w: %q", ErrCoded, cutTo(value, 40))
 	}
 	return nil
 }

@@ -62,3 +62,24 @@ func TestHostileEngines(t *testing.T) {
 		})
 	}
 }
+
+// An answer in a coding, which nobody asked for, is none: what must not pass cannot be found in it.
+func TestCodedAnswersAreRefused(t *testing.T) {
+	for coding, want := range map[string]error{"gzip": ErrCoded, "br": ErrCoded, "identity, gzip": ErrCoded, "Identity": nil, "": nil} {
+		e := newEngine(t, func(p *peer) {
+			p.request()
+			p.send(ok + "CONTENT-Encoding: " + coding + "\r\nContent-Length: 2\r\n\r\n{}")
+		}).endpoint(t, Options{})
+		resp, err := e.Do(post("x"), nil)
+		if !errors.Is(err, want) {
+			t.Errorf("%q: %v", coding, err)
+		}
+		if err == nil {
+			_ = resp.Discard(10)
+			resp.Release()
+		}
+		if s := e.Stats(); err != nil && s.Open != 0 {
+			t.Errorf("%q: %+v", coding, s)
+		}
+	}
+}

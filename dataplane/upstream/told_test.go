@@ -22,6 +22,7 @@ func TestTold(t *testing.T) {
 		{PhaseDial, refused, "cannot connect to the engine: connection refused"},
 		{PhaseHead, io.EOF, "cannot get an answer from the engine: it closed the connection"},
 		{PhaseHead, protocolError("a status line %q", "10.0.0.1 secret"), "cannot get an answer from the engine: the engine broke HTTP"},
+		{PhaseHead, fmt.Errorf("%w: %q", ErrCoded, "br"), "cannot get an answer from the engine: the answer has a content coding that was not asked for"},
 		{PhaseBody, fmt.Errorf("%w: more than 10 bytes", ErrTooLarge), "cannot read the body of the engine: the body is over the limit"},
 		{PhaseWrite, errors.New("http://10.0.0.1:8000: no"), "cannot send to the engine: the connection failed"},
 	} {

@@ -276,6 +276,8 @@ func sort(err error) failure {
 		// walked through the fleet either.
 		f.ofEngine = f.unsent
 		f.suspect = !f.unsent
+	case errors.Is(err, upstream.ErrCoded):
+		f.reason = front.UpstreamGarbage
 	case errors.Is(err, upstream.ErrProtocol):
 		f.reason = front.UpstreamGarbage
 		f.suspect = true
