@@ -14,7 +14,7 @@ import (
 // Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
 // fraction of zeros ("16.0"), or a float that has no fraction and is exact ("1e3").
 func Integer(raw []byte) (n int64, ok bool) {
-	if n, ok = parseInt(raw); ok || bytes.IndexAny(raw, "eE.") < 0 || len(raw) > maxFloat {
+	if n, ok = parseInt(raw); ok || !bytes.ContainsAny(raw, "eE.") || len(raw) > maxFloat {
 		return n, ok
 	}
 	f, err := strconv.ParseFloat(string(raw), 64)
