@@ -38,7 +38,8 @@ const (
 	UpstreamTimeout    Reason = "upstream_timeout"
 	UpstreamGarbage    Reason = "upstream_garbage"
 	TooManyConnections Reason = "too_many_connections"
-	KVNotWritten       Reason = "kv_not_written" // and the one decode worker might take it for written
+	EngineConnections  Reason = "engine_connections" // limits.engine_conns is reached
+	KVNotWritten       Reason = "kv_not_written"     // and the one decode worker might take it for written
 	Draining           Reason = "draining"
 	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
 	ClientGone         Reason = "client_gone"
@@ -83,6 +84,7 @@ var reasonTable = map[Reason]reasonRow{
 	UpstreamTimeout:    {504, "upstream_error", ""},
 	UpstreamGarbage:    {502, "upstream_error", ""},
 	TooManyConnections: {503, "server_overloaded", ""},
+	EngineConnections:  {503, "server_overloaded", ""},
 	KVNotWritten:       {503, "service_unavailable", ""},
 	Draining:           {503, "service_unavailable", ""},
 	Drained:            {503, "service_unavailable", ""},

@@ -83,9 +83,9 @@ func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 
 // dial makes a connection, attached to call.
 func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
-	if e.open.Add(1) > int64(e.bounds.Load().MaxConns) {
+	if most := e.bounds.Load().MaxConns; e.open.Add(1) > int64(most) {
 		e.open.Add(-1)
-		return nil, ErrTooManyConns
+		return nil, fmt.Errorf("%w: the %d that limits.engine_conns allows are open", ErrTooManyConns, most)
 	}
 	c, err := e.connect(req, call)
 	if err != nil {

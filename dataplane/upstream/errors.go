@@ -66,7 +66,10 @@ func Told(err error) string {
 }
 
 func cause(err error) string {
-	for _, known := range [...]error{ErrCut, ErrTooManyConns, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded} {
+	if errors.Is(err, ErrTooManyConns) {
+		return err.Error() // our own words, with the bound
+	}
+	for _, known := range [...]error{ErrCut, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

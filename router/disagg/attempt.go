@@ -267,7 +267,9 @@ func sort(err error) failure {
 		f.unsent = up.Phase == upstream.PhaseDial
 	}
 	switch {
-	case errors.Is(err, upstream.ErrTooManyConns), errors.Is(err, upstream.ErrWanting):
+	case errors.Is(err, upstream.ErrTooManyConns):
+		return failure{reason: front.EngineConnections, unsent: true}
+	case errors.Is(err, upstream.ErrWanting):
 		return failure{reason: front.TooManyConnections, unsent: true}
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout

@@ -3,6 +3,7 @@ package disagg
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -22,7 +23,8 @@ type streamEnd struct {
 	r           *Runner
 	rank        *worker.Rank
 	requestID   string
-	endpoint    string
+	endpoint    *front.Endpoint
+	client      [16]byte // its address, zero for none known; a netip.Addr has 24
 	reservation *schedule.Reservation
 	pass        front.Pass // nil: no keys are asked for
 	received    moment
@@ -66,7 +68,7 @@ func (m moment) since() time.Duration { return time.Since(epoch) - time.Duration
 // relay hands the stream to the front; it goes on after the handler returned.
 func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
 	s := &streamEnd{
-		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint.Path,
+		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
 		reservation: choice.Reservation, pass: q.x.Pass(), status: int32(resp.Status), received: momentOf(q.x.Received), began: momentOf(began),
 		tokens: int32(q.prompt.Count), reserved: int32(q.reserved), predicted: int32(choice.CachedTokens),
 		prefilled: q.prefilled, found: int32(q.pair.PrefillCached), beside: q.beside, given: q.given, grace: q.grace(),
@@ -112,7 +114,7 @@ func (s *streamEnd) firstToken() {
 	s.beside.arrived()
 	s.given.Passed()
 	s.reservation.PrefillDone()
-	s.r.opt().Observer.FirstToken(s.endpoint, s.received.since())
+	s.r.opt().Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
 
 func (s *streamEnd) end(res relay.Result) {
@@ -156,7 +158,7 @@ func (s *streamEnd) end(res relay.Result) {
 	if !s.closed {
 		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
 	}
-	opt.Observer.Streamed(s.endpoint, &res)
+	opt.Observer.Streamed(s.endpoint.Path, &res)
 	out := schedule.Outcome{
 		Status: int(s.status), CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
 		OutputTokens: max(res.Usage.Completion, 0), Total: s.received.since(),
@@ -180,12 +182,26 @@ func (s *streamEnd) end(res relay.Result) {
 	}
 	opt.Scheduler.End(s.requestID, out)
 	if outcome != "ok" {
-		level := slog.LevelWarn
-		if res.Cause == relay.ClientGone || res.Cause == relay.Drained || res.Cause == relay.Deadline {
-			level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
-		}
-		opt.Log.Log(context.Background(), level, "stream ended early", "request_id", s.requestID, "worker", s.rank.ID.String(), "cause", outcome, "err", res.Err)
+		s.logEnd(res.Cause, outcome, res.Err)
 	}
+}
+
+// logEnd says that the stream ended early, with what log lines about a request say of it.
+func (s *streamEnd) logEnd(cause relay.Cause, outcome string, err error) {
+	level := slog.LevelWarn
+	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
+		level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
+	}
+	args := append(make([]any, 0, 14), "request_id", s.requestID)
+	if s.client != [16]byte{} {
+		args = append(args, "client", netip.AddrFrom16(s.client).Unmap())
+	}
+	args = append(args, "endpoint", s.endpoint.Path)
+	if s.pass != nil {
+		args = append(args, "key", s.pass.Name())
+	}
+	args = append(args, "worker", s.rank.ID.String(), "cause", outcome, "err", err)
+	s.r.opt().Log.Log(context.Background(), level, "stream ended early", args...)
 }
 
 // handedOver closes the wait for the stream's hand-over and says what became of it.

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// TestEarlyEndSaysWhose: the line about a stream that ended early names the client, the key
+// and the endpoint, as all lines about a request do.
+func TestEarlyEndSaysWhose(t *testing.T) {
+	e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	auth, mod := tokenKey(0)
+	r := startRouter(t, mod, e.at(worker.Aggregated, "e"))
+	post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, append(auth, "X-Request-Id", "cut-1")...)
+	eventually(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.logs.String(), "stream ended early") })
+	for line := range strings.Lines(r.logs.String()) {
+		if !strings.Contains(line, "stream ended early") {
+			continue
+		}
+		for _, want := range []string{"request_id=cut-1", "client=127.0.0.1", "endpoint=/v1/completions", "key=a", "worker=e/0", "cause="} {
+			if !strings.Contains(line, want) {
+				t.Errorf("no %s in %s", want, line)
+			}
+		}
+	}
+}
+
+// TestEngineConnectionsSpent: who is refused because limits.engine_conns is reached is told
+// so, by a reason of its own.
+func TestEngineConnectionsSpent(t *testing.T) {
+	held, hold := make(chan struct{}), make(chan struct{})
+	e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(held)
+		<-hold
+		replyJSON(w, 200, `{"choices":[{"text":"hi"}]}`)
+	})
+	r := startRouter(t, func(c *config.Config) { c.Limits.EngineConns = 1 }, e.at(worker.Aggregated, "e"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		post(t, r.URL+"/v1/completions", keyBody)
+	}()
+	<-held
+	a := post(t, r.URL+"/v1/completions", keyBody)
+	close(hold)
+	<-done
+	if a.Status != 503 || a.Header.Get("X-Sluice-Reason") != "engine_connections" || !strings.Contains(string(a.Body), "the 1 that limits.engine_conns allows") {
+		t.Errorf("%d %v %s", a.Status, a.Header, a.Body)
+	}
+	if n := r.metric(`sluice_requests_refused_total{endpoint="/v1/completions",reason="engine_connections"}`); n != 1 {
+		t.Errorf("%v are counted", n)
+	}
+}
