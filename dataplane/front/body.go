@@ -36,6 +36,7 @@ type body struct {
 	stream  io.Reader // nil: none was announced
 	length  int64     // announced; framingChunked: not known
 	read    int64     // payload taken from stream
+	steps   int64     // reads that gave some
 	ended   bool      // stream came to its end
 	broken  bool      // stream failed: nothing behind it can be found
 	by      moment    // when all of it must have come
@@ -48,7 +49,8 @@ type body struct {
 // they differ, and then nothing on the connection may be trusted.
 func (b *body) open(x *Exchange) bool {
 	b.stream = x.ctx.RequestBodyStream()
-	b.length, b.read, b.broken = x.head.length, 0, false
+	b.length, b.read, b.steps, b.broken = x.head.length, 0, 0, false
+	x.c.framing = framing{}
 	seen := int64(x.ctx.Request.Header.ContentLength())
 	if b.length == framingNone {
 		b.ended = true
@@ -89,8 +91,13 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 		b.broken = true
 		return 0, false, err
 	}
+	if b.length == framingChunked {
+		c.framing.expect(b.read, b.steps, int64(c.srv.opt.MaxHeadBytes)) // fasthttp's read-ahead
+	}
 	n, err = b.stream.Read(p)
 	b.read += int64(n)
+	b.steps++
+	c.framing.bound = 0
 	if err == io.EOF && b.read < b.length {
 		// fasthttp's stream takes the connection's end for the body's.
 		err = io.ErrUnexpectedEOF
@@ -217,6 +224,10 @@ func (x *Exchange) budgetSpent() bool {
 }
 
 func (x *Exchange) bodyFailed(err error) bool {
+	if x.c.readErr == errFraming {
+		x.Error(BadHTTP, "", "cannot read the request body: "+errFraming.Error(), 0)
+		return false
+	}
 	switch x.c.readFailure() {
 	case RequestTimeout:
 		x.Error(RequestTimeout, "", "the request body did not come in time", 0)

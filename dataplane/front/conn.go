@@ -154,7 +154,13 @@ func (c *conn) read(p []byte) (int, error) {
 			return 0, io.EOF // which ends the connection without an answer
 		}
 	}
-	return c.receiveOn(p)
+	if c.framing.reached() {
+		c.readErr = errFraming
+		return 0, errFraming
+	}
+	n, err := c.receiveOn(p)
+	c.framing.taken += int64(n)
+	return n, err
 }
 
 // receiveOn is receive until the real deadline; it notes what fails.

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -34,11 +35,35 @@ func (s *Server) expected(ctx *fasthttp.RequestCtx) (status int) {
 	return ctx.Response.StatusCode()
 }
 
+// awaited is whose body a client has leave to send; fasthttp forgets the head where it
+// then cannot read the body.
+type awaited struct {
+	endpoint *Endpoint // nil: nobody's
+	id       string
+	holder   Pass
+	ip       netip.Addr
+}
+
+// awaitedFailed answers a client that had leave to send its body, of which nothing came
+// that fasthttp could read.
+func (s *Server) awaitedFailed(ctx *fasthttp.RequestCtx, c *conn, err error) {
+	x, _ := s.exchanges.Get().(*Exchange)
+	x.ctx, x.c, x.Received = ctx, c, time.Now()
+	x.body.length, x.body.ended, x.body.broken = 0, false, true // not to be drained
+	defer x.finish()
+	x.Endpoint, x.RequestID, x.holder, x.ip = c.awaited.endpoint, c.awaited.id, c.awaited.holder, c.awaited.ip
+	c.awaited = awaited{}
+	x.bodyFailed(err)
+}
+
 // weigh says whether the body may come; when not, it has answered.
 func (x *Exchange) weigh() (ok bool) {
 	defer x.finish()
 	x.serve()
-	return x.goesOn()
+	if ok = x.goesOn(); ok {
+		x.c.awaited = awaited{x.Endpoint, x.RequestID, x.holder, x.ip}
+	}
+	return ok
 }
 
 // goesOn says whether a client that waits for leave has it.

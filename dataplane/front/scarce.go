@@ -1,6 +1,7 @@
 package front
 
 import (
+	"context"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -91,6 +92,10 @@ type sparse struct {
 const sparseEvery = 10 * time.Second
 
 func (l *sparse) warn(log *slog.Logger, msg string, args ...any) {
+	l.say(log, slog.LevelWarn, msg, args...)
+}
+
+func (l *sparse) say(log *slog.Logger, level slog.Level, msg string, args ...any) {
 	now, last := time.Now().UnixNano(), l.at.Load()
 	if last != 0 && now-last < int64(sparseEvery) || !l.at.CompareAndSwap(last, now) {
 		l.unsay.Add(1)
@@ -99,5 +104,5 @@ func (l *sparse) warn(log *slog.Logger, msg string, args ...any) {
 	if n := l.unsay.Swap(0); n > 0 {
 		args = append(args, "not_logged", n)
 	}
-	log.Warn(msg, args...)
+	log.Log(context.Background(), level, msg, args...)
 }

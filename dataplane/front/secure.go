@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"log/slog"
 	"time"
 )
 
@@ -31,6 +32,10 @@ func (c *conn) handshake() error {
 	if o := c.srv.opt.Observer; o != nil {
 		o.Refused("", BadTLS)
 	}
-	c.srv.opt.Log.Debug("TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
+	if errors.Is(err, io.EOF) { // it said nothing: a balancer that looks whether the port is open
+		c.srv.opt.Log.Debug("TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
+	} else {
+		c.srv.shakes.say(c.srv.opt.Log, slog.LevelInfo, "TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
+	}
 	return err
 }

@@ -36,6 +36,7 @@ type Server struct {
 	exchanges sync.Pool
 	streams   sync.Pool
 	scarce    scarcity
+	shakes    sparse // TLS handshakes that failed
 	strangers sparse // lines about PROXY headers
 	refusals  brisk  // lines about requests that were refused
 
@@ -214,6 +215,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.ctx, x.Received = ctx, ctx.Time()
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
+	x.c.awaited = awaited{}
 	x.serve()
 }
 
@@ -235,6 +237,10 @@ func (s *Server) bodyTime(size int64) time.Duration {
 
 // parseFailed answers what fasthttp could not read; it closes afterwards.
 func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
+	if c, _ := ctx.Conn().(*conn); c != nil && c.awaited.endpoint != nil {
+		s.awaitedFailed(ctx, c, err)
+		return
+	}
 	reason, message := BadHTTP, ""
 	c, _ := ctx.Conn().(*conn)
 	var small *fasthttp.ErrSmallBuffer

@@ -14,7 +14,9 @@ type serving struct {
 	ahead    ahead
 	transfer transfer
 	held     held
-	readErr  error          // of the last failed read
+	readErr  error   // of the last failed read
+	framing  framing // of a chunked body that is being read
+	awaited  awaited
 	patience relay.Patience // with the client of a stream that no loop drives
 	backlog  int            // what ask found the socket to hold
 	ask      func(fd uintptr)
