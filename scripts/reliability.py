@@ -34,7 +34,7 @@ POINTS = [
      "a client is given what its socket holds (256 KiB as the kernel counts), then its engine waits; a reader that takes nothing for 30 s is cut (3 s in the short test); nobody else waits for it",
      [(FRONT, "TestManyStreams"), ("./dataplane/loop", "TestSlowReader", r"KiB taken"), (RELAY, "TestBackPressure"), (FRONT, "TestStalledClientIsCut")]),
     ("Engines that reset, end, stall at any byte of a stream, inside of a character too",
-     "an error event in the client's protocol behind the last whole event (cut off without one behind a part of a chunk, where the engine puts several events in one, and in an event beyond 32 KiB), or the stream goes on from another engine; the slot is free",
+     "an error event in the client's protocol behind the last whole event (cut off without one in an event beyond 32 KiB, and in a chunk of which more than 64 KiB are missing), or the stream goes on from another engine; the slot is free",
      [(RELAY, "TestEngineDiesAnywhere"), (RELAY, "TestEngineResets"), (RELAY, "TestEngineStalled"), (CMD, "TestStreamGoesOnElsewhere"), (CMD, "TestStreamDiesUnderWay")]),
     ("Clients that leave before prefill is done, between the legs, while decode runs",
      "both legs are cut within 100 ms, where that leaves no KV pinned; else when it does not, or the handle is given back",

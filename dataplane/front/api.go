@@ -151,6 +151,8 @@ type RelayHooks struct {
 	Transcript *relay.Transcript
 	Usage      bool
 	Next       func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
+	// Choices is how many the client asked for (n); 0: it said nothing. See relay.Options.
+	Choices int
 	// By, when set, is the end of the client's time: see relay.Options.
 	By time.Time
 	// OnEnd is called once, after the last byte; the response has been

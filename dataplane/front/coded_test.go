@@ -225,7 +225,7 @@ func TestEncodedEventsDoNotWait(t *testing.T) {
 			case <-time.After(patience):
 			}
 		}
-		_, _ = io.WriteString(nc, "0\r\n\r\n")
+		_, _ = io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 1)
@@ -249,7 +249,7 @@ func TestEncodedEventsDoNotWait(t *testing.T) {
 		}
 		more <- struct{}{}
 	}
-	if rest, err := io.ReadAll(body); err != nil || len(rest) > 0 {
+	if rest, err := io.ReadAll(body); err != nil || string(rest) != "data: [DONE]\n\n" {
 		t.Errorf("%q, %v", rest, err)
 	}
 	<-ends

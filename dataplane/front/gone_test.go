@@ -123,6 +123,12 @@ func testClientLeavesWhileAStreamRuns(t *testing.T, by Relay) {
 				t.Fatal("engine not cut")
 			}
 			wantEnd(t, ends, relay.ClientGone)
+			if name == "half-close" { // it may read on, and is told why there is no more
+				rest, err := io.ReadAll(resp.Body)
+				if contains(t, string(rest), `"type":"client_closed_request"`); err != nil {
+					t.Error(err)
+				}
+			}
 			until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
 		})
 	}

@@ -269,6 +269,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 		}
 		return relay.Begin(st, st.resp, relay.Options{
 			Protocol:     st.endpoint.Protocol,
+			Choices:      hooks.Choices,
 			WriteTimeout: s.live().WriteTimeout,
 			IdleTimeout:  s.live().StreamIdleTimeout,
 			OnFirstToken: hooks.OnFirstToken,
@@ -489,6 +490,9 @@ func (st *stream) writePayload(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// Left implements relay.Leaver.
+func (st *stream) Left() bool { return st.c.gone.left.Load() }
 
 // Frames implements relay.Framer.
 func (st *stream) Frames() bool { return st.chunked }

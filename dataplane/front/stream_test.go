@@ -350,7 +350,8 @@ func testEngineDiesInsideAStream(t *testing.T, by Relay) {
 		kept bool
 	}{
 		"between events": {streamHead + chunk(helloStream), true},
-		"inside a chunk": {streamHead + "ff\r\n" + helloStream + "data: {", false},
+		"inside a chunk": {streamHead + "ff\r\n" + helloStream + "data: {", true},
+		"inside a long":  {streamHead + "fffff\r\n" + helloStream + "data: {", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {

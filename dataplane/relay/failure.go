@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"bytes"
 	"strconv"
+	"time"
 
 	"sluice/dataplane/upstream"
 )
@@ -9,11 +11,20 @@ import (
 // failure is what the client is told when the engine leaves it in mid-stream.
 type failure struct {
 	message string
-	code    int
+	code    int // an HTTP status
+}
+
+// kind is the failure's name in OpenAI's protocols.
+func (f failure) kind() string {
+	if f.code == 499 {
+		return "client_closed_request"
+	}
+	return "upstream_error"
 }
 
 var failures = map[Cause]failure{
 	EngineClosed:  {"the engine closed the connection before the end of the stream", 502},
+	ClientGone:    {"the client has closed its side of the connection, which ends the request", 499},
 	Cut:           {"the router ended the stream: another part of this request failed", 502},
 	Drained:       {"the router is shutting down; send the request again", 503},
 	EngineStalled: {"the engine took too long to go on with the stream", 504},
@@ -31,7 +42,9 @@ func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 		dst = append(dst, f.message...)
 		return append(dst, "\"}}\n\n"...)
 	case Responses:
-		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_error\",\"message\":\""...)
+		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":\""...)
+		dst = append(dst, f.kind()...)
+		dst = append(dst, "\",\"message\":\""...)
 		dst = append(dst, f.message...)
 		dst = append(dst, "\",\"param\":null,\"sequence_number\":"...)
 		dst = strconv.AppendInt(dst, number, 10)
@@ -39,7 +52,9 @@ func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 	}
 	dst = append(dst, "data: {\"error\":{\"message\":\""...)
 	dst = append(dst, f.message...)
-	dst = append(dst, "\",\"type\":\"upstream_error\",\"param\":null,\"code\":"...)
+	dst = append(dst, "\",\"type\":\""...)
+	dst = append(dst, f.kind()...)
+	dst = append(dst, "\",\"param\":null,\"code\":"...)
 	dst = strconv.AppendInt(dst, int64(f.code), 10)
 	return append(dst, "}}\n\ndata: [DONE]\n\n"...)
 }
@@ -59,7 +74,8 @@ const lastChunk = "0\r\n\r\n"
 
 // goodEnd is what must be sent, as it is, so that an event stream whose engine has
 // gone still ends as the protocol says; nil when no such thing is possible
-// because the client holds half an event or half a chunk, or was told a length.
+// because the client holds half an event, the rest of a chunk would be long, or it was told
+// a length. Of a chunk that has begun the rest is out by then.
 func (s *stream) goodEnd() []byte {
 	f, known := failures[s.cause]
 	if !known || !s.chunked && (!s.scanning || !s.unframed()) {
@@ -85,13 +101,17 @@ func (s *stream) goodEnd() []byte {
 		return s.appendLast(make([]byte, 0, 512), f)
 	case s.edit.on():
 		// What the client has are whole events in whole chunks of our own.
-		if missing = ""; last {
+		if missing = ""; last && s.scan.whole(false) {
 			return []byte(lastChunk)
 		}
 	case last:
 		return []byte(ending)
-	case !ok || !s.scanning || !s.atEvent():
+	case !s.scanning || !s.atEvent():
 		return nil
+	case !ok:
+		if missing = "\r\n"; !s.fill(chunks.Ahead()) {
+			return nil
+		}
 	}
 	out := append(make([]byte, 0, 512), missing...)
 	if event := s.appendLast(nil, f); len(event) > 0 {
@@ -101,6 +121,32 @@ func (s *stream) goodEnd() []byte {
 		out = append(out, "\r\n"...)
 	}
 	return append(out, lastChunk...)
+}
+
+// mostFill bounds what is made up of a chunk: a longer one is left as it is.
+const mostFill = 64 << 10
+
+// blank is the inside of a comment of many lines' length.
+var blank = bytes.Repeat([]byte{' '}, 4<<10)
+
+// fill ends a chunk of which whole events are out, and n bytes are not, by a comment; by
+// empty lines where there is no room for one.
+func (s *stream) fill(n int64) (ok bool) {
+	if n <= 0 || n > mostFill {
+		return false
+	}
+	const head, tail = ":", "\n\n"
+	s.ending()
+	if n < int64(len(head+tail)) {
+		return s.writeAt([]byte(tail[:n]), time.Now()) == nil
+	}
+	err := s.writeAt([]byte(head), time.Now())
+	for n -= int64(len(head + tail)); n > 0 && err == nil; {
+		part := blank[:min(n, int64(len(blank)))]
+		n -= int64(len(part))
+		err = s.writeAt(part, time.Now())
+	}
+	return err == nil && s.writeAt([]byte(tail), time.Now()) == nil
 }
 
 // appendLast appends the events that are missing behind those that the client has.

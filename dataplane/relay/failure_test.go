@@ -9,30 +9,6 @@ import (
 	"testing"
 )
 
-// goodCuts gives, for every prefix of a chunked body, whether the client can
-// still get a proper end behind it: computed from the text, not by the parser.
-// Every chunk of body must hold whole events only. What is not is where a chunk of
-// several events is cut behind the first of them: its length is out.
-func goodCuts(body string) []bool {
-	good := make([]bool, len(body)+1)
-	for i := range good {
-		good[i] = true
-	}
-	for at := 0; ; {
-		lineEnd := at + strings.Index(body[at:], "\r\n") + 2
-		var size int
-		fmt.Sscanf(body[at:lineEnd], "%x", &size)
-		if size == 0 {
-			return good
-		}
-		at = lineEnd + size
-		for i := lineEnd + len(wholeEvents(body[lineEnd:at], 1)); i < at; i++ {
-			good[i] = false
-		}
-		at += 2
-	}
-}
-
 // wholeEvents gives the first n whole events of a payload, all where n is -1.
 func wholeEvents(payload string, n int) string {
 	end := 0
@@ -51,7 +27,7 @@ func wholeEvents(payload string, n int) string {
 }
 
 // Half an event is not shown, however it came: an error event stands behind the last whole
-// one. Only where one chunk holds a whole event and half of another is nothing to be done.
+// one. Where one chunk holds a whole event and half of another, a comment fills it.
 func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 	const whole = "data: {\"choices\":[]}\n\n"
 	for _, ev := range []string{"data: {}\n", "data: {\"choices\"", ": comm", "\r", "data: {}\n: more"} {
@@ -66,22 +42,47 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 			checkError(t, OpenAI, added)
 		}
 	}
-	sent := chunksOf(whole + "data: {}\n")
-	res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
-	if res.Cause != EngineClosed || res.Reusable || !strings.HasPrefix(sent, string(dst.got)) || !strings.HasSuffix(string(dst.got), "\n\n") {
-		t.Errorf("%+v, got %q", res, dst.got)
+	for _, more := range []int{0, 1, 2, 3, 4, 100, 5000, mostFill - 8, mostFill, mostFill + 1} {
+		const half = "data: {}\n"
+		sent := fmt.Sprintf("%x\r\n", len(whole+half)+more) + whole + half
+		good := len(half)+more <= mostFill
+		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
+		if !good {
+			if res.Cause != EngineClosed || res.Reusable || !strings.HasPrefix(sent, string(dst.got)) || !strings.HasSuffix(string(dst.got), "\n\n") {
+				t.Errorf("%d: %+v, got %.300q", more, res, dst.got)
+			}
+			continue
+		}
+		added, ok := strings.CutPrefix(string(dechunk(t, dst.got)), whole)
+		if res.Cause != EngineClosed || !res.Reusable || !ok || !strings.HasPrefix(added, ":") {
+			t.Errorf("%d: %+v, got %.300q", more, res, dst.got)
+		}
+		checkError(t, OpenAI, wholeAfterFill(added))
+	}
+	// Nothing but the ends of lines fits.
+	for _, left := range []int{1, 2, 3} {
+		sent := fmt.Sprintf("%x\r\n", len(whole)+left) + whole
+		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
+		added, ok := strings.CutPrefix(string(dechunk(t, dst.got)), whole)
+		if !res.Reusable || !ok {
+			t.Errorf("%d: %+v, got %q", left, res, dst.got)
+		}
+		checkError(t, OpenAI, wholeAfterFill(added))
 	}
 }
 
+// wholeAfterFill is what stands behind a comment, or empty lines, that fill a chunk.
+func wholeAfterFill(payload string) string {
+	return strings.TrimLeft(payload, ": \n")
+}
+
 // An engine that dies behind any byte of a stream: the client gets the whole events that
-// came, then either a proper end with one error event in its protocol, or, behind a part of
-// a chunk, nothing more and no reuse.
+// came, then a proper end with one error event in its protocol.
 func TestEngineDiesAnywhere(t *testing.T) {
 	for _, c := range captures {
 		t.Run(c.file, func(t *testing.T) {
 			noLeaks(t)
 			body := framed(t, c.file)
-			good := goodCuts(body)
 			var at atomic.Int64
 			e := engine(t, func(nc *net.TCPConn) { send(nc, streamHead+body[:at.Load()]) })
 			t.Logf("reliability 5: %s: the engine dies at each of %d bytes", c.file, len(body))
@@ -91,14 +92,8 @@ func TestEngineDiesAnywhere(t *testing.T) {
 				dst := new(sink)
 				res := Stream(dst, resp, Options{Protocol: c.protocol})
 				resp.Release()
-				if res.Cause != EngineClosed || res.Err == nil || res.Reusable != good[cut] {
-					t.Fatalf("cut at %d: %+v, good %v, got %q", cut, res, good[cut], dst.got)
-				}
-				if !good[cut] {
-					if !strings.HasPrefix(body[:cut], string(dst.got)) {
-						t.Fatalf("cut at %d: got %q", cut, dst.got)
-					}
-					continue
+				if res.Cause != EngineClosed || res.Err == nil || !res.Reusable {
+					t.Fatalf("cut at %d: %+v, got %q", cut, res, dst.got)
 				}
 				payload, whole := string(dechunk(t, dst.got)), wholeEvents(payloadOf(body[:cut]), -1)
 				before := scanAll(c.protocol, []byte(whole))
@@ -106,7 +101,7 @@ func TestEngineDiesAnywhere(t *testing.T) {
 				if !strings.HasPrefix(payload, whole) || !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
 					t.Fatalf("cut at %d: before %+v, after %+v, payload %q", cut, before, after, payload)
 				}
-				checkError(t, c.protocol, strings.TrimPrefix(payload, whole))
+				checkError(t, c.protocol, wholeAfterFill(strings.TrimPrefix(payload, whole)))
 			}
 		})
 	}
@@ -218,49 +213,155 @@ func TestEngineBreaksFraming(t *testing.T) {
 	}
 }
 
-// An engine that fails in the middle and ends its framing well does not leave its client with
-// a silent end. One whose answer is finished is whole without the last event too.
+// An engine that fails, and ends its framing well, does not leave its client with a silent end,
+// whatever it had said. One whose answer is finished is whole without the last event too, where
+// the protocol has finish reasons for all.
 func TestEngineEndsEarly(t *testing.T) {
-	const token = `data: {"choices":[{"delta":{"content":"a"}}]}` + "\n\n"
-	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
-	const delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n"
+	const (
+		role    = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+		token   = `data: {"choices":[{"delta":{"content":"a"}}]}` + "\n\n"
+		finish  = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
+		second  = `data: {"choices":[{"delta":{"content":"b"},"index":1}]}` + "\n\n"
+		finish2 = `data: {"choices":[{"finish_reason":"stop","delta":{},"index":1}]}` + "\n\n"
+		usage   = `data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}` + "\n\n"
+		last    = "data: [DONE]\n\n"
+
+		native      = `data: {"text":"a","output_ids":[1],"meta_info":{"id":"x","finish_reason":null},"index":1}` + "\n\n"
+		nativeEnd   = `data: {"text":"a","output_ids":[1],"meta_info":{"finish_reason":{"type":"stop"}},"index":1}` + "\n\n"
+		nativeFirst = `data: {"index":0,"text":"a","output_ids":[1],"meta_info":{"finish_reason":{"type":"stop"}}}` + "\n\n"
+
+		start     = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"stop_reason\":null}}\n\n"
+		delta     = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n"
+		ended     = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n"
+		stop      = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+		created   = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\"}}\n\n"
+		text      = "event: response.output_text.delta\ndata: {}\n\n"
+		completed = "event: response.completed\ndata: {\"response\":{\"status\":\"completed\"}}\n\n"
+	)
+	several := `data: {"choices":[{"index":0,"delta":{"content":"a"}},` + "\ndata: " + `{"index":1,"delta":{"content":"a"}}]}` + "\n\n"
 	for name, c := range map[string]struct {
 		protocol Protocol
-		rewrite  Rewriter
+		choices  int
+		sent     []string
+		silent   bool
+	}{
+		"nothing behind content":          {OpenAI, 0, []string{token, token}, false},
+		"half an event behind it":         {OpenAI, 0, []string{token, `data: {"choi`}, false},
+		"finished without [DONE]":         {OpenAI, 0, []string{token, finish}, true},
+		"finished at once":                {OpenAI, 0, []string{finish}, true},
+		"finished, usage behind it":       {OpenAI, 0, []string{token, finish, usage}, true},
+		"an error event without [DONE]":   {OpenAI, 0, []string{token, "data: {\"error\":{}}\n\n"}, true},
+		"nothing":                         {OpenAI, 0, nil, false},
+		"a comment":                       {OpenAI, 0, []string{": hi\n\n"}, false},
+		"no content":                      {OpenAI, 0, []string{"data: {}\n\n"}, false},
+		"a role":                          {OpenAI, 0, []string{role}, false},
+		"a role and half a token":         {OpenAI, 0, []string{role + token[:30]}, false},
+		"[DONE] alone":                    {OpenAI, 0, []string{last}, true},
+		"two choices, one open":           {OpenAI, 0, []string{token, second, finish}, false},
+		"two choices, the other open":     {OpenAI, 0, []string{token, second, finish2}, false},
+		"two choices, one never seen":     {OpenAI, 2, []string{token, finish}, false},
+		"two choices, one finished twice": {OpenAI, 0, []string{token, second, finish, finish}, false},
+		"two choices":                     {OpenAI, 2, []string{token, second, finish2, finish, usage}, true},
+		"two choices, [DONE]":             {OpenAI, 2, []string{token, finish, last}, true},
+		"two choices, an event torn":      {OpenAI, 0, []string{token, second, finish, second[:20]}, false},
+		"/generate":                       {OpenAI, 0, []string{native, nativeFirst}, false},
+		"/generate, finished":             {OpenAI, 0, []string{native, nativeFirst, nativeEnd}, true},
+		"an event nobody reads":           {OpenAI, 0, []string{token, several}, true},
+		"one nobody reads, and more":      {OpenAI, 0, []string{several, token}, false},
+		"Messages without message_stop":   {Anthropic, 0, []string{start, delta, ended}, false},
+		"Messages, begun":                 {Anthropic, 0, []string{start, delta[:50]}, false},
+		"Messages, nothing":               {Anthropic, 0, nil, false},
+		"Messages":                        {Anthropic, 0, []string{start, delta, ended, stop}, true},
+		"Responses, no last event":        {Responses, 0, []string{created, text}, false},
+		"Responses, begun":                {Responses, 0, []string{created, text[:20]}, false},
+		"Responses, nothing":              {Responses, 0, nil, false},
+		"Responses":                       {Responses, 0, []string{created, text, completed}, true},
+		"Responses, cancelled":            {Responses, 0, []string{created, "event: response.cancelled\ndata: {}\n\n"}, true},
+	} {
+		for _, edited := range []bool{false, true} {
+			opt := Options{Protocol: c.protocol, Choices: c.choices}
+			if edited {
+				opt.Rewrite = Strip{}
+			}
+			framed, payload := chunksOf(c.sent...), strings.Join(c.sent, "")
+			sent := framed + "0\r\nA: b\r\n\r\n"
+			for _, step := range []int{len(sent), max(len(framed), 1), max(len(framed)-2, 1), 1} {
+				res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) {
+					send(nc, streamHead)
+					for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {
+						send(nc, rest[:min(step, len(rest))])
+					}
+					untilGone(nc)
+				})
+				got := string(dechunk(t, dst.got))
+				want := payload
+				if !c.silent {
+					want = wholeEvents(payload, -1)
+				}
+				added, ok := strings.CutPrefix(got, want)
+				if want := map[bool]Cause{true: Completed, false: EngineEnded}[c.silent]; res.Cause != want || !res.Reusable || !ok || (added == "") != c.silent ||
+					!c.silent && !strings.Contains(added, errBrokeOff.Error()) {
+					t.Errorf("%s, edited %v, by %d: %+v, got %q", name, edited, step, res, got)
+				}
+				checkError(t, c.protocol, wholeAfterFill(added))
+			}
+		}
+	}
+}
+
+// The end of an answer that lacks nothing but the end of a line is one.
+func TestEngineEndsALineShort(t *testing.T) {
+	for _, c := range []struct {
+		protocol Protocol
 		sent     string
 		silent   bool
 	}{
-		"nothing behind content":          {OpenAI, nil, chunksOf(token, token), false},
-		"likewise, edited":                {OpenAI, Strip{}, chunksOf(token, token), false},
-		"half an event behind it":         {OpenAI, nil, chunksOf(token, `data: {"choi`), false},
-		"finished without [DONE]":         {OpenAI, nil, chunksOf(token, finish), true},
-		"finished without [DONE], edited": {OpenAI, Strip{}, chunksOf(token, finish), true},
-		"an error event without [DONE]":   {OpenAI, nil, chunksOf(token, "data: {\"error\":{}}\n\n"), true},
-		"no content":                      {OpenAI, nil, chunksOf("data: {}\n\n"), true},
-		"Messages without message_stop":   {Anthropic, nil, chunksOf(delta), false},
-		"Messages, finished":              {Anthropic, nil, chunksOf(delta, "data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n"), true},
-		"Responses, no last event":        {Responses, nil, chunksOf("event: response.output_text.delta\ndata: {}\n\n"), false},
+		{OpenAI, "data: [DONE]\n", true},
+		{OpenAI, "data: [DONE]", true},
+		{OpenAI, "data:[DONE]\r\n\r", true},
+		{OpenAI, "data: [DON", false},
+		{OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}`, true},
+		{OpenAI, `data: {"choices":[{"finish_reason":"stop"}]`, false},
+		{OpenAI, `data: {"choices":[{"finish_reason":null}]}` + "\n", false},
+		{OpenAI, "data: {}\r\rdata: [DONE]\r\r", true},
+		{Anthropic, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n", true},
+		{Anthropic, "event: message_stop\ndata: {\"type\":\"message_st", false},
+		{Anthropic, "event: message_stop\n", false},
+		{Responses, "event: response.completed\ndata: {\"response\":{}}", true},
+		{Responses, "event: response.completed\ndata: {\"response\":{}", false},
 	} {
-		sent := c.sent + "0\r\nA: b\r\n\r\n"
-		for _, step := range []int{len(sent), len(c.sent), len(c.sent) - 2} {
-			res, dst, _ := relayOnce(t, Options{Protocol: c.protocol, Rewrite: c.rewrite}, func(nc *net.TCPConn) {
-				send(nc, streamHead)
-				for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {
-					send(nc, rest[:min(step, len(rest))])
-				}
-				untilGone(nc)
-			})
-			payload := string(dechunk(t, dst.got))
-			before, ok := strings.CutPrefix(payload, payloadOf(c.sent))
-			if i := strings.LastIndex(payload, "\n\ndata: {\"error\":{\"message"); c.protocol == OpenAI && !c.silent && i >= 0 {
-				before, ok = payload[i+2:], true
-			}
-			if want := map[bool]Cause{true: Completed, false: EngineEnded}[c.silent]; res.Cause != want || !res.Reusable || !ok || (before == "") != c.silent ||
-				!c.silent && !strings.Contains(before, errBrokeOff.Error()) {
-				t.Errorf("%s by %d: %+v, got %q", name, step, res, payload)
-			}
-			checkError(t, c.protocol, before)
+		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+lastChunk); untilGone(nc) })
+		if got := string(dechunk(t, dst.got)); !res.Reusable || (res.Cause == Completed) != c.silent || (got == c.sent) != c.silent {
+			t.Errorf("%q: %+v, got %q", c.sent, res, got)
 		}
+	}
+}
+
+// However many choices there are, all must finish.
+func TestFinishes(t *testing.T) {
+	for _, n := range []int{1, 2, 15, 16, 17, 100, noChoice} {
+		var f finishes
+		f.expect(n)
+		for i := range n {
+			if f.all() {
+				t.Fatalf("all of %d have finished behind %d", n, i)
+			}
+			f.tell(n-1-i, false)
+			f.tell(n-1-i, true)
+		}
+		if !f.all() {
+			t.Errorf("%+v: %d have finished", f, n)
+		}
+	}
+	var f finishes
+	f.tell(-1, true)
+	if !f.all() {
+		t.Error("a choice without an index is not the first")
+	}
+	f.tell(1<<40, false)
+	f.expect(-1)
+	if f.expect(1 << 40); f.all() || f.choices != noChoice {
+		t.Errorf("%+v", f)
 	}
 }
 

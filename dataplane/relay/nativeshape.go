@@ -42,6 +42,7 @@ type nativeScan struct {
 type eventWalker struct {
 	walker
 	news          bool
+	from, to      int // where its content lies (to 0: none)
 	textAt, idsAt jsonscan.Value
 	counts        [3]int // where what nativeKnown.gaps has begins; -1: nowhere
 }

@@ -17,7 +17,7 @@ type scanner struct {
 
 	plain    template // of openAI
 	native   nativeScan
-	from, to int32 // of the event being walked: where its content lies (to 0: none)
+	finishes finishes
 
 	protocol Protocol
 	records  bool // there may be records between events
@@ -49,7 +49,7 @@ func (s *scanner) feed(p []byte) {
 		if tooBig {
 			s.events++
 			s.tooBig++
-			s.private = true
+			s.private, s.finishes.blind = true, true
 		}
 		if event != nil {
 			s.event(event)
@@ -101,7 +101,7 @@ func (s *scanner) event(ev []byte) {
 	if more {
 		// No engine does it; joining the lines is not worth a buffer.
 		s.tooBig++
-		s.private = true
+		s.private, s.finishes.blind = true, true
 		return
 	}
 	switch s.protocol {
@@ -131,6 +131,7 @@ func (s *scanner) openAI(data []byte) {
 		return
 	}
 	if s.token && (s.plain.matches(data) || s.native.counts(data, &s.usage)) {
+		s.finishes.blind = false
 		return
 	}
 	w := eventWalker{walker: walker{b: data}, counts: [3]int{-1, -1, -1}}
@@ -138,8 +139,9 @@ func (s *scanner) openAI(data []byte) {
 		s.private = s.private || namesPrivate(data)
 		return
 	}
-	w.news, s.from, s.to = tellsPrivate(data), 0, 0
+	w.news = tellsPrivate(data)
 	s.private = s.private || w.news
+	index, native, finished := 0, false, false
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -162,7 +164,10 @@ func (s *scanner) openAI(data []byte) {
 		case "output_ids":
 			w.idsAt = s.textOrIDs(&w.walker)
 		case "meta_info":
-			s.metaInfo(&w)
+			native = true
+			finished = s.metaInfo(&w)
+		case "index": // likewise, beside meta_info
+			index = w.number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if string(w.text()) == "error" {
 				s.failed, w.news = true, true
@@ -171,14 +176,17 @@ func (s *scanner) openAI(data []byte) {
 			w.skip()
 		}
 	}
+	if native {
+		s.finishes.tell(index, finished)
+	}
 	s.private = s.private || w.bad
 	if s.failed {
 		s.refused(data)
 	}
-	if s.to > 0 && !w.news && !w.bad {
-		s.plain.learn(data, int(s.from), int(s.to))
+	if w.to > 0 && !w.news && !w.bad {
+		s.plain.learn(data, w.from, w.to)
 	}
-	if w.idsAt.Kind == jsonscan.Array && s.to == 0 && !w.news && !w.bad {
+	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.news && !w.bad {
 		s.native.learn(&w)
 	}
 }
@@ -202,10 +210,11 @@ func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
 	return jsonscan.Value{Start: from, End: w.i, Kind: kind}
 }
 
-// metaInfo reads what SGLang's /generate says of usage and finish.
-func (s *scanner) metaInfo(w *eventWalker) {
+// metaInfo reads what SGLang's /generate says of usage and finish, and gives whether there is
+// a finish.
+func (s *scanner) metaInfo(w *eventWalker) (finished bool) {
 	if !w.enter('{') {
-		return
+		return false
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
@@ -227,7 +236,7 @@ func (s *scanner) metaInfo(w *eventWalker) {
 				if string(key) != "type" {
 					w.skip()
 				} else if reason := w.text(); len(reason) > 0 {
-					s.finish = reasonName(reason)
+					s.finish, finished = reasonName(reason), true
 					s.failed = s.failed || s.finish == "abort"
 				}
 			}
@@ -235,32 +244,37 @@ func (s *scanner) metaInfo(w *eventWalker) {
 			w.skip()
 		}
 	}
+	return finished
 }
 
 func (s *scanner) choice(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
+	index, finished := 0, false
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "finish_reason":
 			if reason := w.text(); len(reason) > 0 {
-				s.finish, w.news = reasonName(reason), true
+				s.finish, w.news, finished = reasonName(reason), true, true
 			}
+		case "index":
+			index = w.number()
 		case "delta":
-			s.delta(&w.walker)
+			s.delta(w)
 		case "text":
-			s.content(&w.walker)
+			s.content(w)
 		case "token_ids":
 			w.idsAt = s.textOrIDs(&w.walker)
 		default:
 			w.skip()
 		}
 	}
+	s.finishes.tell(index, finished)
 }
 
 // delta looks for content; a role alone is none, and neither are "" and null.
-func (s *scanner) delta(w *walker) {
+func (s *scanner) delta(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
@@ -282,11 +296,11 @@ func (s *scanner) delta(w *walker) {
 }
 
 // content reads a string that is a token when it is not empty.
-func (s *scanner) content(w *walker) {
+func (s *scanner) content(w *eventWalker) {
 	if text := w.text(); len(text) > 0 {
 		s.token = true
-		s.to = int32(w.i - 1) // an event has 8 MiB at the most
-		s.from = s.to - int32(len(text))
+		w.to = w.i - 1
+		w.from = w.to - len(text)
 	}
 }
 
@@ -305,6 +319,7 @@ func (w *walker) hasElements() bool {
 
 // anthropic looks at one event of /v1/messages.
 func (s *scanner) anthropic(name, data []byte) {
+	s.finishes.blind = false
 	s.private = s.private || tellsPrivate(data)
 	if string(name) == "content_block_delta" && s.token {
 		return
@@ -363,6 +378,7 @@ var deltaSuffix = []byte(".delta")
 
 // responses looks at one event of /v1/responses.
 func (s *scanner) responses(name, data []byte) {
+	s.finishes.blind = false
 	s.private = s.private || tellsPrivate(data)
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
@@ -407,7 +423,7 @@ func (s *scanner) responses(name, data []byte) {
 		s.failed, s.ended = true, true
 		s.refused(data)
 		s.finish = "failed"
-	case string(name) == "response.completed", string(name) == "response.incomplete":
+	case string(name) == "response.completed", string(name) == "response.incomplete", string(name) == "response.cancelled":
 		s.ended = true
 		if len(status) > 0 {
 			s.finish = reasonName(status)

@@ -31,6 +31,9 @@ type Options struct {
 	Protocol     Protocol
 	WriteTimeout time.Duration // one flush to the client [30s]
 	IdleTimeout  time.Duration // between two reads from the engine; 0: none
+	// Choices is how many the client asked for, of which OpenAI's streams tell each one's
+	// end; 0: as many as are told of.
+	Choices int
 	// OnFirstToken, when set, is called once, on the relaying goroutine, when
 	// the first event with content has been read.
 	OnFirstToken func()
@@ -104,6 +107,10 @@ type Patient interface{ Patient() }
 // Framer is what a ClientConn has besides that may put framing around a body which has
 // none, or another.
 type Framer interface{ Frames() bool }
+
+// Leaver is what a ClientConn has besides that knows when its client has left: a call that
+// is cut then ends the stream as ClientGone.
+type Leaver interface{ Left() bool }
 
 // Ender is what a ClientConn has besides when it wants to know that a stream's last bytes
 // are about to be written. It is called by who writes them, and must not wait; more bytes
@@ -196,9 +203,10 @@ func (i instant) time() time.Time {
 // Stream passes resp's body to dst until it ends, one way or the other. The
 // head has been written by the caller, with the framing of resp (chunked,
 // Content-Length or until close). When the engine dies inside an event stream of no told
-// length at an event boundary, the client gets an error event in its Protocol
-// and a proper end; elsewhere Reusable is false and the caller must close, where
-// the body ends with the connection by a reset.
+// length behind a whole event, and half of one is not shown, the client gets an error event in
+// its Protocol and a proper end; elsewhere Reusable is false and the caller must close, so
+// that an HTTP/1.1 client misses the last chunk, and by a reset where the body ends with the
+// connection.
 // Stream does not Release resp. It leaves dst without a write deadline.
 func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	opt.Loops = nil
@@ -221,6 +229,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	_, s.patient = dst.(Patient)
 	s.scan.protocol, s.scan.thins = opt.Protocol, true
 	s.scan.usage = noUsage
+	s.scan.finishes.expect(opt.Choices)
 	if c := opt.Carry; c != nil && !(s.scanning && s.chunked) {
 		opt.Rewrite, opt.Carry = c.Transcript, nil // ids are taken out all the same
 	}
@@ -459,11 +468,11 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 		if err != nil {
 			return p[:at], err
 		}
+		if s.chunks.Last() && s.brokeOff() {
+			s.chunks = before
+			return p[:at-n], errBrokeOff
+		}
 		if s.chunks.Done() {
-			if s.brokeOff() {
-				s.chunks = before
-				return p[:at-n], errBrokeOff
-			}
 			if at == len(p) {
 				s.resp.Finish() // else bytes nobody asked for follow: not to be kept
 			}
@@ -477,11 +486,10 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 // framing well.
 var errBrokeOff = errors.New(failures[EngineEnded].message)
 
-// brokeOff says whether a stream that ends as its framing says is not whole: content came,
-// and neither a finish reason nor an error nor the protocol's last event behind it. Without
-// that event, but finished, it is the client's to judge.
+// brokeOff says whether an event stream that ends as its framing says is not whole. Of an
+// edited one half an event does not go out.
 func (s *stream) brokeOff() bool {
-	return s.scan.token && !s.scan.ended && !s.scan.failed && s.scan.finish == "" && s.scan.tooBig == 0
+	return s.scanning && s.resp.Status < 300 && !s.scan.whole(!s.edit.on())
 }
 
 func (s *stream) end(cause Cause, err error) {
@@ -501,6 +509,8 @@ func (s *stream) readEnded(err error) {
 		}
 	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends():
 		s.end(Drained, err)
+	case errors.Is(err, upstream.ErrCut) && s.clientLeft():
+		s.end(ClientGone, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
 	case errors.Is(err, upstream.ErrTimeout) && (s.late(time.Now()) || s.resp.Late()):
@@ -510,6 +520,13 @@ func (s *stream) readEnded(err error) {
 	default:
 		s.end(EngineClosed, err)
 	}
+}
+
+// clientLeft says whether the client has gone, as far as its connection knows; it may have
+// closed its own direction alone, and still read.
+func (s *stream) clientLeft() bool {
+	l, ok := s.dst.(Leaver)
+	return ok && l.Left()
 }
 
 // atEvent says whether what is out ends with a whole event.

@@ -259,7 +259,8 @@ func TestEngineStalled(t *testing.T) {
 	}{
 		"between events": {chunksOf("data: {}\n\n"), true},
 		"in an event":    {chunksOf("data: {}\n"), true},
-		"in a chunk":     {"ff\r\ndata: {}\n\n", false},
+		"in a chunk":     {"ff\r\ndata: {}\n\n", true},
+		"in a long one":  {"fffff\r\ndata: {}\n\n", false},
 		"at once":        {"", true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -102,6 +102,9 @@ func TestVeil(t *testing.T) {
 	}
 }
 
+// allEnds end an answer, whatever the protocol.
+var allEnds = []string{": a comment\n\n", "event: message_stop\ndata: {}\n\n", "event: response.completed\ndata: {}\n\n", "data: [DONE]\n\n"}
+
 // Nothing private reaches a client, in whatever framing and pieces it comes, rewritten or not; all else is as it was, byte by byte.
 func TestPrivateMembersOfStreams(t *testing.T) {
 	var events, want []string
@@ -112,7 +115,9 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 		}
 		want = append(want, "", c.want)
 	}
-	events, want = append(events, "data: [DONE]\n\n"), append(want, "")
+	for _, end := range allEnds {
+		events, want = append(events, end), append(want, "")
+	}
 	whole := strings.Join(events, "")
 	long := strings.Repeat("x", 100<<10)
 	for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {
@@ -188,6 +193,7 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 // of what it sends.
 func TestPrivateMembersBesideData(t *testing.T) {
 	const first = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n"
+	ends := strings.Join(allEnds, "")
 	for in, want := range map[string]string{
 		": keep-alive, of any params_\n\n":                              "",
 		": {\"kv_transfer_params\":{\"a\":\"s3cret\"}}\n\n":             ": {\"kv_transfer_params",
@@ -210,14 +216,14 @@ func TestPrivateMembersBesideData(t *testing.T) {
 						}
 						res, dst, _ := relayOnce(t, Options{Protocol: protocol}, func(nc *net.TCPConn) {
 							send(nc, "HTTP/1.1 200 OK\r\n"+kind+"Transfer-Encoding: chunked\r\n\r\n")
-							for rest := events + "data: [DONE]\n\n"; rest != ""; rest = rest[min(step, len(rest)):] {
+							for rest := events + ends; rest != ""; rest = rest[min(step, len(rest)):] {
 								send(nc, chunksOf(rest[:min(step, len(rest))]))
 							}
 							send(nc, lastChunk)
 							untilGone(nc)
 						})
 						got := string(dechunk(t, dst.got))
-						if protocol == OpenAI && res.Err != nil || strings.Contains(got, "s3cret") || len(got) != len(events)+len("data: [DONE]\n\n") ||
+						if protocol == OpenAI && res.Err != nil || strings.Contains(got, "s3cret") || len(got) != len(events)+len(ends) ||
 							!strings.Contains(got, want) || want == "" && !strings.Contains(got, in) || !strings.Contains(got, first) {
 							t.Fatalf("%v, %q by %d: %q\nbecame %q (%+v)", protocol, kind, step, events, got, res)
 						}

@@ -213,6 +213,9 @@ func hashName(hash uint64, b byte) uint64 {
 // Done says whether the body's last byte has been consumed.
 func (c *Chunks) Done() bool { return c.state == chunkDone }
 
+// Last says whether the size line of the last, empty chunk is complete, or more.
+func (c *Chunks) Last() bool { return c.state >= trailerStart }
+
 // Midway says whether a chunk has begun, if only its size line, and its payload not ended.
 func (c *Chunks) Midway() bool { return c.state == chunkData || c.state < chunkData && c.line > 0 }
 
@@ -242,8 +245,9 @@ func (c *Chunks) Ending() (missing string, ok bool) {
 	return "", false
 }
 
-// ahead is the payload that comes next for sure, before any framing.
-func (c *Chunks) ahead() int64 {
+// Ahead is how much payload comes next for sure, before any framing: of a chunk whose size
+// line is complete.
+func (c *Chunks) Ahead() int64 {
 	if c.state == chunkData {
 		return c.left
 	}

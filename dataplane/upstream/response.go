@@ -330,7 +330,7 @@ func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
 			}
 		}
 		// A long chunk goes straight to dst, around the buffer.
-		if ahead := chunks.ahead(); ahead > int64(len(c.buf)-c.head.pos) {
+		if ahead := chunks.Ahead(); ahead > int64(len(c.buf)-c.head.pos) {
 			if int64(len(dst)-start)+ahead > int64(limit) {
 				return dst, r.tooLarge(limit)
 			}

@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,6 +32,8 @@ var (
 	roleOnly     = []byte(`"role":"assistant","content":""`)
 	messageStart = []byte("event: message_start")
 	crlfEnd      = []byte("\r\n\r\n")
+	lineEnd      = crlfEnd[:2]
+	lastData     = []byte("[DONE]")
 )
 
 // firstEvent is the first event of a stream, in whatever framing, that says more than that
@@ -53,6 +56,18 @@ func firstEvent(seen []byte) (event []byte, whole bool) {
 
 // toolCalls: some engines tell the first call with the role.
 var toolCalls = []byte(`"tool_calls":[`)
+
+// errUnsaid is that of a stream which its engine ended well framed, and without a word.
+var errUnsaid = errors.New("the engine ended the stream before it said anything")
+
+// saysNothing says whether a chunked stream is over whose beginning says no more than that an
+// answer begins, or the half of an event. seen has the framing.
+func saysNothing(seen []byte) bool {
+	event, whole := firstEvent(seen)
+	last, over := bytes.CutSuffix(event, []byte("0"))
+	return whole && over && (len(last) == 0 || bytes.HasSuffix(last, lineEnd)) && bytes.HasSuffix(seen, crlfEnd) &&
+		!bytes.Contains(last, lastData)
+}
 
 // failsAtOnce is the status of an error with which a stream begins, 500 where it names
 // none, else 0. seen is the stream's beginning in whatever framing.
@@ -155,6 +170,9 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	defer q.x.OnGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
 	seen, declined, err := q.beginning(resp)
+	if err == nil && !declined && resp.Status == 200 && isEvents(resp) && resp.ContentLength == upstream.LengthChunked && saysNothing(seen) {
+		err = errUnsaid
+	}
 	if err == nil && !declined && q.beside == nil && q.told && failsAtOnce(seen) > 0 && q.wait.Await() {
 		defer choice.Reservation.Release()
 		defer resp.Release()

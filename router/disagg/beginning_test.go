@@ -2,6 +2,33 @@ package disagg
 
 import "testing"
 
+func TestSaysNothing(t *testing.T) {
+	const (
+		role  = `data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+		text  = `data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}` + "\n\n"
+		start = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n"
+	)
+	for seen, want := range map[string]bool{
+		"":                                false,
+		"0\r\n":                           false,
+		"0\r\n\r\n":                       true,
+		"91\r\n" + role + "\r\n":          false,
+		"91\r\n" + role + "\r\n0\r\n\r\n": true,
+		"91\r\n" + role + text[:20] + "\r\n0\r\n\r\n":                true,
+		"91\r\n" + role + "\r\n20\r\n" + text[:20] + "\r\n0\r\n\r\n": true,
+		"91\r\n" + role + "\r\n20\r\n" + text + "\r\n0\r\n\r\n":      false,
+		"91\r\n" + start + "\r\n0\r\n\r\n":                           true,
+		"91\r\ndata: [DONE]\n\n\r\n0\r\n\r\n":                        false,
+		"91\r\ndata: [DONE]\n\r\n0\r\n\r\n":                          false,
+		"91\r\ndata: {\"choices\":[]}\r\n\r\n\r\n0\r\n\r\n":          false,
+		"91\r\ndata: 0\r\n\r\n":                                      false,
+	} {
+		if got := saysNothing([]byte(seen)); got != want {
+			t.Errorf("%q: %v", seen, got)
+		}
+	}
+}
+
 func TestFailsAtOnce(t *testing.T) {
 	const (
 		role    = `data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"

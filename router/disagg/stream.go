@@ -3,11 +3,13 @@ package disagg
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
@@ -98,6 +100,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 			defer lent.Release()
 			s.end(res)
 		}
+	}
+	if n, ok := q.x.Doc.Int(jsonscan.KeyN); ok {
+		hooks.Choices = int(min(n, math.MaxInt32))
 	}
 	if c := q.carry(s, resp); c != nil {
 		s.carried = c
