@@ -1,7 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,4 +128,39 @@ func lastNative(t *testing.T, a *answer) (text string) {
 		t.Errorf("no text, or %v, in %s", h.broken, a.Body)
 	}
 	return text
+}
+
+// A stream that its engine ends well framed before it says anything is tried elsewhere, and
+// where nobody is left the client is told.
+func TestStreamEndsUnsaid(t *testing.T) {
+	const role = `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+	for name, said := range map[string]string{"nothing": "", "a role": role, "a role and half a token": role + streamChunk[:40]} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			unsaid := func(w http.ResponseWriter, r *http.Request) {
+				asked.Add(1)
+				_, _ = io.Copy(io.Discard, r.Body)
+				body := "0\r\n\r\n"
+				if said != "" {
+					body = fmt.Sprintf("%x\r\n%s\r\n", len(said), said) + body
+				}
+				raw(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"+body, false)
+			}
+			bad, good := startScripted(t, unsaid), startScripted(t, answerOK)
+			r := startRouter(t, hasty, bad.at(worker.Aggregated, "w0"), good.at(worker.Aggregated, "w1"))
+			for range 2 { // in turns: one of them meets it
+				if a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`)); a.Status != 200 || a.text(t) != "ok" || strings.Contains(string(a.Body), `"error"`) {
+					t.Errorf("%d %s", a.Status, a.Body)
+				}
+			}
+			if asked.Load() == 0 {
+				t.Error("the engine that says nothing was not asked")
+			}
+			alone := startRouter(t, hasty, startScripted(t, unsaid).at(worker.Aggregated, "w0"))
+			a := post(t, alone.URL+"/v1/chat/completions", chat(`,"stream":true`))
+			if s := string(a.Body); a.Status != 200 || strings.Count(s, `"error"`) != 1 || strings.Count(s, "[DONE]") != 1 {
+				t.Errorf("alone: %d %s", a.Status, s)
+			}
+		})
+	}
 }
