@@ -121,6 +121,10 @@ func (r *router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 		if c.Why != "" {
 			args = append(args, "why", c.Why)
 		}
+		if c.Warning != "" {
+			r.log.Warn("configuration reloaded", append(args, "warning", c.Warning)...)
+			continue
+		}
 		r.log.Info("configuration reloaded", args...)
 	}
 	if len(changes) == 0 {
@@ -247,6 +251,9 @@ func printChanges(w io.Writer, changes []config.Change, dry bool) {
 	for _, c := range changes {
 		if c.Why != "" {
 			fmt.Fprintf(w, "%s: %s\n", c.Path, c.Why)
+		}
+		if c.Warning != "" {
+			fmt.Fprintf(w, "%s: warning: %s\n", c.Path, c.Warning)
 		}
 	}
 	verb := "applied"

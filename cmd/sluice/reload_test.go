@@ -551,6 +551,16 @@ func TestReloadCommand(t *testing.T) {
 	if strings.Contains(p.stderr.String(), "secret-of") {
 		t.Error("a secret stands in the log")
 	}
+	none := text[:strings.Index(text, "workers:")] + "workers: []\n"
+	for _, args := range [][]string{{"--dry-run"}, nil} {
+		writeFile(t, path, none)
+		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file names no worker any more") {
+			t.Errorf("the last worker is taken out: %d\n%s", code, out)
+		}
+	}
+	if log := p.stderr.String(); strings.Count(log, `warning="the file names no worker`) != 1 || !strings.Contains(log, "level=WARN msg=\"configuration reloaded\"") {
+		t.Errorf("no warning in the log:\n%s", log)
+	}
 	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
 		t.Errorf("%d\n%s", code, out)
 	}

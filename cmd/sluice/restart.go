@@ -102,21 +102,25 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	if r.keeper != nil {
 		_ = r.keeper.Write() // it logs its failure; without it the new process learns from the engines
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	told := make(chan struct{})
 	defer close(told)
 	go func() {
 		select {
 		case <-r.ending:
-			cancel()
+			cancel(errEnding)
 		case <-told:
 		}
 	}()
 	heir, err := takeover.Start(ctx, opt)
 	if err != nil {
 		r.wireSockets.keep()
-		r.log.Error("not restarted; this process goes on", "err", err)
+		if errors.Is(err, errEnding) {
+			r.log.Info("not restarted; this process ends", "err", err)
+		} else {
+			r.log.Error("not restarted; this process goes on", "err", err)
+		}
 		return 0, err
 	}
 	r.heir = heir
@@ -127,6 +131,9 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	close(r.passedOn)
 	return heir.PID, nil
 }
+
+// errEnding is why a restart is given up whose process is told to end.
+var errEnding = errors.New("this process is shutting down")
 
 // readyPoll is how often a process that takes another's place looks whether it is ready.
 const readyPoll = 10 * time.Millisecond

@@ -131,6 +131,8 @@ func await(ctx context.Context, link net.Conn, h hello) error {
 	defer stop()
 	line, err := bufio.NewReader(link).ReadBytes('\n')
 	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("given up before the new process was ready, which was ended: %w", context.Cause(ctx))
 	case ctx.Err() != nil:
 		return errors.New("the new process was not ready in time and was ended; its log says what it waited for")
 	case err != nil:

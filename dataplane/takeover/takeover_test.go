@@ -125,6 +125,23 @@ func TestNotPassedOn(t *testing.T) {
 	}
 }
 
+// A start that is given up says so, and why: the new process had time left.
+func TestGivenUp(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	why := errors.New("the end of all")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	time.AfterFunc(200*time.Millisecond, func() { cancel(why) })
+	_, err = Start(ctx, Options{Env: append(os.Environ(), "TAKEOVER_TEST=hangs"), Stderr: os.Stderr, Within: time.Minute,
+		Listeners: []Listener{{Name: "client", Address: "configured", Listener: ln}}})
+	if !errors.Is(err, why) || strings.Contains(err.Error(), "in time") || !strings.Contains(err.Error(), "given up") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestInheritRefuses(t *testing.T) {
 	t.Setenv(linkVar, "x")
 	if _, err := Inherit("client"); err == nil || !strings.Contains(err.Error(), linkVar) {

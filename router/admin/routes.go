@@ -61,6 +61,11 @@ func (s *Server) mux() *http.ServeMux {
 			h = s.door.closed(h)
 		}
 		mux.HandleFunc(r.Method+" "+r.Path, h)
+		wrong := func(w http.ResponseWriter, req *http.Request) { wrongMethod(w, req, r.Method) }
+		if !r.open {
+			wrong = s.door.closed(wrong)
+		}
+		mux.HandleFunc(r.Path, wrong)
 	}
 	// Unknown paths and methods tell nothing without the token either.
 	mux.HandleFunc("/", s.door.closed(func(w http.ResponseWriter, req *http.Request) {
@@ -73,6 +78,15 @@ func (s *Server) mux() *http.ServeMux {
 		fail(w, http.StatusNotFound, "unknown_route", "no such route; there are: "+strings.Join(paths, ", "))
 	}))
 	return mux
+}
+
+func wrongMethod(w http.ResponseWriter, r *http.Request, want string) {
+	allow := want
+	if want == http.MethodGet {
+		allow += ", " + http.MethodHead
+	}
+	w.Header().Set("Allow", allow)
+	fail(w, http.StatusMethodNotAllowed, "wrong_method", fmt.Sprintf("method %s is not allowed here; use %s", r.Method, want))
 }
 
 func (s *Server) drain(w http.ResponseWriter, r *http.Request) {

@@ -49,13 +49,24 @@ type Change struct {
 	New    string `json:"new"`
 	Effect Effect `json:"effect"`
 	Why    string `json:"why,omitempty"` // it needs a new process
+	// Warning says what is likely not meant.
+	Warning string `json:"warning,omitempty"`
 }
+
+// noWorkers is the Warning of a change that takes out the file's last worker.
+const noWorkers = "the file names no worker any more: requests are refused unless another source has some"
 
 // Changes are those from c, which runs, to next, which was read, in the order of the
 // struct.
 func (c *Config) Changes(next *Config) []Change {
 	d := differ{}
 	d.walk(reflect.ValueOf(*c), reflect.ValueOf(*next), "", "")
+	if len(c.Workers) > 0 && len(next.Workers) == 0 && len(d.changes) > 0 {
+		last := slices.IndexFunc(d.changes, func(c Change) bool { return strings.HasPrefix(c.Path, "workers") })
+		if last >= 0 {
+			d.changes[last].Warning = noWorkers
+		}
+	}
 	return d.changes
 }
 
