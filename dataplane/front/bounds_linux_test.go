@@ -198,7 +198,7 @@ func TestSlowClientsGetAll(t *testing.T) {
 		t.Skip("several times the time-out long")
 	}
 	const limit = 3 * time.Second // a client's kernel tells of room when there is a good deal of it
-	var all sync.WaitGroup // at once, however few run in parallel
+	var all sync.WaitGroup        // at once, however few run in parallel
 	for _, w := range ways(t) {
 		run := func(t *testing.T) {
 			text, body := "", ""

@@ -29,8 +29,8 @@ var protocolEnds = []struct {
 	{chat, helloStream, func(message string, code int) string {
 		return fmt.Sprintf("data: {\"error\":{\"message\":%q,\"type\":\"upstream_error\",\"param\":null,\"code\":%d}}\n\ndata: [DONE]\n\n", message, code)
 	}},
-	{"/v1/messages", "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n", func(message string, _ int) string {
-		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":%q}}\n\n", message)
+	{"/v1/messages", "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n", func(message string, code int) string {
+		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":%q,\"message\":%q}}\n\n", anthropicType(code), message)
 	}},
 	{"/v1/responses", "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n", func(message string, _ int) string {
 		return fmt.Sprintf("event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_error\",\"message\":%q,\"param\":null,\"sequence_number\":1}\n\n", message)

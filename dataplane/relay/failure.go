@@ -14,12 +14,26 @@ type failure struct {
 	code    int // an HTTP status
 }
 
-// kind is the failure's name in OpenAI's protocols.
+// kind is the failure's name in OpenAI's protocols, as a refusal of that status has it.
 func (f failure) kind() string {
-	if f.code == 499 {
+	switch f.code {
+	case 499:
 		return "client_closed_request"
+	case 503:
+		return "service_unavailable"
 	}
 	return "upstream_error"
+}
+
+// anthropicKind is that in Anthropic's.
+func (f failure) anthropicKind() string {
+	switch f.code {
+	case 503:
+		return "overloaded_error"
+	case 504:
+		return "timeout_error"
+	}
+	return "api_error"
 }
 
 var failures = map[Cause]failure{
@@ -38,7 +52,9 @@ var failures = map[Cause]failure{
 func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 	switch p {
 	case Anthropic:
-		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\""...)
+		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\""...)
+		dst = append(dst, f.anthropicKind()...)
+		dst = append(dst, "\",\"message\":\""...)
 		dst = append(dst, f.message...)
 		return append(dst, "\"}}\n\n"...)
 	case Responses:
