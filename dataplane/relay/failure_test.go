@@ -285,7 +285,7 @@ func TestEngineEndsEarly(t *testing.T) {
 			}
 			framed, payload := chunksOf(c.sent...), strings.Join(c.sent, "")
 			sent := framed + "0\r\nA: b\r\n\r\n"
-			for _, step := range []int{len(sent), max(len(framed), 1), max(len(framed)-2, 1), 1} {
+			for _, step := range []int{len(sent), len(framed) + 1, max(len(framed), 1), max(len(framed)-2, 1), 5} { // an event in more than maxLooks reads is not held
 				res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) {
 					send(nc, streamHead)
 					for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {

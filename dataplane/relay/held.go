@@ -65,10 +65,16 @@ func (s *stream) guard(p []byte, before upstream.Chunks, last bool) []byte {
 	h := s.edit.held
 	if h.follows {
 		h.veil.telling = s.scan.telling
-		s.follow(p, &before, math.MaxInt, &h.veil)
+		after := before
+		_, payload := s.follow(p, &after, math.MaxInt, &h.veil)
 		h.follows = !s.scanning || !s.scan.between()
 		s.scan.private, s.scan.telling = false, false
-		return p
+		if h.follows || !s.chunks.Midway() || last {
+			return p
+		}
+		h.looks = 0 // the event has ended, and another chunk begun
+		n, _ := s.follow(p, &before, payload, nil)
+		return h.release(p, n, before)
 	}
 	raw := p
 	if h.looks++; h.buf != nil {
