@@ -73,7 +73,7 @@ Written by `scripts/bench_families.py --calls --report docs/pd-cost.md` (`make b
 Other routers, each in a run of its own, CPU of both legs as a multiple of haproxy's one leg (16 µs there): sglang-router 8, vllm-router 9, production-stack and
 llm-d's sidecar, on a busier machine, above that. The engines' own hand-over is in the added time and not in the CPU.
 The version before this, on the same machine a day earlier: 91 µs for `nixl`, 108 `nixl-push`, 87 `sglang`, 98 `mooncake`, 66 `orchestrated`, 118 `lmcache`, 102 `trtllm`, 61 `storage`, 41 aggregated, beside haproxy's 25; it had fasthttp read
-each request and a processor too many where no streams ran (docs/relay.md).
+each request and a processor too many where no streams ran (docs/relay-cost.md).
 
 ## What the least is
 

@@ -144,17 +144,31 @@ def wait_ready(addr, path, seconds=30):
     sys.exit("%s%s is not ready: %s" % (addr, path, last))
 
 
+BASELINES = set()  # addresses of what is compared with
+
+
 def load(cpu, addr, *flags):
+    """One run of the load. Of a baseline it is taken again where a request failed, and said:
+    it is a measure, not what is tested."""
+    for _ in range(3):
+        rep = load_once(cpu, addr, *flags)
+        if not rep["failed"]:
+            return rep
+        failed = "load against %s: %d requests failed: %s" % (addr, rep["failed"], rep.get("errors"))
+        if addr not in BASELINES:
+            break
+        print(failed + "; taken again", file=sys.stderr)
+    sys.exit(failed)
+
+
+def load_once(cpu, addr, *flags):
     out = subprocess.run(
         ["taskset", "-c", str(cpu), SLUICE, "load", "--url", "http://" + addr, "--json", "--quiet", *flags],
         capture_output=True, text=True,
     )
     if out.returncode != 0:
         sys.exit("load failed: %s%s" % (out.stdout[-1500:], out.stderr[-1500:]))
-    rep = json.loads(out.stdout)
-    if rep["failed"]:
-        sys.exit("load against %s: %d requests failed: %s" % (addr, rep["failed"], rep.get("errors")))
-    return rep
+    return json.loads(out.stdout)
 
 
 JSON_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--concurrency", "64", "--prompt-tokens", "64", "--output-tokens", "4"]

@@ -114,6 +114,8 @@ def main():
         for name, _, addr, path in streams + shorts + longs:
             b.wait_ready(addr, path)
             print("%s listens at %s" % (name, addr), file=sys.stderr)
+        own = ["sluice", *(one.partition("=")[0] for one in a.sluice + a.binary)]
+        b.BASELINES.update(addr for name, _, addr, _ in streams + shorts + longs if name not in own)
 
         rows, seconds = {}, "%.1fs" % a.seconds
         for name, p, _, _ in streams:
