@@ -8,5 +8,5 @@
 // closes a descriptor, never waits for one stream, and allocates nothing for a read.
 //
 // The poller is epoll; where there is none, Start fails and streams stay on
-// goroutines. docs/relay.md has the figures, of io_uring too.
+// goroutines. docs/relay-cost.md has the figures, of io_uring too.
 package loop

@@ -46,6 +46,9 @@ const (
 	// untilSlack is how far apart at least the looks for tasks' Until are: each is at all
 	// tasks, however many end within it.
 	untilSlack = 20 * time.Millisecond
+	// heldUpBy is how much later than it should have been a loop's look at its tasks is to
+	// be before they are granted that time.
+	heldUpBy = time.Second
 	// awakeFor is how long after the last bytes a loop waits awake.
 	awakeFor = 100 * time.Millisecond
 	// restAfter is how long after the last bytes its thread's P is taken away. To add or
@@ -82,11 +85,12 @@ type Loop struct {
 	current *Task
 	done    chan struct{}
 	onFail  func(error)
+	onHeld  func(time.Duration)
 	budget  *membudget.Budget
 }
 
 func newLoop(opt *Options) *Loop {
-	l := &Loop{tick: opt.Tick, done: make(chan struct{}), onFail: opt.OnFail, budget: opt.Budget}
+	l := &Loop{tick: opt.Tick, done: make(chan struct{}), onFail: opt.OnFail, onHeld: opt.OnHeldUp, budget: opt.Budget}
 	l.timer = time.AfterFunc(time.Hour, l.wakeUp)
 	l.timer.Stop()
 	return l
@@ -489,45 +493,6 @@ func (l *Loop) readEnded(t *Task, errno syscall.Errno) {
 		return
 	}
 	l.leave(t, ReadFailed, errno)
-}
-
-// checkAt has check run at the given time, or untilSlack from now where that is later.
-func (l *Loop) checkAt(t time.Time) {
-	wait := max(t.Sub(l.now), min(untilSlack, l.tick))
-	l.next = l.now.Add(wait)
-	l.timer.Reset(wait)
-}
-
-// check looks, once a tick and when a task's time is over, for those that wait too long.
-func (l *Loop) check() {
-	now, next := at(l.now), l.now.Add(l.tick)
-	for _, t := range l.tasks {
-		switch {
-		case t == nil || t.state != inside:
-		case t.slow != nil && l.stalled(t, now):
-			l.leave(t, SendStalled, nil)
-		case t.until != 0 && now >= t.until:
-			l.leave(t, ReadLate, nil)
-		case t.Idle > 0 && !t.paused && time.Duration(now-t.lastIn) >= t.Idle:
-			l.leave(t, ReadIdle, nil)
-		case t.until != 0 && t.until < at(next):
-			next = epoch.Add(time.Duration(t.until))
-		}
-	}
-	if l.count > 0 { // else the timer is stopped
-		l.checkAt(next)
-	}
-}
-
-// stalled says whether Out has taken next to nothing for WriteTimeout. A socket is not
-// writable again before a third of what may be megabytes has been taken, so that alone
-// would call a client stalled that reads slowly: what is in the socket is looked at too.
-func (l *Loop) stalled(t *Task, now instant) bool {
-	s, unsent := t.slow, sock.Unsent(t.Out)
-	if s.unsent < 0 || unsent <= s.unsent-MinProgress {
-		s.unsent, s.blocked = unsent, now
-	}
-	return time.Duration(now-s.blocked) >= t.WriteTimeout
 }
 
 // leave ends t.

@@ -19,6 +19,10 @@ type Options struct {
 	Budget *membudget.Budget
 	// OnFail is told, once a loop, that its poller has failed; its streams were ended.
 	OnFail func(error)
+	// OnHeldUp is told, on the loop's thread, that this was held up for so long (a second
+	// and more), because the process was stopped or others had its cores. Tasks' Idle and
+	// WriteTimeout do not count that time, their Until does.
+	OnHeldUp func(time.Duration)
 }
 
 // Loops are the threads of one process. Safe for concurrent use.

@@ -281,6 +281,9 @@ func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) er
 			return err
 		}
 	}
+	if status := c.head.status; status >= 300 && status < 400 && req.Method == "POST" {
+		return fmt.Errorf("%w: status %d", ErrRedirected, status)
+	}
 	c.r = c.head.pos
 	c.resp.begin(req, call, deadline)
 	return nil

@@ -20,6 +20,9 @@ var (
 	// ErrCoded: nobody here asks for a coding, and under one what no client may see could
 	// not be found.
 	ErrCoded = errors.New("the answer has a content coding that was not asked for")
+	// ErrRedirected: the answer to a POST has a status of 3xx. To follow it would be to let
+	// an engine say where requests go; passed on, its Location would send clients there.
+	ErrRedirected = errors.New("the answer is a redirection, which is not followed")
 )
 
 // Phase says how far a failed call had come.
@@ -69,7 +72,7 @@ func cause(err error) string {
 	if errors.Is(err, ErrTooManyConns) {
 		return err.Error() // our own words, with the bound
 	}
-	for _, known := range [...]error{ErrCut, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded} {
+	for _, known := range [...]error{ErrCut, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded, ErrRedirected} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -3,6 +3,7 @@ package upstream
 import (
 	"errors"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -60,6 +61,26 @@ func TestHostileEngines(t *testing.T) {
 			}
 			t.Logf("reliability 17: %s: refused after %d KiB sent, %d KiB allocated", k.name, took>>10, held>>10)
 		})
+	}
+}
+
+// A request that is sent on is none that was answered, and a probe's answer is what it is.
+func TestRedirectionsAreRefused(t *testing.T) {
+	for _, status := range []string{"300", "301", "302", "303", "304", "307", "308", "399"} {
+		e := newEngine(t, func(p *peer) {
+			p.request()
+			p.send("HTTP/1.1 " + status + " Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n")
+			p.gone()
+		}).endpoint(t, Options{})
+		if _, err := e.Do(post("x"), nil); !errors.Is(err, ErrRedirected) || !strings.Contains(err.Error(), status) || !strings.HasSuffix(Told(err), ErrRedirected.Error()) {
+			t.Errorf("%s: %v", status, err)
+		}
+		if s := e.Stats(); s.Open != 0 {
+			t.Errorf("%s: %+v", status, s)
+		}
+		if got, _, err := e.Get("/health", long, 10); err != nil || strconv.Itoa(got) != status {
+			t.Errorf("a probe: %d, %v", got, err)
+		}
 	}
 }
 

@@ -123,6 +123,12 @@ func (r *Response) fail(err error) error {
 	return r.failed
 }
 
+// endsBody says whether what a read failed with is the end of a body that ends with the
+// connection. One over TLS has to end by a close_notify (RFC 9112, 9.8).
+func (r *Response) endsBody(err error) bool {
+	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() && !r.c.cutShort()
+}
+
 // ReadRaw reads the next bytes of the response as they came after the head,
 // chunk framing included (relay parses it). It gives io.EOF at the end of a
 // body with Content-Length, or of one that ends with the connection; for a
@@ -152,7 +158,7 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 		}
 		var err error
 		if n, err = c.readBody(p, r.by()); err != nil {
-			if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+			if r.endsBody(err) {
 				r.finished = true
 				return n, io.EOF
 			}
@@ -177,7 +183,7 @@ func (r *Response) Peek() ([]byte, error) {
 	}
 	if c.r == c.w {
 		err := c.fill(r.by())
-		if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+		if r.endsBody(err) {
 			r.finished = true
 			return nil, nil
 		}
@@ -200,7 +206,7 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 		c.grow()
 	}
 	n, err := c.readBody(c.buf[c.w:], r.by())
-	if err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() {
+	if r.endsBody(err) {
 		return c.buf[c.r:c.w], nil // there is no more
 	}
 	if err != nil {

@@ -21,11 +21,23 @@ func (c *conn) toldUnderTLS() bool {
 	return n > 0 || !errors.Is(err, errNothing) || under.midway()
 }
 
+// cutShort says of a connection over TLS that has ended whether that was TCP's end alone,
+// without the engine's close_notify, which anybody on the way can bring about: crypto/tls
+// says io.EOF to both where the last record was whole.
+func (c *conn) cutShort() bool {
+	if c.raw != nil {
+		return false
+	}
+	under, ok := plain(c.nc).(*underTLS)
+	return ok && under.cut
+}
+
 // underTLS is the connection below a TLS one, which can be asked for what has come.
 type underTLS struct {
 	*net.TCPConn
 	raw  syscall.RawConn
 	asks bool // Read must not wait
+	cut  bool // TCP has ended; behind a close_notify nobody reads that far
 
 	look  func(fd uintptr) // made once
 	p     []byte
@@ -81,6 +93,7 @@ func (u *underTLS) Read(p []byte) (int, error) {
 	if !u.asks {
 		n, err := u.TCPConn.Read(p)
 		u.follow(p[:n])
+		u.cut = u.cut || err == io.EOF
 		return n, err
 	}
 	u.p = p
@@ -94,6 +107,7 @@ func (u *underTLS) Read(p []byte) (int, error) {
 	case u.errno != 0:
 		return 0, u.errno
 	case u.n == 0:
+		u.cut = true
 		return 0, io.EOF
 	}
 	u.follow(p[:u.n])
