@@ -91,17 +91,19 @@ const lastChunk = "0\r\n\r\n"
 // goodEnd is what must be sent, as it is, so that an event stream whose engine has
 // gone still ends as the protocol says; nil when no such thing is possible
 // because the client holds half an event, the rest of a chunk would be long, or it was told
-// a length. Of a chunk that has begun the rest is out by then.
-func (s *stream) goodEnd() []byte {
+// a length. Of a chunk that has begun the rest is out by then. whole: the answer was, by its
+// protocol's proof, and no error is told behind it.
+func (s *stream) goodEnd() (end []byte, whole bool) {
 	f, known := failures[s.cause]
 	if !known || !s.chunked && (!s.scanning || !s.unframed()) {
-		return nil
+		return nil, false
 	}
+	whole = s.scan.ended && !s.scan.failed
 	if s.err == errTooBig {
 		f.message = s.err.Error()
 	}
 	if convert := s.rare.convert; convert != nil {
-		return convert.End(s.cause)
+		return convert.End(s.cause), whole
 	}
 	chunks := &s.chunks
 	if s.edit.holding() { // what is held is not shown
@@ -112,21 +114,21 @@ func (s *stream) goodEnd() []byte {
 	switch {
 	case !s.chunked:
 		if !s.edit.on() && !s.atEvent() {
-			return nil
+			return nil, false
 		}
-		return s.appendLast(make([]byte, 0, 512), f)
+		return s.appendLast(make([]byte, 0, 512), f), whole
 	case s.edit.on():
 		// What the client has are whole events in whole chunks of our own.
 		if missing = ""; last && s.scan.whole(false) {
-			return []byte(lastChunk)
+			return []byte(lastChunk), !s.scan.failed
 		}
-	case last:
-		return []byte(ending)
+	case last: // looked at by brokeOff
+		return []byte(ending), s.scanning && !s.scan.failed
 	case !s.scanning || !s.atEvent():
-		return nil
+		return nil, false
 	case !ok:
 		if missing = "\r\n"; !s.fill(chunks.Ahead()) {
-			return nil
+			return nil, false
 		}
 	}
 	out := append(make([]byte, 0, 512), missing...)
@@ -136,7 +138,7 @@ func (s *stream) goodEnd() []byte {
 		out = append(out, event...)
 		out = append(out, "\r\n"...)
 	}
-	return append(out, lastChunk...)
+	return append(out, lastChunk...), whole
 }
 
 // mostFill bounds what is made up of a chunk: a longer one is left as it is.

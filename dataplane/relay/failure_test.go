@@ -77,7 +77,8 @@ func wholeAfterFill(payload string) string {
 }
 
 // An engine that dies behind any byte of a stream: the client gets the whole events that
-// came, then a proper end with one error event in its protocol.
+// came, then a proper end with one error event in its protocol; behind the answer's last event
+// none, and the stream is whole.
 func TestEngineDiesAnywhere(t *testing.T) {
 	for _, c := range captures {
 		t.Run(c.file, func(t *testing.T) {
@@ -92,11 +93,11 @@ func TestEngineDiesAnywhere(t *testing.T) {
 				dst := new(sink)
 				res := Stream(dst, resp, Options{Protocol: c.protocol})
 				resp.Release()
-				if res.Cause != EngineClosed || res.Err == nil || !res.Reusable {
-					t.Fatalf("cut at %d: %+v, got %q", cut, res, dst.got)
-				}
 				payload, whole := string(dechunk(t, dst.got)), wholeEvents(payloadOf(body[:cut]), -1)
 				before := scanAll(c.protocol, []byte(whole))
+				if want := map[bool]Cause{true: Completed, false: EngineClosed}[before.Ended]; res.Cause != want || (res.Err == nil) != before.Ended || !res.Reusable {
+					t.Fatalf("cut at %d: %+v, want %v, got %q", cut, res, want, dst.got)
+				}
 				after := scanAll(c.protocol, []byte(payload))
 				if !strings.HasPrefix(payload, whole) || !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
 					t.Fatalf("cut at %d: before %+v, after %+v, payload %q", cut, before, after, payload)
@@ -299,6 +300,9 @@ func TestEngineEndsEarly(t *testing.T) {
 					want = wholeEvents(payload, -1)
 				}
 				added, ok := strings.CutPrefix(got, want)
+				if res.EngineErr && res.Cause == EngineErred {
+					res.Cause = Completed
+				}
 				if want := map[bool]Cause{true: Completed, false: EngineEnded}[c.silent]; res.Cause != want || !res.Reusable || !ok || (added == "") != c.silent ||
 					!c.silent && !strings.Contains(added, errBrokeOff.Error()) {
 					t.Errorf("%s, edited %v, by %d: %+v, got %q", name, edited, step, res, got)
@@ -371,6 +375,39 @@ func TestEngineErrorThenDeath(t *testing.T) {
 	res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(ev)) })
 	if payload := string(dechunk(t, dst.got)); payload != ev+"data: [DONE]\n\n" || !res.EngineErr || !res.Reusable {
 		t.Errorf("%+v %q", res, payload)
+	}
+}
+
+// An engine's error is the stream's end: its type and code are told, and its words are not.
+func TestEngineError(t *testing.T) {
+	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
+	long := strings.Repeat("x", mostWord+1)
+	for sent, c := range map[string]struct {
+		protocol Protocol
+		err      string
+	}{
+		`data: {"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`:                                 {OpenAI, ": InternalServerError 500"},
+		`data: {"object":"error","message":"boom","type":"BadRequestError","param":null,"code":400}`:                              {OpenAI, ": BadRequestError 400"},
+		`data: {"type":"error","error":{"code":"no_memory","type":null,"message":"boom"}}`:                                        {OpenAI, ": no_memory"},
+		`data: {"error":{"type":"boom, boom","code":500}}`:                                                                        {OpenAI, ": 500"},
+		`data: {"error":{"type":"` + long + `","code":{"boom":1}}}`:                                                               {OpenAI, ""},
+		finish + `data: {"error":"boom"}`:                                                                                         {OpenAI, ""},
+		finish + `data: {"error":{"message":"boom"}}`:                                                                             {OpenAI, ""},
+		`data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"boom"}}}`:                                       {OpenAI, ": abort"},
+		`event: error` + "\n" + `data: {"type":"error","error":{"type":"overloaded_error","message":"boom"}}`:                     {Anthropic, ": overloaded_error"},
+		`event: error` + "\n" + `data: {"type":"error","code":"server_error","message":"boom"}`:                                   {Responses, ": server_error"},
+		`event: error` + "\n" + `data: {"type":"error","error":{"code":"server_error","message":"boom"}}`:                         {Responses, ": server_error"},
+		`event: response.failed` + "\n" + `data: {"response":{"error":{"code":"rate_limit","message":"boom"},"status":"failed"}}`: {Responses, ": rate_limit"},
+		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                                     {Responses, ": failed"},
+	} {
+		for _, opt := range []Options{{}, {Rewrite: &passing{}}} {
+			opt.Protocol = c.protocol
+			sent := sent + "\n\n"
+			res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(sent)+lastChunk); untilGone(nc) })
+			if got := string(dechunk(t, dst.got)); got != sent || res.Cause != EngineErred || !res.EngineErr || !res.Reusable || res.Err == nil || res.Err.Error() != errTold.Error()+c.err {
+				t.Errorf("%q: %+v, got %q", sent, res, got)
+			}
+		}
 	}
 }
 

@@ -127,6 +127,7 @@ var dataLine = []byte("\ndata:")
 // follow goes over raw up to n bytes of payload, which the veil, where there is one,
 // looks at; c is the framing.
 func (s *stream) follow(raw []byte, c *upstream.Chunks, n int, v *veil) (at, payload int) {
+	var told [][]byte
 	for at < len(raw) && payload < n {
 		before := *c
 		took, part := len(raw)-at, raw[at:]
@@ -142,11 +143,18 @@ func (s *stream) follow(raw []byte, c *upstream.Chunks, n int, v *veil) (at, pay
 		if took == 0 {
 			break
 		}
-		if v != nil {
+		switch {
+		case v == nil:
+		case v.telling:
+			told = append(told, part)
+		default:
 			v.feed(part)
 		}
 		at += took
 		payload += len(part)
+	}
+	if len(told) > 0 {
+		v.feedAll(told)
 	}
 	return at, payload
 }

@@ -7,7 +7,7 @@ type Cause uint8
 
 // The causes, from the client's and the engine's side.
 const (
-	Completed     Cause = iota // the body came to its end
+	Completed     Cause = iota // the answer is whole, by its protocol's proof, and so is the body the client has
 	ClientGone                 // the client closed or reset
 	ClientStalled              // a flush took longer than WriteTimeout
 	EngineClosed               // reset or EOF before the end
@@ -17,9 +17,10 @@ const (
 	Deadline                   // the client's time (Options.By) was over
 	EngineBroke                // bad framing, or an event that cannot be passed on
 	EngineEnded                // the framing ended well before the answer did
+	EngineErred                // the stream ended well, and the engine said in it that it failed
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended", "engine_error"}
 
 // String gives the cause's name as it stands in metrics and logs.
 func (c Cause) String() string {
@@ -30,7 +31,7 @@ func (c Cause) String() string {
 }
 
 // EngineFailed says whether the engine, or the way to it, failed by itself; of one that
-// was silent for too long that is not known.
+// was silent for too long that is not known, and an error that it told may be the request's.
 func (c Cause) EngineFailed() bool {
 	return c == EngineClosed || c == EngineBroke || c == EngineEnded
 }
@@ -53,8 +54,8 @@ type Result struct {
 	FirstByte  time.Time // zero: none came
 	FirstToken time.Time
 	LastByte   time.Time
-	Finish     string // finish_reason of the last choice that had one
+	Finish     string // finish_reason of the last choice that had one; of an error event its type and code
 	Usage      Usage
-	EngineErr  bool // the engine sent an error event
+	EngineErr  bool // the engine sent an error event, however the stream ended
 	Reusable   bool // the client has a body with its proper end, and nothing behind it
 }

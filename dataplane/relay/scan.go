@@ -12,7 +12,7 @@ type scanner struct {
 	events int64
 	tooBig int32
 	thin   thinner
-	finish string
+	finish string // of an error event what it tells of itself
 	usage  Usage
 
 	plain    template // of openAI
@@ -142,6 +142,7 @@ func (s *scanner) openAI(data []byte) {
 	w.news = tellsPrivate(data)
 	s.private = s.private || w.news
 	index, native, finished := 0, false, false
+	var object, kind, code []byte
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
@@ -158,7 +159,7 @@ func (s *scanner) openAI(data []byte) {
 			if !w.null() {
 				s.failed, w.news = true, true
 			}
-			w.skip()
+			s.errorMember(&w.walker)
 		case "text": // SGLang's /generate
 			w.textAt = s.textOrIDs(&w.walker)
 		case "output_ids":
@@ -169,9 +170,13 @@ func (s *scanner) openAI(data []byte) {
 		case "index": // likewise, beside meta_info
 			index = w.number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
-			if string(w.text()) == "error" {
+			if object = w.text(); string(object) == "error" {
 				s.failed, w.news = true, true
 			}
+		case "type":
+			kind = w.raw()
+		case "code":
+			code = w.raw()
 		default:
 			w.skip()
 		}
@@ -180,6 +185,9 @@ func (s *scanner) openAI(data []byte) {
 		s.finishes.tell(index, finished)
 	}
 	s.private = s.private || w.bad
+	if string(object) == "error" {
+		s.tellsError(kind, code)
+	}
 	if s.failed {
 		s.refused(data)
 	}
@@ -337,6 +345,8 @@ func (s *scanner) anthropic(name, data []byte) {
 			}
 		case "usage":
 			w.usage(&s.usage)
+		case "error":
+			s.errorMember(&w)
 		case "message", "delta":
 			s.messagePart(&w)
 		default:
@@ -388,13 +398,17 @@ func (s *scanner) responses(name, data []byte) {
 		s.private = s.private || namesPrivate(data)
 		return
 	}
-	var status []byte
+	var status, code []byte
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "type":
 			if t := w.text(); len(name) == 0 {
 				name = t
 			}
+		case "code":
+			code = w.raw()
+		case "error":
+			s.errorMember(&w)
 		case "response":
 			if !w.enter('{') {
 				continue
@@ -403,6 +417,8 @@ func (s *scanner) responses(name, data []byte) {
 				switch string(key) {
 				case "status":
 					status = w.text()
+				case "error":
+					s.errorMember(&w)
 				case "usage":
 					w.usage(&s.usage)
 				default:
@@ -418,11 +434,16 @@ func (s *scanner) responses(name, data []byte) {
 		s.token = true
 	case string(name) == "error":
 		s.failed, s.ended = true, true
+		if code != nil {
+			s.tellsError(nil, code)
+		}
 		s.refused(data)
 	case string(name) == "response.failed":
 		s.failed, s.ended = true, true
 		s.refused(data)
-		s.finish = "failed"
+		if s.finish == "" {
+			s.finish = "failed"
+		}
 	case string(name) == "response.completed", string(name) == "response.incomplete", string(name) == "response.cancelled":
 		s.ended = true
 		if len(status) > 0 {

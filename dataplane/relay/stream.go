@@ -265,13 +265,21 @@ func (s *stream) drive() (res Result, ended bool) {
 // finish tells the end.
 func (s *stream) finish() Result {
 	if s.err != nil && !s.deaf {
-		if end := s.goodEnd(); end != nil {
+		if end, whole := s.goodEnd(); end != nil {
+			if whole && s.cause != ClientGone {
+				// Nothing of the answer is missing: an engine that drops the connection behind
+				// it has not failed its client, whose own failure may still come.
+				s.end(Completed, nil)
+			}
 			s.ending()
 			s.reusable = len(end) == 0 || s.writeAt(end, time.Now()) == nil
 		}
 	}
 	if !s.armed.never() {
 		_ = s.dst.SetWriteDeadline(time.Time{})
+	}
+	if s.scan.failed && s.cause == Completed {
+		s.end(EngineErred, s.scan.toldError())
 	}
 	res := Result{
 		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: int64(s.scan.tooBig),

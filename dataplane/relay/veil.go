@@ -55,6 +55,7 @@ const (
 	veilNot      veilBlank = iota
 	veilNumber             // digits become one 0
 	veilString             // in a string that is the value
+	veilTelling            // likewise, and the next is its first byte: an engine's words
 	veilBrackets           // in an object or array whose brackets stay
 	veilNull               // in an object that becomes null
 )
@@ -77,8 +78,34 @@ func (v *veil) feed(p []byte) {
 		if i+1 < len(p) {
 			next = p[i+1]
 		}
-		p[i] = v.json(p[i], next)
+		if p[i] = v.json(p[i], next); v.blank == veilTelling {
+			v.blank, v.fill = veilString, withheldIn(wordsLen(p[i+1:]))
+		}
 	}
+}
+
+// feedAll is feed of parts that are seen together: only so it is known how much room there is
+// in the place of an engine's words, which chunks may have cut.
+func (v *veil) feedAll(parts [][]byte) {
+	if len(parts) == 1 {
+		v.feed(parts[0])
+		return
+	}
+	whole := bytes.Join(parts, nil)
+	v.feed(whole)
+	for _, part := range parts {
+		whole = whole[copy(part, whole):]
+	}
+}
+
+// wordsLen is how long the inside of a string is that begins with p; all of p where its end
+// is not in it.
+func wordsLen(p []byte) int {
+	w := walker{b: p, i: -1} // where its quote would be
+	if words := w.str(); !w.bad {
+		return len(words)
+	}
+	return len(p)
 }
 
 // beginsJSON says whether a body whose first byte this is may be JSON, behind space or a
@@ -162,7 +189,7 @@ func (v *veil) json(c, next byte) byte {
 		v.str, v.last = true, spelling{}
 		switch v.comes {
 		case veilWords:
-			v.blank, v.fill = veilString, withheld
+			v.blank = veilTelling
 		case veilPrivate:
 			v.blank = veilString
 		}

@@ -66,11 +66,13 @@ func TestVeilOfWords(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"error":{"message":"Handshake failed: remote_host='10.0.0.3', remote_port=5600","type":"InternalServerError","code":500}}`: `{"error":{"message":"` + withheld + `","type":"InternalServerError","code":500}}`,
 		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + withheld + `","type":"value_error"}]}`,
-		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"the engine's words are","code":400}`,
-		`{"error":{"message":"max_tokens is too large: 4096"}}`:                                                                      "",
-		`{"error":{"message":"it broke off in engine_id=4711 and more`:                                                               `{"error":{"message":"the engine's words are withheld: they t`,
-		`Internal error: engine_id=4711 is not known here, sorry to say`:                                                             withheld,
-		`Internal Server Error`: "",
+		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"withheld","code":400}`,
+		`{"object":"error","message":"no bootstrap_room 4711 is known","code":400}`:                                                  `{"object":"error","message":"the engine's words are withheld","code":400}`,
+		`{"message":"ctx_info"}`:                                         `{"message":"withheld"}`,
+		`{"error":{"message":"max_tokens is too large: 4096"}}`:          "",
+		`{"error":{"message":"it broke off in engine_id=4711 and more`:   `{"error":{"message":"the engine's words are withheld`,
+		`Internal error: engine_id=4711 is not known here, sorry to say`: withheld,
+		`Internal Server Error`:                                          "",
 	} {
 		answer, refusal := []byte(in), []byte(in)
 		if Veil(answer, 200); string(answer) != in {
@@ -91,12 +93,23 @@ var spaces = regexp.MustCompile(` +("|$)`)
 
 // Nor is it told by the event with which a stream ends, or one that another engine was asked behind.
 func TestVeilOfWordsInStreams(t *testing.T) {
-	const told = `Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`
+	for told, want := range map[string]string{
+		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: withheld,
+		`Failed: remote_host='s3cret', remote_port=70707 and so on`:                           withheld,
+		`Failed: remote_host='s3cret', remote_port=70707 and so`:                              "the engine's words are withheld",
+		`no engine_id s3cret`: "withheld",
+	} {
+		testVeilOfWordsInStreams(t, told, want)
+	}
+}
+
+func testVeilOfWordsInStreams(t *testing.T, told, said string) {
 	for _, c := range []struct {
 		protocol Protocol
 		event    string
 	}{
 		{OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
+		{OpenAI, `data: {"error":{"message":"` + told + `","detail":"","msg":"oops","code":500}}`},
 		{OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
 		{OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
 		{Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},
@@ -114,7 +127,8 @@ func TestVeilOfWordsInStreams(t *testing.T) {
 					send(nc, lastChunk)
 					untilGone(nc)
 				})
-				want := chunkEvent + strings.Replace(c.event, told, withheld+strings.Repeat(" ", len(told)-len(withheld)), 1) + "\n\ndata: [DONE]\n\n"
+				want := chunkEvent + strings.Replace(c.event, told, said+strings.Repeat(" ", len(told)-len(said)), 1) + "\n\ndata: [DONE]\n\n"
+				want = strings.Replace(want, `"oops"`, `"    "`, 1) // no room for any
 				if got := string(dechunk(t, dst.got)); got != want {
 					t.Errorf("in chunks of %d: %s\nbecame %s", step, c.event, got)
 				}

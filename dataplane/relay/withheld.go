@@ -6,6 +6,23 @@ import "bytes"
 // refusals of vLLM and SGLang repeat parts of it in words.
 const withheld = "the engine's words are withheld: they tell where KV lies"
 
+// shorter take its place where there is no room for it. What names a handle has room for the
+// last.
+var shorter = [...]string{"the engine's words are withheld", "withheld"}
+
+// withheldIn is what of these fits into n bytes, whole; "": nothing does.
+func withheldIn(n int) string {
+	if n >= len(withheld) {
+		return withheld
+	}
+	for _, text := range shorter {
+		if n >= len(text) {
+			return text
+		}
+	}
+	return ""
+}
+
 // handleWords are parts of the names that the members of handles have, of all families.
 var handleWords = [...][]byte{
 	[]byte("_transfer_params"), []byte("disaggregated_params"),
@@ -25,10 +42,10 @@ func namesHandle(text []byte) bool {
 	return false
 }
 
-// withhold puts as much of withheld as there is room for in the place of text, the inside of
-// a string or what is no JSON, and spaces.
+// withhold puts withheld, or what is shorter, in the place of text, the inside of a string or
+// what is no JSON, and spaces.
 func withhold(text []byte) {
-	for i := copy(text, withheld); i < len(text); i++ {
+	for i := copy(text, withheldIn(len(text))); i < len(text); i++ {
 		text[i] = ' '
 	}
 }

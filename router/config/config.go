@@ -252,8 +252,8 @@ type Model struct {
 
 // Limits bound what clients may ask of the router.
 type Limits struct {
-	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // largest request body; 413 beyond [32MiB]
-	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // memory of all bodies together; 503 beyond [1GiB]
+	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // largest request body; 413 beyond; at most a quarter of body_budget [32MiB]
+	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
 	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // largest request head; 431 beyond [16KiB]
 	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                // nesting of objects and arrays in a body, 1024 at most [64]
 	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
@@ -356,7 +356,7 @@ type Routed struct {
 
 	MaxConns   int           `yaml:"max_conns" min:"1"`                            // connections of the socket [256]
 	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests under way on one of them [16384]
-	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request [8MiB]
+	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request; at most a quarter of limits.body_budget [8MiB]
 	Heartbeat  time.Duration `yaml:"heartbeat" min:"100ms"`                        // of silence before a ping; three times that close the connection [15s]
 }
 

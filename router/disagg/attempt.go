@@ -278,7 +278,7 @@ func sort(err error) failure {
 		// walked through the fleet either.
 		f.ofEngine = f.unsent
 		f.suspect = !f.unsent
-	case errors.Is(err, upstream.ErrCoded):
+	case errors.Is(err, upstream.ErrCoded), errors.Is(err, upstream.ErrRedirected):
 		f.reason = front.UpstreamGarbage
 	case errors.Is(err, upstream.ErrProtocol):
 		f.reason = front.UpstreamGarbage

@@ -375,7 +375,7 @@ func (s *streamEnd) breakLeg(b relay.Break) {
 	s.blame(b)
 	outcome := b.Cause.String()
 	if b.Event != nil {
-		outcome = "engine_error"
+		outcome = relay.EngineErred.String()
 	}
 	s.closeLeg(outcome)
 }

@@ -157,8 +157,6 @@ func (s *streamEnd) end(res relay.Result) {
 		outcome = "prefill_failed"
 	case res.Cause != relay.Completed:
 		outcome = res.Cause.String()
-	case res.EngineErr:
-		outcome = "engine_error"
 	}
 	if !s.closed {
 		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
@@ -197,7 +195,7 @@ func (s *streamEnd) logEnd(cause relay.Cause, outcome string, err error) {
 	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
 		level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
 	}
-	args := append(make([]any, 0, 14), "request_id", s.requestID)
+	args := append(make([]any, 0, 12), "request_id", s.requestID)
 	if s.client != [16]byte{} {
 		args = append(args, "client", netip.AddrFrom16(s.client).Unmap())
 	}
@@ -205,7 +203,10 @@ func (s *streamEnd) logEnd(cause relay.Cause, outcome string, err error) {
 	if s.pass != nil {
 		args = append(args, "key", s.pass.Name())
 	}
-	args = append(args, "worker", s.rank.ID.String(), "cause", outcome, "err", err)
+	args = append(args, "worker", s.rank.ID.String(), "cause", outcome)
+	if err != nil {
+		args = append(args, "err", err)
+	}
 	s.r.opt().Log.Log(context.Background(), level, "stream ended early", args...)
 }
 

@@ -182,7 +182,7 @@ func (c *call) relay() {
 		res, over = (<-c.rest)()
 	}
 	switch why := c.s.Err(); {
-	case res.Err == nil:
+	case res.Err == nil, res.Cause == relay.EngineErred: // it had its end
 	case why == wire.ErrKilled || why == wire.ErrGone:
 		res.Cause = relay.ClientGone
 	case why == wire.ErrStalled:
@@ -242,7 +242,7 @@ func (c *call) end() error {
 func endedBy(cause relay.Cause) *failure {
 	reason, message := front.UpstreamFailed, "the engine ended the stream before its end"
 	switch cause {
-	case relay.Completed:
+	case relay.Completed, relay.EngineErred:
 	case relay.EngineClosed:
 		message = "the engine closed the connection before the end of the stream"
 	case relay.EngineBroke:
