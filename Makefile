@@ -96,7 +96,7 @@ bench-relay: build ## what a relayed stream costs beside nginx, haproxy, a raw r
 	@scripts/bench_relay.py --sluice "sluice on event loops=SLUICE_RELAY_DRIVER=loop"
 
 .PHONY: bench-streams
-bench-streams: build ## what a running stream costs the whole router in memory: docs/relay.md
+bench-streams: build ## what a running stream costs the whole router in memory: docs/relay-cost.md
 	@scripts/bench_streams.py
 	@scripts/bench_streams.py --streams 9000 --only ids
 

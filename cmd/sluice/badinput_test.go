@@ -167,6 +167,7 @@ func TestEngineAnswersGarbage(t *testing.T) {
 		"length and chunks":   {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 502, "upstream_garbage"},
 		"nothing":             {"", 502, "upstream_failed"},
 		"a body that is less": {"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", 502, "upstream_failed"},
+		"elsewhere":           {"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://169.254.169.254/\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n", 502, "upstream_garbage"},
 		"no JSON":             {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello", 200, ""},
 		"a head without end":  {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", 100<<10), 502, "upstream_garbage"},
 	} {
@@ -177,6 +178,9 @@ func TestEngineAnswersGarbage(t *testing.T) {
 			for _, path := range []string{"/v1/chat/completions", "/v1/messages"} {
 				a := post(t, r.URL+path, chat(""), "X-Request-Id", "garbage")
 				wantReason(t, a, k.status, k.reason)
+				if a.Header.Get("Location") != "" || a.Header.Get("Set-Cookie") != "" {
+					t.Errorf("the client is sent elsewhere: %v", a.Header)
+				}
 				if k.status == 502 {
 					if text := errorShape(t, path, a); !strings.Contains(text, "w0") {
 						t.Errorf("the error does not say which worker: %s", text)

@@ -148,6 +148,9 @@ func TestClientLeavesWhileWaitingForAPool(t *testing.T) {
 	if o.Reason != "client_gone" {
 		t.Errorf("outcome %+v", o)
 	}
+	eventually(t, 5*time.Second, "its line", func() bool {
+		return strings.Contains(r.logs.String(), `msg="request refused" reason=client_gone status=499 request_id=waits client=127.0.0.1 endpoint=/v1/chat/completions`)
+	})
 	if n := len(generating(d)); n != 0 {
 		t.Errorf("%d decodes", n)
 	}

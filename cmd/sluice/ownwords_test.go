@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,59 @@ func TestEarlyEndSaysWhose(t *testing.T) {
 				t.Errorf("no %s in %s", want, line)
 			}
 		}
+	}
+}
+
+// TestEngineLeavesBehindTheEnd: streams that were whole when their engine dropped the
+// connection are counted, recorded and judged as whole.
+func TestEngineLeavesBehindTheEnd(t *testing.T) {
+	e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"x\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+		w.(http.Flusher).Flush()
+		time.Sleep(20 * time.Millisecond)
+		panic(http.ErrAbortHandler)
+	})
+	r := startRouter(t, nil, e.at(worker.Aggregated, "e"))
+	const streams = 10 // more than open a breaker
+	for i := range streams {
+		id := "whole-" + strconv.Itoa(i)
+		a := post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, "X-Request-Id", id)
+		if a.Status != 200 || !strings.HasSuffix(string(a.Body), "data: [DONE]\n\n") || strings.Contains(string(a.Body), "error") {
+			t.Fatalf("%d %q", a.Status, a.Body)
+		}
+		if o := r.outcome(t, id).Outcome; o.Reason != "" {
+			t.Errorf("%s: outcome %+v", id, o)
+		}
+	}
+	if n := r.metric(`sluice_streams_total{cause="completed"}`); n != streams {
+		t.Errorf("%v of %d are counted as completed", n, streams)
+	}
+	if n := r.metric(`sluice_rank_breaker_state{worker="e",rank="0"}`); n != 0 || strings.Contains(r.logs.String(), "stream ended early") {
+		t.Errorf("the breaker's state is %v; %s", n, r.logs)
+	}
+}
+
+// TestEngineErrorIsACause: a stream in which its engine told an error is counted as ended by
+// that, and its line says the error's type and code.
+func TestEngineErrorIsACause(t *testing.T) {
+	e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n")
+		w.(http.Flusher).Flush()
+		io.WriteString(w, "data: {\"error\":{\"message\":\"boom\",\"type\":\"InternalServerError\",\"code\":500}}\n\ndata: [DONE]\n\n")
+	})
+	r := startRouter(t, nil, e.at(worker.Aggregated, "e"))
+	post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, "X-Request-Id", "said-1")
+	eventually(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.logs.String(), "stream ended early") })
+	if o := r.outcome(t, "said-1").Outcome; o.Reason != "engine_error" {
+		t.Errorf("outcome %+v", o)
+	}
+	if n := r.metric(`sluice_streams_total{cause="engine_error"}`); n != 1 {
+		t.Errorf("%v are counted", n)
+	}
+	if text := r.logs.String(); !strings.Contains(text, `cause=engine_error err="an error event of the engine's: InternalServerError 500"`) || strings.Contains(text, "boom") {
+		t.Error(text)
 	}
 }
 

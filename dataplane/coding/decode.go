@@ -49,6 +49,34 @@ type gzipReader struct {
 	src bytes.Reader
 }
 
+// errBehind is that of bytes behind the end of a body's coding.
+var errBehind = errors.New("there are bytes behind the end of its coding")
+
+// next begins a member of src.
+func (r *gzipReader) next() error {
+	err := r.Reset(&r.src)
+	r.Multistream(false)
+	return err
+}
+
+// Read goes from one member to the next itself: gzip.Reader takes what stands behind the
+// last for half a header.
+func (r *gzipReader) Read(p []byte) (int, error) {
+	for {
+		n, err := r.Reader.Read(p)
+		if err != io.EOF || r.src.Len() == 0 {
+			return n, err
+		}
+		var magic [2]byte
+		if _, _ = r.src.ReadAt(magic[:], r.src.Size()-int64(r.src.Len())); magic != [2]byte{0x1f, 0x8b} {
+			return n, errBehind
+		}
+		if err := r.next(); err != nil || n > 0 {
+			return n, err
+		}
+	}
+}
+
 var gzipReaders = sync.Pool{New: func() any { return new(gzipReader) }}
 
 func gunzip(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
@@ -58,7 +86,7 @@ func gunzip(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
 		gzipReaders.Put(r)
 	}()
 	r.src.Reset(src)
-	if err := r.Reset(&r.src); err != nil {
+	if err := r.next(); err != nil {
 		return nil, broken(Gzip, err)
 	}
 	return readAll(Gzip, r, room, limit)
@@ -116,6 +144,8 @@ func readAll(c Coding, r io.Reader, room *membudget.Lease, limit int64) ([]byte,
 			return nil, ErrTooLarge
 		case err == io.EOF:
 			return buf[:n], nil
+		case n > 0 && errors.Is(err, zstd.ErrMagicMismatch):
+			return nil, broken(c, errBehind)
 		case err != nil:
 			return nil, broken(c, err)
 		}
@@ -128,8 +158,11 @@ func whole(room *membudget.Lease) []byte {
 }
 
 func broken(c Coding, err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the body ends inside its %v coding", c)
+	case err == errBehind:
+		return fmt.Errorf("there are bytes behind the end of the body's %v coding", c)
 	}
 	return fmt.Errorf("the body is no %v: %w", c, err)
 }

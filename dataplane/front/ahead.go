@@ -14,8 +14,8 @@ type ahead struct {
 	failed error // after the bytes that came
 }
 
-// beginsRequest says whether a request may begin with b; something else, such
-// as a TLS hello, gets its answer at once.
+// beginsRequest says whether a request may begin with b; for something else no head is
+// waited for.
 func beginsRequest(b byte) bool { return tokenByte[b] || b == '\r' || b == '\n' }
 
 // take gives bytes that were read ahead.

@@ -234,7 +234,7 @@ func (x *Exchange) bodyFailed(err error) bool {
 	case ClientGone:
 		x.Error(ClientGone, "", "the connection was closed inside the request body", 0)
 	default:
-		x.Error(BadHTTP, "", "cannot read the request body: "+err.Error(), 0)
+		x.Error(BadHTTP, "", "cannot read the request body: "+unreadableBody(err, x.srv.opt.MaxHeadBytes), 0)
 	}
 	return false
 }

@@ -157,11 +157,6 @@ func TestSlowHeadIsCut(t *testing.T) {
 	}
 	c.closed()
 
-	tls := r.dial()
-	tls.send("\x16\x03\x01\x02\x00\x01\n")
-	if resp, _ := tls.answer(); resp.StatusCode != 400 {
-		t.Errorf("TLS hello: %d", resp.StatusCode)
-	}
 	silent := r.dial()
 	silent.closed()
 }
@@ -288,7 +283,7 @@ func TestTricklingHeadsHoldLittle(t *testing.T) {
 		defer r.s.conns.mu.Unlock()
 		for _, c := range r.s.conns.all {
 			if c.active.Load() {
-				t.Error("half a head of a new connection would hold up a drain")
+				t.Error("half a head of a new connection is not closed to make room")
 			}
 		}
 		return len(r.s.conns.all) == 2

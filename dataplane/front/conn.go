@@ -37,11 +37,12 @@ const (
 // the same conn to ServeConn again, and lets fasthttp recycle the 16 KiB reader which it
 // would drop if it were told to keep hijacked connections.
 //
-// Memory order: hand orders everything between Relay and the stream's start; the fields
-// without atomics belong to whoever serves the connection: one goroutine at a time, or
-// the loop that drives its stream. There are thousands, most of them with a stream: it
-// just fills a size class of 240 bytes, and what it needs only while no loop drives one
-// stands in its serving.
+// Memory order: hand orders everything between Relay and the stream's start. heard is stored
+// before the socket is read, and loaded by a drain behind its look at the socket: bytes that
+// it no longer finds there have been heard, see idle. The fields without atomics belong to
+// whoever serves the connection: one goroutine at a time, or the loop that drives its
+// stream. There are thousands, most of them with a stream: it just fills a size class of
+// 240 bytes, and what it needs only while no loop drives one stands in its serving.
 type conn struct {
 	net.Conn
 	*serving // while it is served, and until a loop has its stream; else nil
@@ -52,6 +53,8 @@ type conn struct {
 	gone     watch
 
 	early   early
+	probing bool // Read must not touch the socket
+	probe   [1]byte
 	askFunc func(fd uintptr) // early.atSocket, made once
 
 	proxy   bool // the other end is a trusted proxy
@@ -59,24 +62,24 @@ type conn struct {
 	spare   bool // of the reserve of descriptors: one page, and it is closed
 	counted bool // ip, for connSet.leave
 
+	due      due  // what the next deadline that fasthttp sets is for
+	lingered bool // unread bytes may be left: close with care
+	shaken   bool // the TLS handshake is done
+	relaying bool // writes are a stream's, and persist
+
 	active atomic.Bool // bytes of a request have come, its answer has not left, or is the last one
+	heard  atomic.Bool // bytes of a head have come, or are being read: what a drain waits for besides
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
 	fd     int32   // once it had a stream, else 0
 	stream *stream // from Relay to its end
 
-	open     openTo
-	ended    ending
-	writeBy  moment // the deadline now set for writes; of a stream, until when they may last, 0 for ever
-	readBy   moment // until when reads may wait, 0 for ever
-	readSet  moment // what the socket was told of it: no later than readBy, 0 for never
-	due      due    // what the next deadline that fasthttp sets is for
-	probing  bool   // Read must not touch the socket
-	lingered bool   // unread bytes may be left: close with care
-	shaken   bool   // the TLS handshake is done
-	relaying bool   // writes are a stream's, and persist
-	probe    [1]byte
+	open    openTo
+	ended   ending
+	writeBy moment // the deadline now set for writes; of a stream, until when they may last, 0 for ever
+	readBy  moment // until when reads may wait, 0 for ever
+	readSet moment // what the socket was told of it: no later than readBy, 0 for never
 }
 
 // due is what a wait is for whose deadline fasthttp sets.
@@ -439,7 +442,7 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()
-		c.active.Store(false)
+		c.rests()
 		c.reportEnd()
 	case fasthttp.StateHijacked:
 		c.letGo(handHijacked)

@@ -197,7 +197,7 @@ func refusedHeads() []rawCase {
 		{name: "http in small letters", raw: strings.Replace(sized(""), "HTTP", "http", 1)},
 		{name: "space behind the version", raw: strings.Replace(sized(""), "/1.1", "/1.1 ", 1)},
 		{name: "HTTP/2 preface", raw: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
-		{name: "TLS hello", raw: "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"},
+		{name: "TLS alert", raw: "\x15\x03\x01\x00\x02\x02\x28\r\n\r\n"}, // of a hello: TestTLSOnThePlainPort
 	}
 	for i := range cases {
 		cases[i].status = 400

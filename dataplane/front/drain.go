@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"sluice/dataplane/sock"
 )
 
 const (
@@ -28,22 +30,9 @@ const (
 // cut. A second Shutdown waits as well, and may bring an earlier end.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.leaving.Store(true)
-	s.mu.Lock()
-	first := s.draining.CompareAndSwap(false, true)
-	if first {
-		s.stopAccepting()
-	}
-	watch, loops := s.watch, s.loops
-	s.mu.Unlock()
-
-	err := s.awaitIdle(ctx)
-	if first && watch != nil {
-		watch.close()
-	}
-	if first && loops != nil {
-		loops.Close()
-	}
-	return err
+	s.draining.Store(true)
+	s.stopAccepting()
+	return s.empty(ctx)
 }
 
 // Leave makes every answer from now on the last one of its connection, so that
@@ -54,12 +43,14 @@ func (s *Server) Leave() { s.leaving.Store(true) }
 
 // Retire is Leave for a server whose address another process accepts on by now: the
 // listener is closed, kept-alive connections have unusedTime for the request that
-// ends them, and then it is a Shutdown until ctx ends.
-func (s *Server) Retire(ctx context.Context) error {
+// ends them, and those that are without one then are closed. A request that has begun by
+// then is served as ever: nothing has told its client to go elsewhere. Until ctx ends it
+// is waited for, as by Shutdown.
+func (s *Server) Retire(ctx context.Context) error { return s.retire(ctx, unusedTime) }
+
+func (s *Server) retire(ctx context.Context, unusedTime time.Duration) error {
 	s.Leave()
-	s.mu.Lock()
 	s.stopAccepting()
-	s.mu.Unlock()
 	unused := time.NewTimer(unusedTime)
 	defer unused.Stop()
 	tick := time.NewTicker(drainPoll)
@@ -73,15 +64,15 @@ func (s *Server) Retire(ctx context.Context) error {
 		}
 		break
 	}
-	return s.Shutdown(ctx)
+	return s.empty(ctx)
 }
 
-// stopAccepting closes the listener, once. Called with mu.
+// stopAccepting closes the listener, once.
 func (s *Server) stopAccepting() {
-	select {
-	case <-s.stop:
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped() {
 		return
-	default:
 	}
 	close(s.stop)
 	if s.ln != nil {
@@ -92,6 +83,51 @@ func (s *Server) stopAccepting() {
 	}
 }
 
+// empty waits until no connection is left, or until ctx ends, and closes what served them.
+func (s *Server) empty(ctx context.Context) error {
+	err := s.awaitIdle(ctx)
+	s.mu.Lock()
+	watch, loops := s.watch, s.loops
+	s.mu.Unlock()
+	s.emptied.Do(func() {
+		if watch != nil {
+			watch.close()
+		}
+		if loops != nil {
+			loops.Close()
+		}
+	})
+	return err
+}
+
+// rests notes that the connection waits for a request.
+func (c *conn) rests() {
+	c.heard.Store(false)
+	c.active.Store(false)
+}
+
+// underway says whether a request is, as far as it was read.
+func (c *conn) underway() bool { return c.active.Load() || c.heard.Load() }
+
+// idle says that the connection has nothing of a request that closing it would lose. Its
+// goroutine may not have got round to what lies in the socket, and leaves half a PROXY
+// header there, so that is looked at too. First: bytes that were read before that have made
+// the connection underway, and those that come after it cross the close on their way.
+func (c *conn) idle() bool {
+	if c.underway() {
+		return false
+	}
+	unread := false
+	if c.raw != nil {
+		_ = c.raw.Control(func(fd uintptr) {
+			var b [1]byte
+			n, errno := sock.Peek(int(fd), b[:])
+			unread = errno == 0 && n > 0
+		})
+	}
+	return !unread && !c.underway()
+}
+
 // awaitIdle closes connections as they become idle until none is left.
 func (s *Server) awaitIdle(ctx context.Context) error {
 	tick := time.NewTicker(drainPoll)
@@ -99,7 +135,7 @@ func (s *Server) awaitIdle(ctx context.Context) error {
 	var cutAt time.Time
 	cut := 0
 	for {
-		s.conns.cut(func(c *conn) bool { return !c.active.Load() })
+		s.conns.cut((*conn).idle)
 		open := s.conns.len()
 		switch {
 		case open == 0 && cut == 0:

@@ -192,13 +192,18 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 		x.relayOverdue(resp, call, hooks)
 		return
 	}
-	message := fmt.Sprintf("the engine answered with status %d and no event stream", resp.Status)
+	message := noEvents(resp.Status)
 	call.Cut()
 	resp.Release()
 	x.refuseLate(UpstreamGarbage, "", message)
 	if hooks.OnEnd != nil {
 		hooks.OnEnd(relay.Result{Cause: relay.EngineBroke, Err: errors.New("front: " + message)})
 	}
+}
+
+// noEvents says what is wrong with an engine's answer to a request for a stream.
+func noEvents(status int) string {
+	return fmt.Sprintf("the engine answered with status %d and no event stream", status)
 }
 
 // refuseLate is Error behind a head that is out.
@@ -226,22 +231,22 @@ func (x *Exchange) eventsOf(status int, retry string, body []byte) []byte {
 	}
 	failure, failed, _ := jsonscan.Find(line, "error")
 	switch whole := len(line) > 0 && line[0] == '{'; {
-	case status < 400 && whole:
+	case status < 300 && whole:
 		return append(append([]byte("data: "), line...), "\n\n"+eventsEnd(protocol)...)
 	case protocol == relay.Responses, retry != "":
 	case whole && failed && failure.Kind > jsonscan.Null && (protocol != relay.Anthropic || isError(line)):
 		return append(append([]byte(errorName(protocol)+"data: "), line...), "\n\n"+eventsEnd(protocol)...)
 	}
 	reason, message := UpstreamFailed, messageOf(line, status)
-	switch status {
-	case 429:
+	switch {
+	case status == 429:
 		reason = PoolOverloaded
-	case 504:
+	case status == 504:
 		reason = UpstreamTimeout
-	default:
-		if status < 500 {
-			reason = BadField
-		}
+	case status < 400: // no fault of the client's: an engine that does not know its part
+		reason, status, message = UpstreamGarbage, UpstreamGarbage.Status(), noEvents(status)
+	case status < 500:
+		reason = BadField
 	}
 	if retry != "" {
 		message += retryText(retry)

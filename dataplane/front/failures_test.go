@@ -1,6 +1,7 @@
 package front
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -53,6 +54,21 @@ var engineFailures = []struct {
 	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine took too long to go on with the stream", 504},
 }
 
+// relayFrom starts a router that relays one answer of e, and tells of its call and its end.
+func relayFrom(t *testing.T, e *engine, opt Options) (r *rig, ends chan relay.Result, calls chan *upstream.Call) {
+	ends, calls = make(chan relay.Result, 1), make(chan *upstream.Call, 1)
+	return start(t, opt, func(x *Exchange) {
+		call := new(upstream.Call)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		calls <- call
+		x.Relay(resp, call, endHook(ends)())
+	}), ends, calls
+}
+
 // Whatever ends the engine's side of a stream, the client gets an error event of its
 // own protocol and the proper end, its connection serves on, and the engine's is closed:
 // at once.
@@ -74,17 +90,7 @@ func testEngineFailsInEveryProtocol(t *testing.T, by Relay) {
 					left <- time.Now()
 					return false
 				})
-				ends, calls := make(chan relay.Result, 1), make(chan *upstream.Call, 1)
-				r := start(t, opt, func(x *Exchange) {
-					call := new(upstream.Call)
-					resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					calls <- call
-					x.Relay(resp, call, endHook(ends)())
-				})
+				r, ends, calls := relayFrom(t, e, opt)
 				c := r.dial()
 				for try := 1; ; try++ {
 					c.send(post(p.path, streamDoc))
@@ -116,6 +122,60 @@ func testEngineFailsInEveryProtocol(t *testing.T, by Relay) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// An engine that fails behind the last event of an answer has not failed its client: the
+// stream is whole and counts as such, and its engine's connection alone is not used again.
+func TestEngineFailsBehindTheProof(t *testing.T) { onBoth(t, testEngineFailsBehindTheProof) }
+
+func testEngineFailsBehindTheProof(t *testing.T, by Relay) {
+	ends := map[string]string{
+		chat:            "data: [DONE]\n\n",
+		"/v1/messages":  "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+		"/v1/responses": "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\"}}\n\n",
+	}
+	for _, p := range protocolEnds {
+		for _, f := range engineFailures {
+			for _, secure := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, TLS %v", strings.TrimPrefix(p.path, "/v1/"), f.name, secure), func(t *testing.T) {
+					opt := Options{Relay: by}
+					if f.cause == relay.EngineStalled {
+						opt.StreamIdleTimeout = 60 * time.Millisecond
+					}
+					conns := make(chan net.Conn, 1)
+					e := startEngineOver(t, secure, func(nc net.Conn, _ *http.Request) bool {
+						_, _ = io.WriteString(nc, streamHead+chunk(p.event)+chunk(ends[p.path]))
+						conns <- nc
+						_, _ = nc.Read(make([]byte, 1))
+						return false
+					})
+					r, told, calls := relayFrom(t, e, opt)
+					c := r.dial()
+					c.send(post(p.path, streamDoc))
+					resp := c.head()
+					got := make([]byte, len(p.event+ends[p.path])) // all of it: a reset overtakes what is not read yet
+					if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != p.event+ends[p.path] {
+						t.Fatalf("%q (%v)", got, err)
+					}
+					nc := <-conns
+					if s, ok := nc.(*tls.Conn); ok && f.cause == relay.EngineClosed {
+						nc = s.NetConn()
+					}
+					f.fail(nc, <-calls)
+					if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+						t.Errorf("%q behind the end (%v)", rest, err)
+					}
+					if res := wantEnd(t, told, relay.Completed); res.Err != nil || !res.Reusable {
+						t.Errorf("%+v", res)
+					}
+					c.serves()
+					if s := e.ep.Stats(); s.Open != 0 || s.Idle != 0 {
+						t.Errorf("%d engine connections are left", s.Open)
+					}
+				})
+			}
 		}
 	}
 }

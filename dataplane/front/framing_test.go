@@ -14,11 +14,12 @@ import (
 // Extensions and trailers of a chunked body are no way around limits.max_body.
 func TestFramingIsBounded(t *testing.T) {
 	ext := strings.Repeat("a", 4000)
-	for name, c := range map[string]struct{ begin, again string }{
-		"one extension":   {"5;", ext},
-		"in every chunk":  {"", "1;" + ext + "\r\n \r\n"},
-		"a trailer":       {"2\r\n{}\r\n0\r\n", "A: " + ext + "\r\n"},
-		"one chunk first": {"2\r\n{}\r\n1;", ext},
+	const framing = "the framing of its chunks"
+	for name, c := range map[string]struct{ begin, again, says string }{
+		"one extension":   {"5;", ext, framing},
+		"in every chunk":  {"", "1;" + ext + "\r\n \r\n", framing},
+		"a trailer":       {"2\r\n{}\r\n0\r\n", "A: " + ext + "\r\n", "its trailers are larger than 16384 bytes"},
+		"one chunk first": {"2\r\n{}\r\n1;", ext, framing},
 	} {
 		r := start(t, Options{}, echo)
 		cl := r.dial()
@@ -31,7 +32,7 @@ func TestFramingIsBounded(t *testing.T) {
 			}
 		})
 		resp, body := cl.answer()
-		if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadHTTP) || name != "a trailer" && !strings.Contains(body, "the framing of its chunks") {
+		if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadHTTP) || !strings.Contains(body, c.says) || strings.Contains(body, "buffer") {
 			t.Errorf("%s: %d %s", name, resp.StatusCode, body)
 		}
 		_ = cl.Close()
@@ -101,6 +102,32 @@ func TestAwaitedBodyIsNamed(t *testing.T) {
 		if strings.Count(log.text(), want) != 2 {
 			t.Errorf("not twice %s in %s", want, log.text())
 		}
+	}
+}
+
+// A client that speaks TLS where it is not spoken is let go at once, whether it is the
+// first word of its connection or not, and the log says what is wrong.
+func TestTLSOnThePlainPort(t *testing.T) {
+	var log logged
+	r := start(t, Options{HeadTimeout: patience, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
+	began := time.Now()
+	if tls.Client(r.dial().Conn, &tls.Config{InsecureSkipVerify: true}).Handshake() == nil {
+		t.Error("TLS was taken")
+	}
+	for _, hello := range []string{"\x16", "\x16\x03\x01\x02\x00\x01\r\n\r\n"} {
+		c := r.dial()
+		c.serves()
+		c.send(hello)
+		c.closed()
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("let go after %v", took)
+	}
+	if n := r.seen.refusals(BadTLS); n != 3 {
+		t.Errorf("%d are counted", n)
+	}
+	if text := log.text(); strings.Count(text, "this port plain HTTP") != 1 || !strings.Contains(text, "client=127.0.0.1") || strings.Contains(text, "request_timeout") {
+		t.Errorf("%s", text)
 	}
 }
 

@@ -4,11 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
@@ -229,12 +232,26 @@ type engine struct {
 // whether the connection is kept.
 func startEngine(t testing.TB, serve func(nc net.Conn, req *http.Request) bool) *engine {
 	t.Helper()
+	return startEngineOver(t, false, serve)
+}
+
+// startEngineOver is startEngine of one that may speak TLS: then serve is given a tls.Conn.
+func startEngineOver(t testing.TB, secure bool, serve func(nc net.Conn, req *http.Request) bool) *engine {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := &engine{t: t, addr: ln.Addr().String()}
-	e.ep, err = upstream.NewEndpoint("http://"+e.addr, upstream.Options{})
+	url, opt := "http://"+e.addr, upstream.Options{}
+	if secure {
+		some := httptest.NewTLSServer(nil) // for its certificate
+		some.Close()
+		ln = tls.NewListener(ln, &tls.Config{Certificates: some.TLS.Certificates})
+		url, opt.TLS = "https://"+e.addr, &tls.Config{RootCAs: x509.NewCertPool()}
+		opt.TLS.RootCAs.AddCert(some.Certificate())
+	}
+	e.ep, err = upstream.NewEndpoint(url, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

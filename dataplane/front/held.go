@@ -31,6 +31,7 @@ func (c *conn) turn(fd int) bool {
 	if a.buf == nil || len(a.buf.B) < aheadSize {
 		a.resize(aheadSize)
 	}
+	c.heard.Store(true)
 	n, errno := sock.Recv(fd, a.buf.B[a.w:])
 	if errno == 0 {
 		a.w += int32(n)
@@ -55,6 +56,7 @@ func (c *conn) turn(fd int) bool {
 		switch {
 		case a.w == 0:
 			a.drop()
+			c.heard.Store(false)
 		case a.w <= membudget.Page:
 			a.resize(membudget.Page)
 		}

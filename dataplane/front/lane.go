@@ -94,8 +94,8 @@ func (c *conn) serve() next {
 
 // awaitHead waits until the read-ahead holds a whole head, or as much as tells that it is
 // not the plain lane's to judge; false when the connection has ended instead. What is held
-// of the last answer goes out first. begun: the connection has had a request, and half of
-// another one is waited for by a drain.
+// of the last answer goes out first. begun: the connection has had a request, and is not
+// closed to make room while half of another one is there.
 func (c *conn) awaitHead(begun bool) bool {
 	a := &c.ahead
 	a.head = 0
@@ -120,6 +120,10 @@ func (c *conn) awaitHead(begun bool) bool {
 			continue // what was held has been written by a wait of its own
 		}
 		head := a.buf.B[:a.w]
+		if head[0] == tlsHandshake {
+			c.refuseTLS()
+			return false
+		}
 		if at := bytes.Index(head[max(before-3, 0):], headEnd); at >= 0 {
 			a.head = max(before-3, 0) + int32(at+len(headEnd))
 			return true

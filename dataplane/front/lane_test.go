@@ -104,7 +104,7 @@ func laneCases() (raw []string) {
 		"POST "+chat+"  HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" XHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" HTTP/1.1\nHost: a\nContent-Length: 2\n\n{}",
 		"POST "+chat+"\rHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "post "+chat+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
 		sized("Connection: close\r\n"), sized("Connection: close\r\n")+sized(""), sized("Expect: 100-continue\r\n"), sized("expect: 200-no\r\n"), sized("X-Request-Id: mine\r\n"), sized("Accept-Encoding: gzip\r\n"),
-		"\r\n"+sized(""), "\r\n\r\n"+sized(""), sized("")+"\r\n", sized("")+"\r\n\r\n"+sized(""), sized("")+"P", sized("")+sized("")[:30], sized("")[:30], sized("")[:len(sized(""))-3], "\x16\x03\x01", "P", "",
+		"\r\n"+sized(""), "\r\n\r\n"+sized(""), sized("")+"\r\n", sized("")+"\r\n\r\n"+sized(""), sized("")+"P", sized("")+sized("")[:30], sized("")[:30], sized("")[:len(sized(""))-3], "\x15\x03\x01", "P", "",
 		chatPost(doc(30<<10)), chatPost(doc(3<<10))+chatPost(hello), chatPost(`{"a":`), chatPost(`{"kv_transfer_params":{}}`), post(chat, hello, "Content-Type: text/plain"), chatPost(hello, "X-Pad: "+strings.Repeat("p", 5000)), chatPost(hello, "X-Pad: "+strings.Repeat("p", 17000)))
 }
 

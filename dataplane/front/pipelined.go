@@ -149,7 +149,10 @@ type underTLS struct {
 
 func (u *underTLS) Read(p []byte) (n int, err error) {
 	if !u.c.probing {
-		return u.Conn.Read(p)
+		if n, err = u.Conn.Read(p); n > 0 && u.c.shaken {
+			u.c.heard.Store(true) // half of a record stays with crypto/tls
+		}
+		return n, err
 	}
 	err = errProbe
 	_ = u.c.raw.Control(func(fd uintptr) {

@@ -33,14 +33,13 @@ type refusal struct {
 	param  string // the field at fault
 }
 
-// refused counts and logs a refusal. A client that left was told nothing: it is counted.
+// refused counts and logs a refusal; likewise a client that left before its answer began, and
+// was told nothing: its stream would have had a line.
 func (s *Server) refused(endpoint string, reason Reason, r refusal) {
 	if o := s.opt.Observer; o != nil {
 		o.Refused(endpoint, reason)
 	}
-	if reason != ClientGone {
-		s.refusals.say(s.opt.Log, endpoint, reason, r)
-	}
+	s.refusals.say(s.opt.Log, endpoint, reason, r)
 }
 
 // brisk is a bound of so many lines a second. Safe for concurrent use.

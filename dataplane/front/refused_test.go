@@ -58,12 +58,12 @@ func TestRefusalLinesAreBounded(t *testing.T) {
 		for range 5 {
 			s.refused(chat, BadJSON, refusal{id: "b"})
 		}
-		s.refused(chat, ClientGone, refusal{id: "c"})
+		s.refused(chat, ClientGone, refusal{id: "c"}) // a client that left has a line as well
 		text := log.String()
 		if n := strings.Count(text, "request_id=a"); n != refusalLines {
 			t.Errorf("%d lines in a second, want %d", n, refusalLines)
 		}
-		if n := strings.Count(text, "request_id=b"); n != 5 || strings.Contains(text, "request_id=c") {
+		if n := strings.Count(text, "request_id=b"); n != 5 || !strings.Contains(text, "reason=client_gone status=499 request_id=c") {
 			t.Errorf("%d lines in the next second: %s", n, text)
 		}
 		left := 0

@@ -132,7 +132,7 @@ func (x *Exchange) lead(found route) {
 // infer admits a request to an inference endpoint and runs the Handler.
 func (x *Exchange) infer() {
 	if x.srv.draining.Load() {
-		x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
+		x.tooLate()
 		return
 	}
 	if x.c.spare {
@@ -159,6 +159,10 @@ func (x *Exchange) infer() {
 		return
 	}
 	x.opens()
+	if x.srv.cutting.Load() { // behind opens: a drain that has not found this exchange is seen here
+		x.tooLate()
+		return
+	}
 	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.mayUse() {
 		return
 	}
@@ -170,6 +174,11 @@ func (x *Exchange) infer() {
 		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
 		x.Error(Internal, "", "the router gave no answer to this request", 0)
 	}
+}
+
+// tooLate refuses a request that a drain does not wait for.
+func (x *Exchange) tooLate() {
+	x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 }
 
 // isJSON accepts application/json with any parameters, and a missing type.

@@ -36,17 +36,19 @@ type Server struct {
 	exchanges sync.Pool
 	streams   sync.Pool
 	scarce    scarcity
-	shakes    sparse // TLS handshakes that failed
+	shakes    sparse // TLS handshakes that failed, or came where no TLS is spoken
 	strangers sparse // lines about PROXY headers
+	heldUp    sparse // loops that got no processor
 	refusals  brisk  // lines about requests that were refused
 
-	leaving   atomic.Bool // every answer ends its connection
-	draining  atomic.Bool
+	leaving   atomic.Bool   // every answer ends its connection
+	draining  atomic.Bool   // requests are refused
 	cutting   atomic.Bool   // the drain's time is over
 	isCutting func() bool   // cutting.Load, made once
 	telling   sync.Mutex    // while it answers for a handler
-	stop      chan struct{} // closed when the drain begins
-	mu        sync.Mutex    // of ln, byHand, watch and the beginning of the drain
+	emptied   sync.Once     // closes watch and loops behind the last connection
+	stop      chan struct{} // closed when accepting ends
+	mu        sync.Mutex    // of ln, byHand, watch and the end of accepting
 	ln        net.Listener
 	byHand    *sock.Listener // of ln's socket, where connections are accepted by hand
 }
@@ -128,7 +130,7 @@ func (s *Server) BodyBytes() int64 { return s.budget.Used() }
 // Serve accepts on ln until Shutdown or Retire, and returns nil after one.
 func (s *Server) Serve(ln net.Listener) error {
 	s.mu.Lock()
-	if s.draining.Load() {
+	if s.stopped() {
 		s.mu.Unlock()
 		_ = ln.Close()
 		return nil
@@ -191,6 +193,9 @@ func (s *Server) startLoops() *loop.Loops {
 	loops, err := loop.Start(loop.Options{
 		Loops: s.opt.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
 		OnFail: func(err error) { s.opt.Log.Error("an event loop failed; its streams were ended", "error", err) },
+		OnHeldUp: func(d time.Duration) {
+			s.heldUp.warn(s.opt.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "for", d)
+		},
 	})
 	if err != nil {
 		s.opt.Log.Warn("event loops are not to be had here", "error", err)

@@ -20,9 +20,9 @@ func TestSlowloris(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a process of its own, some seconds long")
 	}
-	trickling, stalled, head := 1000, 100, 3*time.Second
+	trickling, stalled, head, every := 1000, 100, 3*time.Second, 300*time.Millisecond
 	if os.Getenv("SLUICE_SOAK") != "" {
-		trickling, stalled, head = 10_000, 1000, 10*time.Second
+		trickling, stalled, head, every = 10_000, 1000, 10*time.Second, 10*time.Second
 	}
 	trickling = min(trickling, raiseFiles()-stalled-200)
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
@@ -69,7 +69,7 @@ func TestSlowloris(t *testing.T) {
 	began, sent, open := time.Now(), 0, trickling
 	var longest time.Duration
 	c.drive(head+3*patience, "all heads cut", func() bool {
-		due := int(float64(trickling) * time.Since(began).Seconds() / (head / 10).Seconds())
+		due := int(float64(trickling) * time.Since(began).Seconds() / every.Seconds())
 		for ; sent < due; sent++ {
 			heads[sent%trickling].send()
 		}
@@ -97,7 +97,7 @@ func TestSlowloris(t *testing.T) {
 		t.Errorf("a head was waited for %v", longest)
 	}
 	figure(t, 2, "%d heads of a byte each %v and %d bodies that stopped of 60 MB announced: %d MiB more than the idle router's %d; all heads cut, the last %v after its beginning (limit %v); other requests' p99 %v, %v without them",
-		trickling, head/10, stalled, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head, busy, calm)
+		trickling, every, stalled, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head, busy, calm)
 }
 
 // slowHead is a client that sends a head byte by byte.

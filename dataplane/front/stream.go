@@ -304,7 +304,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 			}
 		}
 	}
-	if res.Err != nil && c.gone.left.Load() {
+	if res.Err != nil && res.Cause != relay.EngineErred && c.gone.left.Load() {
 		res.Cause = relay.ClientGone
 		if s.cutting.Load() { // who was cut by us has not gone
 			res.Cause = relay.Drained
@@ -326,7 +326,7 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 		return false
 	}
 	c.due = dueBack
-	c.active.Store(false)
+	c.rests()
 	return true
 }
 

@@ -44,7 +44,10 @@ func (c *conn) transferSome(fd uintptr) bool {
 	case opTurn:
 		return c.turn(int(fd))
 	default:
-		return t.read(int(fd))
+		c.heard.Store(true)
+		ended := t.read(int(fd))
+		c.heard.Store(ended) // who is under way anyhow is active
+		return ended
 	}
 }
 

@@ -65,7 +65,7 @@ func testUnframedEngineFails(t *testing.T, by Relay) {
 					t.Errorf("%q behind it", rest)
 				}
 				res := <-ends
-				if res.Reusable != k.good || (res.Err == nil) != (k.good && !k.added && !k.reset) {
+				if res.Reusable != k.good || (res.Err == nil) != (k.good && !k.added) {
 					t.Errorf("%+v", res)
 				}
 				switch {
