@@ -288,8 +288,10 @@ func TestReloadOfGuesses(t *testing.T) {
 	}
 	eventually(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
 		var o kvindex.Overlap
-		for first := range blockhash.Seq(1000) { // each look sees to what is past its time where its prompt would lie
-			g.approx.Find([]blockhash.Seq{first}, &o)
+		// Each look sees to what is past its time in the shard where its prompt would lie. Hashes
+		// as they come in life: 1000 in a row miss shards under 4 % of the index's random factors.
+		for range 1000 {
+			g.approx.Find([]blockhash.Seq{blockhash.Seq(rand.Uint64())}, &o)
 		}
 		return g.approx.Len() == 0
 	})
