@@ -2,8 +2,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -181,6 +187,86 @@ func TestTRTLLMFamily(t *testing.T) {
 	if r.fellBack("incomplete_handle") != 2 {
 		t.Errorf("%v incomplete handles counted, want 2", r.fellBack("incomplete_handle"))
 	}
+}
+
+// TestTRTLLMEventsInOtherLetters: a Content-Type is the same in whatever case; events that
+// the family changes are passed on as they come, not held until the last.
+func TestTRTLLMEventsInOtherLetters(t *testing.T) {
+	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
+	p, d := startSim(t, trt("prefill")), startSim(t, trt("decode"))
+	to, err := url.Parse(d.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan struct{}) // the client has the first events
+	proxy := &httputil.ReverseProxy{
+		FlushInterval: -1,
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		ModifyResponse: func(resp *http.Response) error {
+			if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+				resp.Header.Set("Content-Type", "Text/Event-Stream; charset=utf-8")
+				resp.Body = &restAfter{ReadCloser: resp.Body, seen: seen}
+			}
+			return nil
+		},
+	}
+	front := httptest.NewServer(proxy)
+	t.Cleanup(front.Close)
+	dw := at(d, worker.Decode, "d0")
+	dw.URL = front.URL
+	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), dw)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "POST", r.URL+"/v1/chat/completions", strings.NewReader(phrasings(3, "")[1].body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatalf("no head while the engine waits behind its first events: %v", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != 200 || resp.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+		t.Errorf("%d %v", resp.StatusCode, resp.Header)
+	}
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("no event while the engine waits behind its first ones: %v", err)
+	}
+	close(seen)
+	if rest, err := io.ReadAll(resp.Body); err != nil || !bytes.Contains(rest, []byte("data: [DONE]")) || bytes.Contains(rest, []byte("disaggregated_params")) {
+		t.Errorf("%v %s", err, rest)
+	}
+}
+
+// restAfter is a body of which three events come, the first of which says nothing yet, and the
+// others once seen is closed.
+type restAfter struct {
+	io.ReadCloser
+	seen  chan struct{}
+	first bool // those three have gone
+}
+
+func (b *restAfter) Read(p []byte) (int, error) {
+	if b.first {
+		select {
+		case <-b.seen:
+		case <-time.After(30 * time.Second):
+			return 0, io.ErrUnexpectedEOF
+		}
+		return b.ReadCloser.Read(p)
+	}
+	var event []byte
+	for bytes.Count(event, []byte("\n\n")) < 3 && len(event) < len(p) {
+		var c [1]byte
+		n, err := b.ReadCloser.Read(c[:])
+		event = append(event, c[:n]...)
+		if err != nil {
+			return copy(p, event), err
+		}
+	}
+	b.first = true
+	return copy(p, event), nil
 }
 
 func TestTRTLLMDecodeFailsOver(t *testing.T) {

@@ -1,11 +1,11 @@
 package disagg
 
 import (
-	"bytes"
 	"fmt"
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -137,7 +137,7 @@ func (q *request) maxReply() int {
 }
 
 func isEvents(resp *upstream.Response) bool {
-	return resp.ContentLength < 0 && bytes.HasPrefix(resp.Header("Content-Type"), []byte("text/event-stream"))
+	return resp.ContentLength < 0 && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
 // answerer is who changes the answer of this leg; nil: nobody.
