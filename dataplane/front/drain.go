@@ -21,6 +21,9 @@ const (
 	lastWords = 500 * time.Millisecond
 	// drainGrace is how long requests that were cut may take to end.
 	drainGrace = time.Second
+	// lastAccepted is how long what was accepted as the listener closed may take until it
+	// is counted.
+	lastAccepted = time.Second
 )
 
 // Shutdown closes the listener, answers new requests on kept-alive connections
@@ -67,19 +70,28 @@ func (s *Server) retire(ctx context.Context, unusedTime time.Duration) error {
 	return s.empty(ctx)
 }
 
-// stopAccepting closes the listener, once.
+// stopAccepting closes the listener, once, and returns when every connection that was
+// accepted is counted: one that is not would be lost with the process.
 func (s *Server) stopAccepting() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped() {
+	accepted := s.accepted
+	if !s.stopped() {
+		close(s.stop)
+		if s.ln != nil {
+			_ = s.ln.Close()
+		}
+		if s.byHand != nil {
+			_ = s.byHand.Close()
+		}
+	}
+	s.mu.Unlock()
+	if accepted == nil {
 		return
 	}
-	close(s.stop)
-	if s.ln != nil {
-		_ = s.ln.Close()
-	}
-	if s.byHand != nil {
-		_ = s.byHand.Close()
+	select {
+	case <-accepted:
+	case <-time.After(lastAccepted):
+		s.opt.Log.Warn("the listener is closed, but accepting has not ended", "after", lastAccepted)
 	}
 }
 

@@ -115,6 +115,74 @@ func TestRetireServesWhatHasBegun(t *testing.T) {
 	}
 }
 
+// lateListener gives a connection that it had accepted when it was closed.
+type lateListener struct {
+	net.Listener
+	closing chan struct{}
+	late    net.Conn
+}
+
+func (l *lateListener) Close() error {
+	close(l.closing)
+	return l.Listener.Close()
+}
+
+func (l *lateListener) Accept() (net.Conn, error) {
+	<-l.closing
+	nc := l.late
+	if l.late = nil; nc == nil {
+		return nil, net.ErrClosed
+	}
+	time.Sleep(5 * drainPoll) // it waits for a processor
+	return nc, nil
+}
+
+// A connection that was accepted as the listener closed is served.
+func TestRetireServesTheLastAccepted(t *testing.T) {
+	s, err := New(Options{Handler: handlerFunc(echo)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	accepted, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, nc)
+	c.send(chatPost(hello)[:60])
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(&lateListener{Listener: ln, closing: make(chan struct{}), late: accepted}) }()
+	until(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
+	retired := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		retired <- s.retire(ctx, unusedSoon)
+	}()
+	select {
+	case err := <-retired:
+		t.Fatalf("Retire returned %v before a request that had begun was served", err)
+	case <-time.After(10 * drainPoll):
+	}
+	c.send(chatPost(hello)[60:])
+	if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	for _, done := range []chan error{retired, served} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Half a head holds up a server that retires no longer than the time of a head, or the
 // drain's.
 func TestRetireEnds(t *testing.T) {

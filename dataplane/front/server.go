@@ -47,7 +47,8 @@ type Server struct {
 	isCutting func() bool   // cutting.Load, made once
 	telling   sync.Mutex    // while it answers for a handler
 	emptied   sync.Once     // closes watch and loops behind the last connection
-	stop      chan struct{} // closed when accepting ends
+	stop      chan struct{} // closed when accepting is to end
+	accepted  chan struct{} // closed when it has; nil where it never began
 	mu        sync.Mutex    // of ln, byHand, watch and the end of accepting
 	ln        net.Listener
 	byHand    *sock.Listener // of ln's socket, where connections are accepted by hand
@@ -145,6 +146,8 @@ func (s *Server) Serve(ln net.Listener) error {
 		return err
 	}
 	s.ln, s.watch = ln, w
+	s.accepted = make(chan struct{})
+	defer close(s.accepted)
 	s.loops = s.startLoops()
 	threads := 0
 	if s.loops != nil {
