@@ -47,11 +47,11 @@ func (p IDs) Len() int {
 	return int(binary.LittleEndian.Uint32(p.packed))
 }
 
-// Append appends them to dst.
-func (p IDs) Append(dst []uint32) []uint32 {
+// all goes over them, until yield does not want another.
+func (p IDs) all(yield func(uint32) bool) {
 	n := p.Len()
 	if n == 0 {
-		return dst
+		return
 	}
 	width, from := int(p.packed[4]), p.packed[packedHead:]
 	var word uint64
@@ -61,9 +61,45 @@ func (p IDs) Append(dst []uint32) []uint32 {
 			word |= uint64(from[0]) << have
 			from = from[1:]
 		}
-		dst = append(dst, uint32(word&(1<<width-1)))
+		if !yield(uint32(word & (1<<width - 1))) {
+			return
+		}
 		word >>= width
 		have -= width
 	}
+}
+
+// Append appends them to dst.
+func (p IDs) Append(dst []uint32) []uint32 {
+	for id := range p.all {
+		dst = append(dst, id)
+	}
 	return dst
+}
+
+// are says whether list, a JSON array, has these ids and no others. One that is written
+// otherwise than engines do, or has something else in it, may have them all the same.
+func (p IDs) are(list []byte) bool {
+	if p.Len() == 0 || list[0] != '[' {
+		return false
+	}
+	at := 0
+	for id := range p.all {
+		at++ // the bracket, or the comma
+		for at < len(list) && list[at] == ' ' {
+			at++
+		}
+		var told uint64
+		from := at
+		for ; at < len(list) && list[at]-'0' <= 9 && at-from < 11; at++ {
+			told = told*10 + uint64(list[at]-'0')
+		}
+		if at == from || at == len(list) || told != uint64(id) || list[at] != ',' && list[at] != ']' {
+			return false
+		}
+		if list[at] == ']' {
+			at++ // more of p are not in it: the next number is none
+		}
+	}
+	return at == len(list)
 }

@@ -16,9 +16,21 @@ func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
 	}
 }
 
+// learnHead keeps head, what all events begin with behind "data: ", before there is an event to
+// learn from: so a stream has of it, too, what is its own alone, and matches nothing by it. begun
+// is "data: " and head.
+func (p *idTemplate) learnHead(begun []byte) bool {
+	if p.learnParts(begun, nil, nil); p.of != nil {
+		p.head = uint16(len(begun) - len("data: "))
+	}
+	return p.of != nil
+}
+
 // hasHead says whether the template begins with head, and so it need not be kept besides.
-func (p *idTemplate) hasHead(head string) bool {
-	if data, ok := bytes.CutPrefix(p.before(), []byte("data: ")); ok && len(head) > 0 && bytes.HasPrefix(data, []byte(head)) {
+func (p *idTemplate) hasHead(head []byte) bool {
+	var room [2 * maxTemplate]byte
+	data, ok := bytes.CutPrefix(p.appendBefore(room[:0]), []byte("data: "))
+	if ok && len(head) > 0 && bytes.HasPrefix(data, head) {
 		p.head = uint16(len(head))
 	}
 	return p.head > 0
@@ -32,6 +44,9 @@ func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) 
 		return 0, 0, false
 	}
 	mid, after := p.of.text[p.of.content:p.of.mid], p.of.text[p.of.mid:]
+	if len(after) == 0 {
+		return 0, 0, false // only a head was learned
+	}
 	to = len(event) - len(after)
 	if to <= first || event[to-1] != ']' || !bytes.Equal(event[to:], after) {
 		return 0, 0, false

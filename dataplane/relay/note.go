@@ -78,7 +78,11 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 		if t.Form == ChatForm {
 			object = "chat.completion.chunk"
 		}
-		t.head = string(appendHead(nil, false, object, id, created, model))
+		var room [2 * maxTemplate]byte
+		begun := appendHead(append(room[:0], "data: "...), false, object, id, created, model)
+		if !t.plain.learnHead(begun) {
+			t.head = string(begun[len("data: "):])
+		}
 	}
 	if n.choices > 0 && !t.prompted && t.Prompt.Len() == 0 {
 		t.stuck("no_ids")
@@ -127,7 +131,11 @@ func (t *Transcript) promptIDs(w *walker, base int, n *noted) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return
 	}
-	if !t.prompted && t.next == nil && !(t.Records && t.Prompt.Len() > 0) {
+	switch {
+	case t.prompted || t.next != nil || t.Records && t.Prompt.Len() > 0:
+	case t.Prompt.are(raw): // as nearly always where they are known beforehand
+		t.prompted = true
+	default:
 		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
 		if err != nil || len(ids) == 0 {
 			t.stuck("no_ids")

@@ -95,13 +95,13 @@ func (t *template) begins(data []byte) (from int, ok bool) {
 		string(data[at:atTo]) == t.own[t.ids:] && bytes.Equal(data[idTo:at], s.text[s.id:s.time]) && bytes.Equal(data[atTo:from], s.text[s.time:s.content])
 }
 
-// before is what the template's events begin with, up to their content.
-func (t *template) before() []byte {
+// appendBefore appends what the template's events begin with, up to their content.
+func (t *template) appendBefore(b []byte) []byte {
 	s := t.of
 	if s == nil {
-		return nil
+		return b
 	}
-	b := append(append([]byte(nil), s.text[:s.id]...), t.own[:t.ids]...)
+	b = append(append(b, s.text[:s.id]...), t.own[:t.ids]...)
 	b = append(append(b, s.text[s.id:s.time]...), t.own[t.ids:]...)
 	return append(b, s.text[s.time:s.content]...)
 }

@@ -76,10 +76,17 @@ type Transcript struct {
 // begin is what all events of the stream begin with: id, object, created and model; "": not
 // known yet.
 func (t *Transcript) begin() string {
+	var room [2 * maxTemplate]byte
+	return string(t.appendBegin(room[:0]))
+}
+
+func (t *Transcript) appendBegin(b []byte) []byte {
 	if t.plain.head > 0 {
-		return string(t.plain.before()[len("data: "):][:t.plain.head])
+		at := len(b)
+		b = t.plain.appendBefore(b)
+		return append(b[:at], b[at+len("data: "):][:t.plain.head]...)
 	}
-	return t.head
+	return append(b, t.head...)
 }
 
 // few is what few streams have: text that is kept, several choices, another engine, or a
@@ -214,10 +221,13 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	}
 	if !n.news && n.choices == 1 && n.ids > 0 && len(n.text) > 0 && n.textAt < n.idsAt {
-		t.head = t.begin()
+		var room [2 * maxTemplate]byte
+		head := t.appendBegin(room[:0])
 		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, n.idsTo)
-		if t.plain.hasHead(t.head) {
+		if t.plain.hasHead(head) {
 			t.head = ""
+		} else if t.head == "" {
+			t.head = string(head)
 		}
 	}
 	if t.ShowIDs {

@@ -53,13 +53,48 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 	if !slices.Equal(tr.Prompt.Append(nil), []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck != "" {
 		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Told, tr.Stuck)
 	}
-	if tr.plain.of == nil {
+	if tr.plain.of == nil || int(tr.plain.of.mid) == len(tr.plain.of.text) {
 		t.Error("no template was learned: every event is walked")
 	}
 	shown := &Transcript{Form: ChatForm, ShowIDs: true}
 	for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2), idEvent("c", 3)} {
 		if got := shown.Event(nil, []byte(e)); string(got) != e {
 			t.Errorf("a client that asked for ids gets %q, not %q", got, e)
+		}
+	}
+}
+
+// What a movable stream's first event makes of it is kept, and nothing beside: there are
+// thousands, and what lies among their memory for a moment leaves holes in it.
+func TestFirstEventLeavesLittle(t *testing.T) {
+	ids := make([]uint32, 64)
+	for i := range ids {
+		ids[i] = uint32(100_000 + i)
+	}
+	list := strings.ReplaceAll(fmt.Sprint(ids), " ", ", ")
+	first, second := fmt.Appendf(nil, roleEvent, list), []byte(idEvent("a", 1))
+	packed, out := PackIDs(ids), make([]byte, 0, 4<<10)
+	(&Transcript{Form: ChatForm}).Event(out, first) // the model's shapes are known from its first stream on
+	(&Transcript{Form: ChatForm}).Event(out, second)
+	tr := new(Transcript)
+	n := testing.AllocsPerRun(100, func() {
+		*tr = Transcript{Form: ChatForm, Prompt: packed}
+		tr.Event(out, first)
+		if !tr.prompted || &tr.Prompt.packed[0] != &packed.packed[0] || tr.begin() == "" || tr.head != "" {
+			t.Fatalf("after its first event: %+v", tr)
+		}
+		tr.Event(out, second)
+	})
+	// Its id and time, its one id, and the string that begin makes here.
+	if n != 3 && !raceEnabled {
+		t.Errorf("%v allocations for a stream's first events, want 3", n)
+	}
+	for _, other := range []string{
+		"[1]", "[]", "null",
+		strings.Replace(list, "100000", "7", 1), strings.Replace(list, "[", "[1, ", 1), strings.Replace(list, "]", ", 1]", 1),
+	} {
+		if packed.are([]byte(other)) {
+			t.Errorf("%s passes for the prompt's ids", other)
 		}
 	}
 }
