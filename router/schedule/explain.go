@@ -147,7 +147,7 @@ func (b *book) all(s *Scheduler, id string) []Record {
 	for seq := newest; seq > 0 && newest-seq < uint64(len(b.slots)); seq-- {
 		r := &b.slots[(seq-1)%uint64(len(b.slots))]
 		r.mu.Lock()
-		if r.used && r.hash == h && string(r.id) == id {
+		if r.used && r.hash == h && string(r.id()) == id {
 			recs = append(recs, r.account(s))
 		}
 		r.mu.Unlock()
@@ -157,10 +157,13 @@ func (b *book) all(s *Scheduler, id string) []Record {
 
 // account copies the record out; its mutex is held by the caller.
 func (r *record) account(s *Scheduler) Record {
-	rec := Record{RequestID: string(r.id), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: int(r.lost),
-		Decisions: make([]Decision, 0, len(r.decisions))}
-	for i := range r.decisions {
-		rec.Decisions = append(rec.Decisions, r.decision(s, &r.decisions[i]))
+	rec := Record{RequestID: string(r.id()), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: int(r.lost),
+		Decisions: make([]Decision, 0, r.decisions)}
+	var d decision
+	var terms []term
+	for rest := r.packed(); len(rest) > 0; {
+		d, terms, rest = unpack(rest, terms, s.book.ranks)
+		rec.Decisions = append(rec.Decisions, d.account(s, terms))
 	}
 	var transfer Transfer
 	if a := r.aside; a != nil {
@@ -183,12 +186,12 @@ func (r *record) account(s *Scheduler) Record {
 	return rec
 }
 
-func (r *record) decision(s *Scheduler, d *decision) Decision {
+func (d *decision) account(s *Scheduler, terms []term) Decision {
 	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
-		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, d.to-d.from)}
-	for i := d.from; i < d.to; i++ {
-		t := &r.terms[i]
-		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == d.chosen, Excluded: t.excluded, Cost: round3(t.cost),
+		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, len(terms))}
+	for i := range terms {
+		t := &terms[i]
+		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,
 			Terms: s.tuned().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Others: t.foreign, Work: t.work, Unfit: int(t.unfit), Feed: t.feed.String()}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -55,6 +56,7 @@ type Transfer struct {
 // once may take the same cell, and one id is lost likewise.
 type book struct {
 	slots   []record
+	ranks   *roll
 	next    atomic.Uint64
 	buckets []bucket
 	mask    uint64
@@ -66,15 +68,32 @@ type record struct {
 	mu        sync.Mutex
 	used      bool
 	ended     bool
+	idBytes   uint8
+	decisions uint8
+	placed    uint8  // the legs, a bit each, of which a first attempt has found a rank
 	lost      uint16 // decisions beyond the bound
 	hash      uint64
-	id        []byte // copied: ids may be borrowed from the connection's buffers
 	seq       uint64
 	begun     int64 // ns since the scheduler's start
-	decisions []decision
-	terms     []term // of all decisions, one after the other
-	aside     *aside // nil: none of it
-	outcome   ended
+	// The id, copied: ids may be borrowed from the connection's buffers. Behind it the decisions
+	// (packed.go).
+	told    []byte
+	aside   *aside // nil: none of it
+	outcome ended
+}
+
+func (r *record) id() []byte { return r.told[:r.idBytes] }
+
+// packed are the decisions.
+func (r *record) packed() []byte { return r.told[r.idBytes:] }
+
+// tell adds to told. A ring's records seldom need more than they have had room for: what is
+// added is all there is to be, as far as is known.
+func (r *record) tell(b []byte) {
+	if n := len(r.told) + len(b); n > cap(r.told) {
+		r.told = append(make([]byte, 0, n), r.told...)
+	}
+	r.told = append(r.told, b...)
 }
 
 // aside is what few records have. It stays with the slot, as its buffers do.
@@ -114,17 +133,15 @@ func (r *record) end(out *Outcome) {
 // clip32 is n as far as 32 bits hold it: engines say what they like.
 func clip32(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
 
-// decision is one choice. There are as many as streams and more: it fills a size class of 48
-// bytes.
+// decision is one choice.
 type decision struct {
-	at         time.Duration // since begun
+	at         time.Duration // since the record was begun
 	attempt    int32
 	prompt     int32
 	output     int32
 	candidates int32
 	excluded   int32
-	from, to   int32 // of record.terms
-	chosen     int32 // index in terms, -1: none
+	chosen     int32 // index in its terms, -1: none
 	races      int32
 	leg        Leg
 }
@@ -136,7 +153,7 @@ type note struct {
 
 func newBook(n int) *book {
 	buckets := 1 << bits.Len(uint(n/2)) // n/2 or more, of eight cells each
-	return &book{slots: make([]record, n), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
+	return &book{slots: make([]record, n), ranks: newRoll(), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
 }
 
 func hashID(id string) uint64 { return xxh3.HashString(id) }
@@ -195,7 +212,7 @@ func (b *book) open(id string, h uint64) *record {
 		return nil
 	}
 	r.mu.Lock()
-	if r.used && r.hash == h && string(r.id) == id {
+	if r.used && r.hash == h && string(r.id()) == id {
 		return r
 	}
 	r.mu.Unlock()
@@ -205,6 +222,15 @@ func (b *book) open(id string, h uint64) *record {
 // take gives the oldest slot to id, with its mutex held; nil when the whole ring
 // went round meanwhile: the record is lost.
 func (b *book) take(id string, h uint64, now int64) *record {
+	r := b.claim(len(id), h, now)
+	if r != nil {
+		r.tell(unsafe.Slice(unsafe.StringData(id), len(id)))
+	}
+	return r
+}
+
+// claim is take, but that the id is still to be told, first of all.
+func (b *book) claim(idBytes int, h uint64, now int64) *record {
 	seq := b.next.Add(1)
 	r := b.at(seq)
 	r.mu.Lock()
@@ -213,11 +239,8 @@ func (b *book) take(id string, h uint64, now int64) *record {
 		return nil
 	}
 	r.used, r.ended, r.hash, r.seq = true, false, h, seq
-	r.id = append(r.id[:0], id...)
+	r.told, r.idBytes, r.decisions, r.placed = r.told[:0], uint8(idBytes), 0, 0
 	r.begun = now
-	r.decisions = r.decisions[:0]
-	clear(r.terms) // lets go of ranks that have left
-	r.terms = r.terms[:0]
 	if a := r.aside; a != nil {
 		clear(a.pairs)
 		clear(a.notes)
@@ -236,47 +259,46 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 	id := clipID(q.RequestID)
 	h := hashID(id)
 	r := b.open(id, h)
-	if r != nil && (r.ended || q.Attempt <= 1 && len(q.Excluded) == 0 && r.placed(q.Leg)) {
+	if r != nil && (r.ended || q.Attempt <= 1 && len(q.Excluded) == 0 && r.placed>>q.Leg&1 != 0) {
 		r.mu.Unlock()
 		r = nil
 	}
+	sc.packed = sc.packed[:0]
 	if r == nil {
-		if r = b.take(id, h, f.now); r == nil {
+		if r = b.claim(len(id), h, f.now); r == nil {
 			return
 		}
+		sc.packed = append(sc.packed, id...)
 	}
-	defer r.mu.Unlock()
-	if len(r.decisions) == maxDecisions {
+	if r.decisions == maxDecisions {
 		r.lost = min(r.lost, math.MaxUint16-1) + 1
+		r.mu.Unlock()
 		return
 	}
 	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
-		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), from: int32(len(r.terms)), chosen: -1, races: int32(races)}
-	r.terms = append(r.terms, sc.kept...)
+		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), chosen: -1, races: int32(races)}
+	terms := sc.kept
 	if ok {
-		for i := int(d.from); i < len(r.terms); i++ {
-			if r.terms[i].rank == sc.best.rank {
+		for i := range terms {
+			if terms[i].rank == sc.best.rank {
 				d.chosen = int32(i)
 			}
 		}
 		if d.chosen < 0 {
-			d.chosen = int32(len(r.terms))
-			r.terms = append(r.terms, sc.best)
+			d.chosen = int32(len(terms))
+			terms = append(terms, sc.best)
+		}
+		if d.attempt <= 1 {
+			r.placed |= 1 << q.Leg
 		}
 	}
-	d.to = int32(len(r.terms))
-	r.decisions = append(r.decisions, d)
-}
-
-// placed says whether the record holds a first attempt of a leg that found a
-// rank; one that found none is made again when there is one.
-func (r *record) placed(l Leg) bool {
-	for i := range r.decisions {
-		if d := &r.decisions[i]; d.leg == l && d.attempt <= 1 && d.chosen >= 0 {
-			return true
-		}
+	sc.packed = packDecision(sc.packed, &d, terms, b.ranks)
+	r.tell(sc.packed)
+	r.decisions++
+	r.mu.Unlock()
+	if b.ranks.crowded.Load() {
+		b.sweep()
 	}
-	return false
 }
 
 // Note adds a free line to a request's record (a retry and why, a fall-back).

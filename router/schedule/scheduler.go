@@ -92,6 +92,8 @@ type scratch struct {
 	best     term
 	usable   int // candidates not excluded
 	kept     []term
+	packed   []byte // what becomes of it in the record
+	room     [mostPacked * (keepAll + 3)]byte
 	costs    []float64 // of all candidates, for the temperature only
 	await    []awaited
 }
@@ -112,7 +114,11 @@ func New(opt Options) *Scheduler {
 	if opt.Explain > 0 {
 		s.book = newBook(opt.Explain)
 	}
-	s.scratch.New = func() any { return &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)} }
+	s.scratch.New = func() any {
+		sc := &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)}
+		sc.packed = sc.room[:0]
+		return sc
+	}
 	s.pairs.New = func() any { return new(pairing) }
 	return s
 }
