@@ -44,6 +44,7 @@ func Start(opt Options) (*Loops, error) {
 	if opt.OnFail == nil {
 		opt.OnFail = func(error) {}
 	}
+	shortenSleeps()
 	s := new(Loops)
 	for range opt.Loops {
 		l := newLoop(&opt)
