@@ -5,8 +5,8 @@ import (
 )
 
 // ahead is the read-ahead of a connection: the head of its next request, with what came
-// behind it. A connection that sends nothing has none, and one that trickles its head
-// 4 KiB and a goroutine. What the plain lane leaves to fasthttp is read from here first.
+// behind it. A connection that sends nothing has none, and one that trickles its head a
+// small one (lobby.go). What the plain lane leaves to fasthttp is read from here first.
 type ahead struct {
 	buf    *membudget.Buffer
 	r, w   int32

@@ -13,6 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 )
 
@@ -412,7 +413,8 @@ func (c *conn) linger() {
 		return
 	}
 	began := time.Now()
-	var sink [4 << 10]byte
+	sink := membudget.Default.Get(membudget.Page)
+	defer membudget.Default.Put(sink)
 	for left := lingerBytes; left > 0; {
 		by := began.Add(lingerTime)
 		if soon := time.Now().Add(lingerIdle); soon.Before(by) {
@@ -421,7 +423,7 @@ func (c *conn) linger() {
 		if c.Conn.SetReadDeadline(by) != nil {
 			return
 		}
-		n, err := c.Conn.Read(sink[:])
+		n, err := c.Conn.Read(sink.B)
 		if left -= n; err != nil {
 			return
 		}

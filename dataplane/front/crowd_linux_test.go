@@ -9,11 +9,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice/dataplane/lean"
 	"sluice/dataplane/relay"
@@ -31,6 +34,14 @@ const (
 func TestMain(m *testing.M) {
 	var err error
 	switch engine, every := os.Getenv(routerFor), os.Getenv(engineEvery); {
+	case os.Getenv(slowAt) != "":
+		raiseFiles()
+		err = runAttackers(os.Getenv(slowAt))
+	case os.Getenv(sinkOf) != "":
+		raiseFiles()
+		err = runSink()
+	case os.Getenv(goodAt) != "":
+		err = runGood(os.Getenv(goodAt))
 	case engine != "":
 		raiseFiles()
 		err = runRouter(engine)
@@ -97,6 +108,8 @@ func stalledAfter() time.Duration {
 type process struct {
 	addr string // where it listens
 	pid  int
+	in   io.Writer
+	end  func()
 	said lines
 }
 
@@ -111,30 +124,7 @@ func (l *lines) count(word string) int { l.mu.Lock(); defer l.mu.Unlock(); retur
 // begin starts this binary in the role that env says; it ends with the test.
 func begin(t *testing.T, env string) *process {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), env)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	br := bufio.NewReader(stdout)
-	first, err := br.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &process{addr: strings.TrimSpace(first), pid: cmd.Process.Pid}
+	p, br := launch(t, anyCore, env)
 	p.said.n = make(map[string]int)
 	go func() {
 		for {
@@ -149,6 +139,74 @@ func begin(t *testing.T, env string) *process {
 		}
 	}()
 	return p
+}
+
+// anyCore is no core's number: a process that may run on each of them.
+const anyCore = -1
+
+// launch starts this binary in the role that env says, on one core, and reads the first
+// line of what it says; it ends with the test, if not before.
+func launch(t *testing.T, core int, env ...string) (*process, *bufio.Reader) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := startOn(core, cmd); err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceFunc(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	t.Cleanup(end)
+	br := bufio.NewReader(stdout)
+	first, err := br.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &process{addr: strings.TrimSpace(first), pid: cmd.Process.Pid, in: stdin, end: end}, br
+}
+
+// coresHere are those this process may run on.
+func coresHere(t *testing.T) (cores []int) {
+	t.Helper()
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	for core := range len(set) * 64 {
+		if set.IsSet(core) {
+			cores = append(cores, core)
+		}
+	}
+	return cores
+}
+
+// startOn starts cmd on a core: a process has the cores of the thread that started it.
+func startOn(core int, cmd *exec.Cmd) error {
+	if core == anyCore {
+		return cmd.Start()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, only unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	only.Set(core)
+	if err := unix.SchedSetaffinity(0, &only); err != nil {
+		return err
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+	return cmd.Start()
 }
 
 // rss is its resident memory, in KiB.

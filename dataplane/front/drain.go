@@ -99,7 +99,7 @@ func (s *Server) stopAccepting() {
 func (s *Server) empty(ctx context.Context) error {
 	err := s.awaitIdle(ctx)
 	s.mu.Lock()
-	watch, loops := s.watch, s.loops
+	watch, loops, lobby := s.watch, s.loops, s.lobby
 	s.mu.Unlock()
 	s.emptied.Do(func() {
 		if watch != nil {
@@ -108,6 +108,7 @@ func (s *Server) empty(ctx context.Context) error {
 		if loops != nil {
 			loops.Close()
 		}
+		lobby.close()
 	})
 	return err
 }

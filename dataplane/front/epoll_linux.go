@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,6 +70,38 @@ func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
 	})
 	if outer != nil {
 		return outer
+	}
+	return err
+}
+
+// await has turn tell of bytes that lie in a descriptor, as often as it is called while
+// they do, and of its end.
+func (p *poller) await(fd int) error {
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)})
+}
+
+// forget ends that.
+func (p *poller) forget(fd int) {
+	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
+}
+
+// until sets when turn gives up; the zero time for never.
+func (p *poller) until(t time.Time) { _ = p.file.SetReadDeadline(t) }
+
+// turn waits for descriptors that await has brought in, and calls came for some.
+func (p *poller) turn(came func(fd int32)) error {
+	var events [32]unix.EpollEvent
+	n := 0
+	err := p.raw.Read(func(fd uintptr) bool {
+		for {
+			var err error
+			if n, err = unix.EpollWait(int(fd), events[:], 0); err != unix.EINTR {
+				return n > 0
+			}
+		}
+	})
+	for i := range max(n, 0) {
+		came(events[i].Fd)
 	}
 	return err
 }

@@ -2,7 +2,10 @@
 
 package front
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 // poller is missing here: the router runs on Linux, elsewhere it only builds.
 type poller struct{}
@@ -10,6 +13,10 @@ type poller struct{}
 func newPoller() (*poller, error)                   { return nil, nil }
 func (p *poller) run(func(id uint64))               {}
 func (p *poller) add(syscall.RawConn, uint64) error { return nil }
+func (p *poller) await(int) error                   { return nil }
+func (p *poller) forget(int)                        {}
+func (p *poller) until(time.Time)                   {}
+func (p *poller) turn(func(fd int32)) error         { return nil }
 func (p *poller) close()                            {}
 
 func hasLeft(syscall.RawConn) bool { return false }

@@ -28,6 +28,7 @@ const (
 	nextEnd      next = iota
 	nextStream        // conn.stream has it
 	nextFasthttp      // what came lies in conn.ahead
+	nextLobby         // the lobby has it: nobody else touches it any more
 )
 
 // serveConn serves a connection until it ends or an event loop drives its stream.
@@ -51,6 +52,7 @@ func (s *Server) serveConn(c *conn) {
 			}
 		case nextFasthttp:
 			_ = s.fh.ServeConn(c) // closes it, or gives it to a stream; its errors concern one client and were answered
+		case nextLobby:
 		default:
 			c.shut()
 			c.reportEnd()
@@ -76,9 +78,14 @@ func (c *conn) serve() next {
 	}
 	for now := time.Now(); ; now = time.Now() {
 		c.due = dueOther
-		if c.SetReadDeadline(now.Add(wait)) != nil || !c.awaitHead(begun) {
+		if c.guest.resumed {
+			c.guest.resumed = false
+		} else if c.SetReadDeadline(now.Add(wait)) != nil {
 			return nextEnd
+		} else if to, ok := c.awaitHead(begun); !ok {
+			return to
 		}
+		c.wakeAt(1)
 		x, found := c.plainRequest()
 		if x == nil {
 			c.due = dueHead
@@ -93,50 +100,105 @@ func (c *conn) serve() next {
 }
 
 // awaitHead waits until the read-ahead holds a whole head, or as much as tells that it is
-// not the plain lane's to judge; false when the connection has ended instead. What is held
-// of the last answer goes out first. begun: the connection has had a request, and is not
-// closed to make room while half of another one is there.
-func (c *conn) awaitHead(begun bool) bool {
+// not the plain lane's to judge; when it is not ok, the connection has ended instead, or
+// waits in the lobby. What is held of the last answer goes out first. begun: the connection
+// has had a request, and is not closed to make room while half of another one is there.
+func (c *conn) awaitHead(begun bool) (to next, ok bool) {
 	a := &c.ahead
 	a.head = 0
+	lobby := c.srv.lobby
+	if c.spare {
+		lobby = nil // it has less time
+	}
 	for {
 		before := a.w
-		_, err := c.await(opTurn, nil)
+		var err error
+		if lobby != nil && !begun {
+			if !c.tryRead() && c.enter(lobby, begun) {
+				return nextLobby, false
+			}
+			err = c.transfer.err
+		} else {
+			_, err = c.await(opTurn, nil)
+		}
 		if err != nil && a.w == before && c.tooEarly(err) {
 			continue
 		}
 		if c.held.buf != nil {
 			if err != nil || c.release() != nil {
-				return false
+				return nextEnd, false
 			}
 			c.active.Store(false)
 		}
 		if err != nil {
 			c.readErr = err
 			a.failed = err
-			return a.w > 0 // half a head has its answer
+			return nextEnd, a.w > 0 // half a head has its answer
 		}
 		if a.w == before {
-			continue // what was held has been written by a wait of its own
+			lobby = nil // it takes none
+			continue    // what was held has been written by a wait of its own
 		}
-		head := a.buf.B[:a.w]
-		if head[0] == tlsHandshake {
-			c.refuseTLS()
-			return false
-		}
-		if at := bytes.Index(head[max(before-3, 0):], headEnd); at >= 0 {
-			a.head = max(before-3, 0) + int32(at+len(headEnd))
-			return true
-		}
-		if c.early.came || a.w == aheadSize || !beginsRequest(head[0]) {
-			return true
+		if whole, ok := c.headCame(before); whole || !ok {
+			return nextEnd, ok
 		}
 		if before == 0 {
 			c.active.Store(begun)
+			if lobby != nil {
+				if c.rest(); c.enter(lobby, begun) {
+					return nextLobby, false
+				}
+				lobby = nil
+			}
 			if err := c.SetReadDeadline(time.Now().Add(c.srv.live().HeadTimeout)); err != nil {
-				return false
+				return nextEnd, false
 			}
 		}
+		c.wakeAt(missing(a.buf.B[:a.w]))
+	}
+}
+
+// headCame looks at what has come since before, which is something: whether it is a whole
+// head, or enough to tell that it is not the plain lane's. Not ok: it is none of HTTP.
+func (c *conn) headCame(before int32) (whole, ok bool) {
+	a := &c.ahead
+	head := a.buf.B[:a.w]
+	if head[0] == tlsHandshake {
+		c.refuseTLS()
+		return false, false
+	}
+	if at := bytes.Index(head[max(before-3, 0):], headEnd); at >= 0 {
+		a.head = max(before-3, 0) + int32(at+len(headEnd))
+		return true, true
+	}
+	return c.early.came || a.w == aheadSize || !beginsRequest(head[0]), true
+}
+
+// enter has the lobby wait for a head, of which half has come or nothing. It is the last
+// that c's goroutine does with it; unless it is false, then it must wait by itself.
+func (c *conn) enter(l *lobby, begun bool) bool {
+	if !begun {
+		c.due = dueHead
+	}
+	return l.take(c, time.Now().Add(c.srv.live().HeadTimeout))
+}
+
+// missing is how many bytes must come at the least before head has its end.
+func missing(head []byte) int {
+	for n := len(headEnd) - 1; n > 0; n-- {
+		if bytes.HasSuffix(head, headEnd[:n]) {
+			return len(headEnd) - n
+		}
+	}
+	return len(headEnd)
+}
+
+// wakeAt has the poller told once so many bytes have come: a goroutine woken for each byte
+// of a head that trickles, of thousands, takes time from requests that are whole.
+func (c *conn) wakeAt(n int) {
+	if s := c.serving; s.wakes != n && (n > 1 || s.wakes > 1) {
+		s.wakes = n
+		_ = c.raw.Control(s.wake)
 	}
 }
 

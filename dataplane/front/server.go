@@ -32,6 +32,7 @@ type Server struct {
 	ids       requestIDs
 	conns     connSet
 	watch     *watcher    // set by Serve
+	lobby     *lobby      // likewise; nil: heads are waited for on goroutines
 	loops     *loop.Loops // likewise; nil: streams are relayed on goroutines
 	exchanges sync.Pool
 	streams   sync.Pool
@@ -145,7 +146,13 @@ func (s *Server) Serve(ln net.Listener) error {
 		s.mu.Unlock()
 		return err
 	}
-	s.ln, s.watch = ln, w
+	lobby, err := newLobby(s)
+	if err != nil {
+		s.mu.Unlock()
+		w.close()
+		return err
+	}
+	s.ln, s.watch, s.lobby = ln, w, lobby
 	s.accepted = make(chan struct{})
 	defer close(s.accepted)
 	s.loops = s.startLoops()
@@ -256,7 +263,7 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.opt.MaxHeadBytes)
 	case c != nil && c.readFailure() == RequestTimeout:
-		reason, message = RequestTimeout, "the request did not come in time"
+		reason, message = RequestTimeout, lateRequest
 	default:
 		message = unreadable(&ctx.Request.Header, err)
 	}
@@ -276,6 +283,8 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	}
 	s.refused("", reason, r)
 }
+
+const lateRequest = "the request did not come in time"
 
 // quietLogger takes fasthttp's complaints about single connections.
 type quietLogger struct{ log *slog.Logger }

@@ -20,12 +20,19 @@ type serving struct {
 	patience relay.Patience // with the client of a stream that no loop drives
 	backlog  int            // what ask found the socket to hold
 	ask      func(fd uintptr)
+	wakes    int // bytes the poller is told of, see wakeAt; 0: one, as at first
+	wake     func(fd uintptr)
+	guest    guest // in the lobby
+	came     bool  // try found something
+	try      func(fd uintptr)
 }
 
 var servings = sync.Pool{New: func() any {
 	s := new(serving)
 	s.transfer.do = func(fd uintptr) bool { return s.c.transferSome(fd) }
 	s.ask = func(fd uintptr) { s.backlog = sock.Unsent(int(fd)) }
+	s.wake = func(fd uintptr) { sock.WakeAt(int(fd), s.wakes) }
+	s.try = func(fd uintptr) { s.came = s.c.turn(int(fd)) }
 	return s
 }}
 
@@ -44,7 +51,7 @@ func (c *conn) giveServing() {
 	if s == nil || s.ahead.buf != nil || s.ahead.failed != nil || s.held.buf != nil || s.readErr != nil {
 		return
 	}
-	*s = serving{transfer: transfer{do: s.transfer.do}, ask: s.ask}
+	*s = serving{transfer: transfer{do: s.transfer.do}, ask: s.ask, wake: s.wake, try: s.try}
 	c.serving = nil
 	servings.Put(s)
 }

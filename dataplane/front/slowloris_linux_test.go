@@ -1,94 +1,62 @@
 package front
 
 import (
-	"bufio"
 	"fmt"
-	"io"
+	"math"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// TestSlowloris is number 2 of RELIABILITY.md, against a process of its own: clients
-// that send a head byte by byte, and clients that announce 60 MB and stop.
+// TestSlowloris is number 2 of RELIABILITY.md: clients that send a head byte by byte, and
+// clients that announce 60 MB and stop, in their thousands, beside one that asks for a page.
+//
+// The router has a core of its own, the good client shares the other with the attackers,
+// who go behind it. What they cost it there is no matter of the router's, so they attack a
+// server that reads nothing as well, which is the control; and the rounds, nobody, the
+// control, the router, alternate, for what a machine gives is not the same in each minute.
 func TestSlowloris(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a process of its own, some seconds long")
+		t.Skip("processes of their own, some seconds long")
 	}
-	trickling, stalled, head, every := 1000, 100, 3*time.Second, 300*time.Millisecond
+	plan, rounds, head, pause := attack{heads: 1000, bodies: 100, every: 300 * time.Millisecond}, 1, 3*time.Second, 2*time.Millisecond
 	if os.Getenv("SLUICE_SOAK") != "" {
-		trickling, stalled, head, every = 10_000, 1000, 10*time.Second, 10*time.Second
+		plan, rounds, head, pause = attack{heads: 10_000, bodies: 1000, every: 10 * time.Second}, 6, 10*time.Second, soakPause
 	}
-	trickling = min(trickling, raiseFiles()-stalled-200)
+	plan.heads = min(plan.heads, raiseFiles()-plan.bodies-200)
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
-	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that nobody will need
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	router := begin(t, routerFor+"="+ln.Addr().String())
-	idle := router.rss()
-	calm, err := goodTraffic(router.addr, head/2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newCrowdClients(t, router.addr)
-	heads := make([]*slowHead, trickling)
-	for i := range heads {
-		fd := c.dial(nil)
-		heads[i] = &slowHead{began: time.Now()}
-		c.by[int32(fd)] = &crowdClient{fd: fd, as: nobody}
-		heads[i].one = c.by[int32(fd)]
-		if err := unix.EpollCtl(c.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil {
-			t.Fatal(err)
-		}
-		heads[i].send()
-	}
-	request := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", 60_000_000, doc(9<<10))
-	for range stalled {
-		fd := c.dial(nil)
-		c.by[int32(fd)] = &crowdClient{fd: fd, as: nobody}
-		if _, err := unix.Write(fd, []byte(request)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var busy time.Duration
-	var full int
-	measured := make(chan error, 1)
-	go func() {
-		var err error
-		busy, err = goodTraffic(router.addr, head/2)
-		full = router.rss()
-		measured <- err
-	}()
-	began, sent, open := time.Now(), 0, trickling
-	var longest time.Duration
-	c.drive(head+3*patience, "all heads cut", func() bool {
-		due := int(float64(trickling) * time.Since(began).Seconds() / every.Seconds())
-		for ; sent < due; sent++ {
-			heads[sent%trickling].send()
-		}
-		if c.lost > trickling-open { // somebody was
-			open = 0
-			for _, h := range heads {
-				if h.one.gone && !h.done {
-					h.done = true
-					longest = max(longest, time.Since(h.began))
-				}
-				if !h.done {
-					open++
-				}
-			}
-		}
-		return open == 0
-	})
-	if err := <-measured; err != nil {
-		t.Fatal(err)
+	b := newBeside(t, pause)
+	idle := b.router.rss()
+	held := head - head/5
+	var alone, control, attacked, joining, leaving answers
+	var opened, cutting, longest time.Duration
+	full := 0
+	for range rounds {
+		alone.add(b.ask(held)(), 0, math.MaxInt64)
+
+		samples := b.ask(held + time.Second)
+		a := startAttack(t, b.others, b.sink.addr, plan)
+		open := a.await("open", patience)
+		control.add(samples(), open.at, math.MaxInt64)
+		a.end()
+
+		began := time.Now().UnixNano()
+		samples = b.ask(head + head/2)
+		a = startAttack(t, b.others, b.router.addr, plan)
+		open = a.await("open", patience)
+		time.Sleep(head / 2)
+		full = max(full, b.router.rss())
+		cut, last := a.await("cut", head+patience), a.await("heads", patience)
+		took := samples()
+		joining.add(took, began, open.at)
+		attacked.add(took, open.at, min(cut.at, open.at+int64(held)))
+		leaving.add(took, cut.at, last.at)
+		opened, cutting = max(opened, time.Duration(open.at-began)), max(cutting, time.Duration(last.at-cut.at))
+		longest = max(longest, last.took)
+		a.end()
+		time.Sleep(time.Second) // what they leave is not the next round's
 	}
 	if most := 150 << 10; full-idle > most && !raceOn {
 		t.Errorf("%d KiB more than idle, want at most %d", full-idle, most)
@@ -96,48 +64,132 @@ func TestSlowloris(t *testing.T) {
 	if longest > head+patience {
 		t.Errorf("a head was waited for %v", longest)
 	}
-	figure(t, 2, "%d heads of a byte each %v and %d bodies that stopped of 60 MB announced: %d MiB more than the idle router's %d; all heads cut, the last %v after its beginning (limit %v); other requests' p99 %v, %v without them",
-		trickling, every, stalled, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head, busy, calm)
+	figure(t, 2, "%d heads of a byte each %v and %d bodies that stopped of 60 MB announced: "+
+		"%d MiB more than the idle router's %d; all heads cut, the last %v after its beginning (limit %v)",
+		plan.heads, plan.every, plan.bodies, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head)
+	figure(t, 2, "%s; while they connect (%v) %v, while they are cut (%v) %v", b.say(rounds, &attacked, &control, &alone),
+		opened.Round(10*time.Millisecond), &joining, cutting.Round(10*time.Millisecond), &leaving)
 }
 
-// slowHead is a client that sends a head byte by byte.
-type slowHead struct {
-	one   *crowdClient
-	began time.Time
-	sent  int
-	done  bool
+// TestSlowlorisSteady is the same with attackers who come back when they are cut: a
+// thousand connections a second are opened and cut.
+func TestSlowlorisSteady(t *testing.T) {
+	if os.Getenv("SLUICE_SOAK") == "" {
+		t.Skip("minutes; SLUICE_SOAK=1")
+	}
+	head, rounds := 10*time.Second, 6
+	plan := attack{heads: 10_000, bodies: 1000, every: 10 * time.Second, spread: head, again: true}
+	plan.heads = min(plan.heads, raiseFiles()-plan.bodies-200)
+	t.Setenv("SLUICE_TEST_HEAD", head.String())
+	b := newBeside(t, soakPause)
+	var alone, control, attacked answers
+	var cpu time.Duration
+	for range rounds {
+		alone.add(b.ask(head)(), 0, math.MaxInt64)
+		for _, to := range [...]*process{b.sink, b.router} {
+			a := startAttack(t, b.others, to.addr, plan)
+			a.await("open", head+patience)
+			if to == b.sink {
+				control.add(b.ask(head)(), 0, math.MaxInt64)
+			} else {
+				time.Sleep(2 * time.Second)
+				before := b.router.cpu()
+				attacked.add(b.ask(head)(), 0, math.MaxInt64)
+				cpu += b.router.cpu() - before
+			}
+			a.end()
+			time.Sleep(time.Second)
+		}
+	}
+	figure(t, 2, "%d slow clients who come back when they are cut, after %v each: %s; the router takes %.0f %% of a core",
+		plan.heads+plan.bodies, head, b.say(rounds, &attacked, &control, &alone), 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
 }
 
-func (h *slowHead) send() {
-	const text = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Long: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-	if h.one.gone || h.sent == len(text) {
+// beside is a router on a core of its own where there are two, and on the others a good
+// client and a server that accepts and reads nothing.
+type beside struct {
+	router, sink *process
+	others       int // the core of all but the router
+	where        string
+	good         *goodClient
+	pause        time.Duration // between two of its requests
+}
+
+// say compares a page's p99 under attack with what it is without.
+func (b *beside) say(rounds int, attacked, control, alone *answers) string {
+	return fmt.Sprintf("a page's p99 meanwhile, the router on %s, of %d answers in %d rounds: %v; "+
+		"while as many attack a server that reads nothing %v (%+.0f %%), with no attack %v (%+.0f %%)",
+		b.where, attacked.n, rounds, attacked, control, 100*(attacked.over(control)-1), alone, 100*(attacked.over(alone)-1))
+}
+
+// soakPause is that of a long run: 2,000 requests a second, a sixth of what the router's
+// core could answer.
+const soakPause = 500 * time.Microsecond
+
+func newBeside(t *testing.T, pause time.Duration) *beside {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that nobody will need
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	b := &beside{others: anyCore, where: "the cores of all", pause: pause}
+	own := anyCore
+	if cores := coresHere(t); len(cores) > 1 {
+		own, b.others, b.where = cores[0], cores[1], "a core of its own"
+	}
+	b.router, _ = launch(t, own, routerFor+"="+ln.Addr().String())
+	b.sink, _ = launch(t, b.others, sinkOf+"=1")
+	b.good = startGood(t, b.others, b.router.addr)
+	b.ask(500 * time.Millisecond)()
+	return b
+}
+
+// ask has the good client ask for so long.
+func (b *beside) ask(span time.Duration) (wait func() []sample) {
+	return b.good.begin(span, b.pause)
+}
+
+// answers are the 99th percentiles of rounds, and of how many samples they are.
+type answers struct {
+	p99 []time.Duration
+	n   int
+}
+
+// add takes a round in: what was asked for from one time to the other.
+func (a *answers) add(s []sample, from, to int64) {
+	var took []int64
+	for i := range s {
+		if s[i].At >= from && s[i].At < to {
+			took = append(took, s[i].Took)
+		}
+	}
+	if len(took) == 0 {
 		return
 	}
-	_, _ = unix.Write(h.one.fd, []byte{text[h.sent]}) // what is wrong with it, the read will say
-	h.sent++
+	slices.Sort(took)
+	a.p99 = append(a.p99, time.Duration(took[len(took)*99/100]))
+	a.n += len(took)
 }
 
-// goodTraffic is the 99th percentile of a page's answers.
-func goodTraffic(addr string, span time.Duration) (p99 time.Duration, err error) {
-	nc, err := net.Dial("tcp", addr)
-	if err != nil {
-		return 0, err
+func (a *answers) median() time.Duration {
+	if len(a.p99) == 0 {
+		return 0
 	}
-	defer nc.Close()
-	br := bufio.NewReader(nc)
-	var took []time.Duration
-	for end := time.Now().Add(span); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		began := time.Now()
-		_, _ = io.WriteString(nc, "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-		resp, err := http.ReadResponse(br, nil)
-		if err != nil {
-			return 0, fmt.Errorf("good traffic: %w", err)
-		}
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != 200 {
-			return 0, fmt.Errorf("good traffic: status %d, %v", resp.StatusCode, err)
-		}
-		took = append(took, time.Since(began))
+	slices.Sort(a.p99)
+	return a.p99[len(a.p99)/2]
+}
+
+// over is by how much it is more than other.
+func (a *answers) over(other *answers) float64 {
+	return float64(a.median()) / float64(max(other.median(), 1))
+}
+
+// String is the median of the rounds, and between which it lies.
+func (a *answers) String() string {
+	m := a.median().Round(time.Microsecond)
+	if len(a.p99) < 2 {
+		return m.String()
 	}
-	slices.Sort(took)
-	return took[len(took)*99/100].Round(10 * time.Microsecond), nil
+	return fmt.Sprintf("%v (%v to %v)", m, a.p99[0].Round(time.Microsecond), a.p99[len(a.p99)-1].Round(time.Microsecond))
 }
