@@ -44,11 +44,11 @@ func (s *stream) carryOn() bool {
 	if s.leaving {
 		return s.leave()
 	}
-	b := Break{Cause: s.cause, Err: s.err, Event: t.Failed}
+	b := Break{Cause: s.cause, Err: s.err, Event: t.Failed()}
 	switch {
-	case t.Failed == nil && s.err == nil && s.chunks.Done() && t.unfinished():
+	case t.Failed() == nil && s.err == nil && s.chunks.Done() && t.unfinished():
 		return s.goRound(b)
-	case t.Failed == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
+	case t.Failed() == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false
 	case t.finished():
 		// The answer is whole; what is missing is known.
@@ -57,7 +57,7 @@ func (s *stream) carryOn() bool {
 	}
 	resp := c.Next(b)
 	if resp == nil {
-		if t.Failed != nil {
+		if t.Failed() != nil {
 			s.closeWell(t.appendFailure(nil, s.scan.protocol, s.number()))
 		}
 		return false
@@ -74,7 +74,7 @@ const moreTurns = 8
 // nobody takes them.
 func (s *stream) goRound(b Break) bool {
 	c := s.rare.carry
-	if t := c.Transcript; int(t.turns) < t.Choices+moreTurns {
+	if t := c.Transcript; int(t.turns) < int(t.Choices)+moreTurns {
 		if resp := c.Next(b); resp != nil {
 			s.turn(resp)
 			return true

@@ -56,7 +56,7 @@ func (t *Transcript) keep(text []byte) {
 // the client's to see.
 func (t *Transcript) broke(dst, event []byte, code int) []byte {
 	if t.holds && (code < 400 || code >= 500 || code == 429) {
-		t.Failed = append([]byte(nil), event...)
+		t.rare().failed = append([]byte(nil), event...)
 		return dst
 	}
 	t.stuck("refused")
@@ -77,10 +77,10 @@ func codeOf(raw []byte) int {
 // engine's own word, where it is of the client's protocol.
 func (t *Transcript) appendFailure(dst []byte, p Protocol, number int64) []byte {
 	if p == OpenAI {
-		return append(append(dst, t.Failed...), "data: [DONE]\n\n"...)
+		return append(append(dst, t.Failed()...), "data: [DONE]\n\n"...)
 	}
-	if t.next == nil {
-		return append(dst, t.Failed...)
+	if t.next() == nil {
+		return append(dst, t.Failed()...)
 	}
 	return failures[EngineClosed].appendEvent(dst, p, number)
 }

@@ -39,8 +39,8 @@ func TestUndisturbedFormsPass(t *testing.T) {
 		if got := told(tr, body); got != body {
 			t.Errorf("form %d: got\n%s\nwant\n%s", form, got, body)
 		}
-		if tr.Stuck != "" || !tr.ByText && len(tr.Out) == 0 || tr.ByText && string(tr.Text()) != "hi" {
-			t.Errorf("form %d: stuck %q, out %v, text %q", form, tr.Stuck, tr.Out, tr.Text())
+		if tr.Stuck() != "" || !tr.ByText && len(tr.Out) == 0 || tr.ByText && string(tr.Text()) != "hi" {
+			t.Errorf("form %d: stuck %q, out %v, text %q", form, tr.Stuck(), tr.Out, tr.Text())
 		}
 	}
 }
@@ -65,8 +65,8 @@ func TestFailuresOfForms(t *testing.T) {
 	} {
 		tr := &Transcript{Form: k.form, holds: true}
 		got := told(tr, k.event+"\n\n")
-		if held := got == "" && tr.Failed != nil; held != k.held || !held && (got != k.event+"\n\n" || tr.Stuck != "refused") {
-			t.Errorf("%s: held %v, got %q, stuck %q", k.event, held, got, tr.Stuck)
+		if held := got == "" && tr.Failed() != nil; held != k.held || !held && (got != k.event+"\n\n" || tr.Stuck() != "refused") {
+			t.Errorf("%s: held %v, got %q, stuck %q", k.event, held, got, tr.Stuck())
 		}
 	}
 }
@@ -125,7 +125,7 @@ func FuzzForms(f *testing.F) {
 		if tr.ByText {
 			tr.Out, tr.Told, tr.ByText = []uint32{1}, 1, false
 		}
-		tr.Failed = nil
+		tr.rare().failed = nil
 		tr.speak().event(nil, []byte(": comment\n\n"))
 		tr.Turn()
 		out := told(tr, second) + string(tr.AppendEnd(nil, true))

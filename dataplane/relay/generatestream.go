@@ -19,7 +19,7 @@ type generateStream struct {
 
 func (g *generateStream) event(dst, event []byte) []byte {
 	t := g.t
-	if had := len(t.Out); t.next == nil && g.plain(event) {
+	if had := len(t.Out); t.next() == nil && g.plain(event) {
 		return t.show(dst, event, t.Out[had:])
 	}
 	data := DataOf(event)
@@ -37,8 +37,8 @@ func (g *generateStream) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	case n.failed:
 		return t.broke(dst, event, n.failedCode)
-	case t.next != nil:
-		return t.next.Event(dst, event)
+	case t.next() != nil:
+		return t.next().Event(dst, event)
 	}
 	if g.id == nil {
 		g.id = bytes.Clone(memberOf(data, "request_id"))

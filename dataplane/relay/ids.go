@@ -3,11 +3,12 @@ package relay
 import (
 	"encoding/binary"
 	"math/bits"
+	"unsafe"
 )
 
 // IDs are token ids that are kept and seldom read, packed: each takes the bits that the
 // largest needs, 15 to 18 of a vocabulary. The zero IDs has none. They are not changed.
-type IDs struct{ packed []byte } // their number, the bits of each, the bits, lowest first
+type IDs struct{ packed string } // their number, the bits of each, the bits, lowest first
 
 const packedHead = 4 + 1
 
@@ -36,7 +37,7 @@ func PackIDs(ids []uint32) IDs {
 	if have > 0 {
 		p = append(p, byte(word))
 	}
-	return IDs{p}
+	return IDs{unsafe.String(unsafe.SliceData(p), len(p))}
 }
 
 // Len is how many there are.
@@ -44,7 +45,7 @@ func (p IDs) Len() int {
 	if len(p.packed) == 0 {
 		return 0
 	}
-	return int(binary.LittleEndian.Uint32(p.packed))
+	return int(uint32(p.packed[0]) | uint32(p.packed[1])<<8 | uint32(p.packed[2])<<16 | uint32(p.packed[3])<<24)
 }
 
 // all goes over them, until yield does not want another.

@@ -4,10 +4,7 @@ import "bytes"
 
 // idTemplate is the text around the content and the ids of an event that says
 // nothing else. Events with the same text around others need not be walked.
-type idTemplate struct {
-	template
-	head uint16 // bytes behind "data: " that all events begin with, the last too; 0: not told
-}
+type idTemplate struct{ template }
 
 // learn keeps event around its text and its ids, brackets included.
 func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {

@@ -19,7 +19,7 @@ type messagesStream struct {
 func (m *messagesStream) event(dst, event []byte) []byte {
 	t := m.t
 	data := DataOf(event)
-	if t.next != nil {
+	if t.next() != nil {
 		return t.follow(dst, event, data)
 	}
 	if len(data) == 0 || data[0] != '{' {
@@ -102,7 +102,7 @@ func AnthropicStatus(kind []byte) int {
 // completions.
 func (t *Transcript) follow(dst, event, data []byte) []byte {
 	if bytes.Equal(data, done) {
-		dst = t.next.Event(dst, event)
+		dst = t.next().Event(dst, event)
 		t.ended = true
 		return dst
 	}
@@ -115,18 +115,18 @@ func (t *Transcript) follow(dst, event, data []byte) []byte {
 		t.stuck("unreadable")
 		return dst
 	case n.failed:
-		if t.Failed = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 && n.failedCode != 429 {
+		if t.rare().failed = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 && n.failedCode != 429 {
 			t.stuck("refused")
 		}
 		return dst
 	}
-	return t.next.Event(dst, event)
+	return t.next().Event(dst, event)
 }
 
 func (m *messagesStream) turn() Rewriter { return &messagesNext{m: m} }
 
 func (m *messagesStream) end(dst []byte, _ bool) []byte {
-	if next, ok := m.t.next.(*messagesNext); ok && !next.closed {
+	if next, ok := m.t.next().(*messagesNext); ok && !next.closed {
 		dst = next.close(dst)
 	}
 	return append(dst, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"...)

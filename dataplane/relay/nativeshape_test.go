@@ -53,7 +53,7 @@ func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
 		out = t.Event(out, slices.Clone(e))
 		scan.feed(out[from:])
 		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v; %v %v %q %v\n",
-			t.Out, t.Told, t.Half, t.Stuck, t.Failed, t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
+			t.Out, t.Told, t.Half, t.Stuck(), t.Failed(), t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
 	}
 	return string(out)
 }

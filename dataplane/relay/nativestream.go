@@ -80,7 +80,7 @@ func (s *nativeStream) event(dst, event []byte) []byte {
 	if s.said.many {
 		t.stuck("many_choices")
 	}
-	if n, ok := t.next.(*nativeNext); ok {
+	if n, ok := t.next().(*nativeNext); ok {
 		return n.event(dst, data)
 	}
 	if s.id == nil {
@@ -267,7 +267,7 @@ func (n *nativeNext) event(dst, data []byte) []byte {
 	s, t := n.s, n.s.t
 	had := len(t.Out)
 	grew := s.take(&n.mode, had-n.seam.Tokens)
-	if t.Stuck == "unreadable" {
+	if t.Stuck() == "unreadable" {
 		return dst
 	}
 	if s.mode == modeUnknown { // nothing was told before

@@ -73,7 +73,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 	if n.failed {
 		return n, true
 	}
-	if t.head == "" && t.plain.head == 0 && n.choices > 0 {
+	if n.choices > 0 && t.plain.head == 0 && (t.few == nil || t.few.head == "") {
 		object := "text_completion"
 		if t.Form == ChatForm {
 			object = "chat.completion.chunk"
@@ -81,7 +81,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 		var room [2 * maxTemplate]byte
 		begun := appendHead(append(room[:0], "data: "...), false, object, id, created, model)
 		if !t.plain.learnHead(begun) {
-			t.head = string(begun[len("data: "):])
+			t.setHead(string(begun[len("data: "):]))
 		}
 	}
 	if n.choices > 0 && !t.prompted && t.Prompt.Len() == 0 {
@@ -98,7 +98,7 @@ func (t *Transcript) told(q *Sequence, text []byte, ids int) {
 		return
 	case len(text) == 0:
 		return
-	case t.ByText && t.next == nil:
+	case t.ByText && t.next() == nil:
 		t.keep(text)
 		return
 	case ids == 0:
@@ -132,7 +132,7 @@ func (t *Transcript) promptIDs(w *walker, base int, n *noted) {
 		return
 	}
 	switch {
-	case t.prompted || t.next != nil || t.Records && t.Prompt.Len() > 0:
+	case t.prompted || t.next() != nil || t.Records && t.Prompt.Len() > 0:
 	case t.Prompt.are(raw): // as nearly always where they are known beforehand
 		t.prompted = true
 	default:
@@ -218,7 +218,7 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 	if ended {
 		n.news = true
 		// A limit that is not the choice's own but that of the one with the least left.
-		q.Finished = !(t.Choices > 1 && t.next != nil && string(finish) == "length" && len(q.Out) < t.Limit)
+		q.Finished = !(t.Choices > 1 && t.next() != nil && string(finish) == "length" && len(q.Out) < int(t.Limit))
 	}
 	if scores != nil && t.Scores && t.Form == CompletionsForm {
 		q.scored(scores)

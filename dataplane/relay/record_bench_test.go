@@ -49,8 +49,8 @@ func BenchmarkCarried(b *testing.B) {
 					_ = s.look(chunks[n], now)
 					n++
 				}
-				if t.Stuck != "" {
-					b.Fatal(t.Stuck)
+				if t.Stuck() != "" {
+					b.Fatal(t.Stuck())
 				}
 			})
 		}

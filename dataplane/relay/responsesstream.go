@@ -23,7 +23,7 @@ type responsesStream struct {
 func (r *responsesStream) event(dst, event []byte) []byte {
 	t := r.t
 	data := DataOf(event)
-	if t.next != nil {
+	if t.next() != nil {
 		return t.follow(dst, event, data)
 	}
 	if len(data) == 0 || data[0] != '{' {
@@ -92,7 +92,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 func (r *responsesStream) turn() Rewriter { return &responsesNext{r: r} }
 
 func (r *responsesStream) end(dst []byte, _ bool) []byte {
-	if next, ok := r.t.next.(*responsesNext); ok {
+	if next, ok := r.t.next().(*responsesNext); ok {
 		return next.close(dst)
 	}
 	return dst

@@ -150,7 +150,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 			s.scan.plain.own = carry.Transcript.plain.own
 		}
 		s.scan.feed(r.b[ChunkHead:])
-		done = done && carry.Transcript.Failed == nil && !carry.Transcript.unfinished()
+		done = done && carry.Transcript.Failed() == nil && !carry.Transcript.unfinished()
 	}
 	if done && s.brokeOff() {
 		s.chunks, done, broken = before, false, errBrokeOff

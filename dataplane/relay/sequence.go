@@ -26,11 +26,11 @@ func (t *Transcript) Of(i int) *Sequence {
 	switch {
 	case i == 0:
 		return &t.Sequence
-	case i >= t.Choices:
+	case i >= int(t.Choices):
 		return nil
 	}
 	few := t.rare()
-	for len(few.more) < t.Choices-1 {
+	for len(few.more) < int(t.Choices)-1 {
 		few.more = append(few.more, Sequence{index: int32(len(few.more) + 1)})
 	}
 	return &few.more[i-1]
@@ -39,7 +39,7 @@ func (t *Transcript) Of(i int) *Sequence {
 // Open gives the choices that have not finished, in their order. It is the order in
 // which the next engine is asked for them.
 func (t *Transcript) Open() (open []*Sequence) {
-	for i := range max(t.Choices, 1) {
+	for i := range max(int(t.Choices), 1) {
 		if q := t.Of(i); !q.Finished {
 			open = append(open, q)
 		}
@@ -61,7 +61,7 @@ func (t *Transcript) heard(i int) *Sequence {
 
 // every says whether f holds for all choices.
 func (t *Transcript) every(f func(q *Sequence) bool) bool {
-	for i := range max(t.Choices, 1) {
+	for i := range max(int(t.Choices), 1) {
 		if !f(t.Of(i)) {
 			return false
 		}
@@ -75,17 +75,17 @@ func (t *Transcript) finished() bool {
 
 // whole says whether the client has the text of all that the engine has told.
 func (t *Transcript) whole(q *Sequence) bool {
-	return q.Finished || !q.Half && (t.ByText && t.next == nil || q.Told == len(q.Out))
+	return q.Finished || !q.Half && (t.ByText && t.next() == nil || q.Told == len(q.Out))
 }
 
 // unfinished says whether choices are left to be asked for again when the present engine
 // has done what it was asked: several go on by one request, which has one limit for all,
 // the least that one of them has left.
-func (t *Transcript) unfinished() bool { return t.Choices > 1 && t.next != nil && !t.finished() }
+func (t *Transcript) unfinished() bool { return t.Choices > 1 && t.next() != nil && !t.finished() }
 
 // tokens is the length of all choices.
 func (t *Transcript) tokens() (n int) {
-	for i := range max(t.Choices, 1) {
+	for i := range max(int(t.Choices), 1) {
 		n += len(t.Of(i).Out)
 	}
 	return n

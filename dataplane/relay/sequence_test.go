@@ -160,12 +160,12 @@ func TestManyWithoutATaker(t *testing.T) {
 	second := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
 	told(second, many(0, "a", `"stop"`, "[5]")+many(1, "b", "null", "[6]"))
 	second.Turn()
-	if got := told(second, many(1, "x", "null", "[7]")+many(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Stuck != "many_choices" {
-		t.Errorf("got %s, stuck %q", got, second.Stuck)
+	if got := told(second, many(1, "x", "null", "[7]")+many(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Stuck() != "many_choices" {
+		t.Errorf("got %s, stuck %q", got, second.Stuck())
 	}
 	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
 	told(tr, many(2, "x", "null", "[5]"))
-	if tr.Stuck != "many_choices" {
-		t.Errorf("stuck %q", tr.Stuck)
+	if tr.Stuck() != "many_choices" {
+		t.Errorf("stuck %q", tr.Stuck())
 	}
 }

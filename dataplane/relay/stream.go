@@ -438,7 +438,7 @@ func (s *stream) isOver() bool {
 }
 
 func (s *stream) failedByEvent() bool {
-	return s.rare.carry != nil && s.rare.carry.Transcript.Failed != nil
+	return s.rare.carry != nil && s.rare.carry.Transcript.Failed() != nil
 }
 
 // settle notes how a stream that is over has ended.

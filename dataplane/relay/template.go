@@ -29,6 +29,7 @@ type template struct {
 	own   string // the stream's id and time, one behind the other
 	ids   uint8  // bytes of own that are the id's
 	tries uint8  // how often something was learned
+	head  uint16 // of an idTemplate: bytes behind "data: " that all events begin with, the last too; 0: not told
 }
 
 // maxTries bounds how often a stream learns: one whose events differ each time otherwise

@@ -43,31 +43,21 @@ type Transcript struct {
 	turns    int16
 	asked    atomic.Bool
 
-	TopLogprobs int
+	TopLogprobs int32
 	// Choices is how many the stream has [1]. Several are told apart where ids are asked
 	// for, on chat completions and completions; they go on by one request, which has a
 	// prompt for each that is open, in Open's order. Limit, set before, is how many tokens
 	// one may have in all: with one that stops before it for its length, by the request's
 	// limit, another round follows.
-	Choices int
-	Limit   int
+	Choices int32
+	Limit   int32
 	// Deltas: a NativeForm stream holds what is new, or (false) all so far; nil: not
 	// known, until its second event shows it.
 	Deltas *bool
-	// Before, when set, makes of the engine's events those that the client's
-	// endpoint has.
-	Before Rewriter
 
 	Prompt   IDs // known beforehand, or told by the first event
 	Sequence     // of the first choice
-	// Stuck says why no other engine can go on, "" when one can.
-	Stuck string
-	// Failed is the event by which the engine said that it failed, nil for none.
-	// From it on nothing of that engine is passed.
-	Failed []byte
 
-	head  string // see begin; "" where plain has it
-	next  Rewriter
 	own   speaker // of a Form that is not OpenAI's
 	plain idTemplate
 	few   *few // nil: none of it
@@ -86,17 +76,68 @@ func (t *Transcript) appendBegin(b []byte) []byte {
 		b = t.plain.appendBefore(b)
 		return append(b[:at], b[at+len("data: "):][:t.plain.head]...)
 	}
-	return append(b, t.head...)
+	if t.few == nil {
+		return b
+	}
+	return append(b, t.few.head...)
 }
 
-// few is what few streams have: text that is kept, several choices, another engine, or a
-// Before.
+// setHead keeps what begin gives where plain does not have it.
+func (t *Transcript) setHead(head string) {
+	if head != "" || t.few != nil {
+		t.rare().head = head
+	}
+}
+
+// few is what few streams have: text that is kept, several choices, another engine, a failure,
+// a reason to stay, or events that another Rewriter has made.
 type few struct {
-	text []byte
-	cuts []uint32
-	more []Sequence  // of the other choices
-	asks []*Sequence // those that the present engine was asked for, where it is not the first
-	room []byte      // what Before made of an event
+	stuck  string
+	failed []byte
+	before Rewriter
+	head   string   // see begin
+	next   Rewriter // of another engine's events
+	text   []byte
+	cuts   []uint32
+	more   []Sequence  // of the other choices
+	asks   []*Sequence // those that the present engine was asked for, where it is not the first
+	room   []byte      // what before made of an event
+}
+
+// Stuck says why no other engine can go on, "" when one can.
+func (t *Transcript) Stuck() string {
+	if t.few == nil {
+		return ""
+	}
+	return t.few.stuck
+}
+
+// Stick says that no other engine can go on, and why.
+func (t *Transcript) Stick(why string) { t.rare().stuck = why }
+
+// Failed is the event by which the engine said that it failed, nil for none.
+// From it on nothing of that engine is passed.
+func (t *Transcript) Failed() []byte {
+	if t.few == nil {
+		return nil
+	}
+	return t.few.failed
+}
+
+// Before sets who makes of the engine's events those that the client's endpoint has; nil for
+// nobody.
+func (t *Transcript) Before(r Rewriter) {
+	if r != nil || t.few != nil {
+		t.rare().before = r
+	}
+}
+
+// next makes another engine's events the stream's own; nil while the first is read.
+func (t *Transcript) next() Rewriter {
+	if t.few == nil {
+		return nil
+	}
+	return t.few.next
 }
 
 // rare gives it, made where there was none.
@@ -148,7 +189,7 @@ func (t *Transcript) AskMove() { t.asked.Store(true) }
 
 // leaves says whether nothing is half told, and something is left to tell.
 func (t *Transcript) leaves() bool {
-	return t.Failed == nil && t.Stuck == "" && t.begun() && !t.ended && !t.finished() && t.every(t.whole)
+	return t.Failed() == nil && t.Stuck() == "" && t.begun() && !t.ended && !t.finished() && t.every(t.whole)
 }
 
 // Tell adds ids that the client has been told, for a stream that is not relayed by
@@ -160,11 +201,11 @@ func (t *Transcript) Tell(ids ...uint32) {
 
 // Event implements Rewriter.
 func (t *Transcript) Event(dst, event []byte) []byte {
-	if t.Before == nil {
+	few := t.few
+	if few == nil || few.before == nil {
 		return t.event(dst, event)
 	}
-	few := t.rare()
-	few.room = t.Before.Event(few.room[:0], event)
+	few.room = few.before.Event(few.room[:0], event)
 	for rest := few.room; len(rest) > 0; {
 		n := len(rest)
 		if i := bytes.Index(rest, eventEnd); i >= 0 {
@@ -179,13 +220,13 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 var eventEnd = []byte("\n\n")
 
 func (t *Transcript) event(dst, event []byte) []byte {
-	if t.Failed != nil || t.Records && event[0] == recordMark { // no line of an event's
+	if t.Failed() != nil || t.Records && event[0] == recordMark { // no line of an event's
 		return dst
 	}
 	if _, openAI := t.speak().(openAIStream); !openAI {
 		return t.own.event(dst, event)
 	}
-	if t.next == nil && !t.ByText && t.Choices < 2 {
+	if t.next() == nil && !t.ByText && t.Choices < 2 {
 		had := len(t.Out)
 		if from, to, ok := t.plain.match(event, t); ok {
 			if t.ShowIDs {
@@ -213,10 +254,10 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	case n.failed:
 		return t.broke(dst, event, n.failedCode)
-	case t.next != nil && n.choices == 0 && t.unfinished():
+	case t.next() != nil && n.choices == 0 && t.unfinished():
 		return dst // its usage is not the last
-	case t.next != nil:
-		return t.next.Event(dst, event)
+	case t.next() != nil:
+		return t.next().Event(dst, event)
 	case t.ByText:
 		return append(dst, event...)
 	}
@@ -225,9 +266,9 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		head := t.appendBegin(room[:0])
 		t.plain.learn(event, n.textAt, n.textAt+len(n.text), n.idsAt, n.idsTo)
 		if t.plain.hasHead(head) {
-			t.head = ""
-		} else if t.head == "" {
-			t.head = string(head)
+			t.setHead("")
+		} else {
+			t.setHead(string(head))
 		}
 	}
 	if t.ShowIDs {
@@ -244,7 +285,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 // show appends what a client who sees ids gets of an event that tells these and nothing
 // else.
 func (t *Transcript) show(dst, event []byte, ids []uint32) []byte {
-	if t.Records && t.Stuck == "" {
+	if t.Records && t.Stuck() == "" {
 		return appendRecord(dst, ids)
 	}
 	return append(dst, event...)
@@ -253,8 +294,8 @@ func (t *Transcript) show(dst, event []byte, ids []uint32) []byte {
 // Why says in one word why no other engine can go on now, "" when one can.
 func (t *Transcript) Why() string {
 	switch native, _ := t.own.(*nativeStream); {
-	case t.Stuck != "":
-		return t.Stuck
+	case t.Stuck() != "":
+		return t.Stuck()
 	case !t.begun():
 		return "no_beginning"
 	case !t.every(t.resumable):
@@ -282,25 +323,26 @@ func (t *Transcript) begun() bool {
 // resumable says whether what a choice has told ends where another engine can begin: what
 // it makes again must not have been shown, be it by number or with its log-probability.
 func (t *Transcript) resumable(q *Sequence) bool {
-	return q.Finished || !q.Half && (!t.ShowIDs && !t.Scores || q.Told == len(q.Out) || t.ByText && t.next == nil)
+	return q.Finished || !q.Half && (!t.ShowIDs && !t.Scores || q.Told == len(q.Out) || t.ByText && t.next() == nil)
 }
 
 func (t *Transcript) stuck(why string) {
-	if t.Stuck == "" {
-		t.Stuck = why
+	if t.Stuck() == "" {
+		t.Stick(why)
 	}
 }
 
 // Turn makes what follows the events of another engine, that was given the prompt
 // and the tokens told as a prompt.
 func (t *Transcript) Turn() {
-	t.rare().asks = t.Open()
+	few := t.rare()
+	few.asks = t.Open()
 	for _, q := range t.asks() {
 		q.Out, q.origin = q.Out[:q.Told], q.offset
 	}
 	t.turns++
-	t.Failed = nil
-	t.next = t.speak().turn()
+	few.failed = nil
+	few.next = t.speak().turn()
 }
 
 // speak is who knows the form's events.
@@ -342,7 +384,7 @@ func (o openAIStream) event(dst, event []byte) []byte { return o.t.event(dst, ev
 
 func (o openAIStream) turn() Rewriter {
 	t := o.t
-	return &Conversion{Chat: t.Form == ChatForm, Choices: len(t.asks()), TopLogprobs: t.TopLogprobs, Cached: -1, Seam: t.seam()}
+	return &Conversion{Chat: t.Form == ChatForm, Choices: len(t.asks()), TopLogprobs: int(t.TopLogprobs), Cached: -1, Seam: t.seam()}
 }
 
 func (o openAIStream) end(dst []byte, usage bool) []byte {

@@ -20,12 +20,12 @@ import (
 // fails, or is to be left: what that engine must be asked, kept because the request's
 // scratch and the client's bytes are gone by then. The Transcript has the tokens.
 //
-// There are thousands: it just fills a size class of 384 bytes. What is asked lies packed
+// There are thousands: it just fills a size class of 256 bytes. What is asked lies packed
 // until a stream moves, which few do, and what few have stands elsewhere.
 type carried struct {
 	relay.Transcript
 	s        *streamEnd
-	kept     []byte // body and sampling of what is asked, then its fields
+	kept     string // body and sampling of what is asked, then its fields
 	model    string
 	salt     blockhash.Salt
 	deadline moment // of the leg, wherever it runs
@@ -60,28 +60,29 @@ func (c *carried) keep(a *asked, fields []upstream.Field) {
 		kept = binary.AppendUvarint(binary.AppendUvarint(kept, uint64(len(f.Name))), uint64(len(f.Value)))
 		kept = append(append(kept, f.Name...), f.Value...)
 	}
-	c.kept = kept
+	c.kept = borrow(kept)
 	c.body, c.sampling, c.least, c.loose = int32(len(a.body)), int32(len(a.sampling)), int32(a.least), a.loose
-	c.Scores, c.TopLogprobs, c.Choices = a.scored, a.alternatives, a.choices
+	c.Scores, c.TopLogprobs, c.Choices = a.scored, int32(min(a.alternatives, math.MaxInt32)), int32(a.choices)
 	c.KeepText = a.oneOf != nil
 }
 
-// asked is what keep packed; the bodies are the carried's own, not to be written to.
+// asked is what keep packed.
 func (c *carried) asked() asked {
 	sampling := c.body + c.sampling
 	return asked{
-		body: c.kept[:c.body:c.body], sampling: c.kept[c.body:sampling:sampling], least: int(c.least), choices: c.Choices,
-		scored: c.Scores, alternatives: c.TopLogprobs, oneOf: c.few().oneOf, loose: c.loose,
+		body: []byte(c.kept[:c.body]), sampling: []byte(c.kept[c.body:sampling]), least: int(c.least), choices: int(c.Choices),
+		scored: c.Scores, alternatives: int(c.TopLogprobs), oneOf: c.few().oneOf, loose: c.loose,
 	}
 }
 
 // fields are those that keep packed.
 func (c *carried) fields() (all []upstream.Field) {
-	text := string(c.kept[c.body+c.sampling:])
+	text := c.kept[c.body+c.sampling:]
+	raw := []byte(text)
 	for at := 0; at < len(text); {
-		n, used := binary.Uvarint(c.kept[int(c.body+c.sampling)+at:])
+		n, used := binary.Uvarint(raw[at:])
 		at += used
-		v, used := binary.Uvarint(c.kept[int(c.body+c.sampling)+at:])
+		v, used := binary.Uvarint(raw[at:])
 		at += used
 		all = append(all, upstream.Field{Name: text[at : at+int(n)], Value: text[at+int(n) : at+int(n+v)]})
 		at += int(n + v)
@@ -246,7 +247,7 @@ func (q *request) carry(s *streamEnd, resp *upstream.Response) *carried {
 		c.Prompt = relay.PackIDs(q.prompt.Tokens)
 	}
 	if a := q.answerer(); a != nil {
-		c.Before = a.Events(&q.pair)
+		c.Before(a.Events(&q.pair))
 	}
 	if g := &q.steering; len(q.excluded) > 0 || q.movable.oneOf != nil || g.says() {
 		c.rest = &rest{
@@ -285,7 +286,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		why = "deadline"
 	case c.ByText:
 		if why = c.retokenize(client); why == "retokenized" {
-			c.Stuck = why // and stays so: what was told does not change
+			c.Stick(why) // and stays so: what was told does not change
 		}
 	}
 	open := c.Open()
@@ -295,7 +296,7 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 	var grammar []byte
 	if why == "" {
 		if grammar, why = c.grammar(); why != "" {
-			c.Stuck = why
+			c.Stick(why)
 		}
 	}
 	if why != "" {
@@ -319,7 +320,8 @@ func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, 
 		}
 		return nil, nil
 	}
-	c.ByText, c.Before = false, t.rewriter
+	c.ByText = false
+	c.Before(t.rewriter)
 	c.SumsCached = t.s.rank.Worker.Info().Engine == "sglang"
 	if again {
 		s.moveTo(t.s)

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"math"
 	"time"
 
 	"sluice/dataplane/front"
@@ -75,7 +76,7 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 			s.note("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
 			return nil
 		}
-		c.Limit = o.Told + left // the same for all
+		c.Limit = int32(min(o.Told+left, math.MaxInt32)) // the same for all
 		if i > 0 {
 			q.besides += o.Told // the client's prompt, which all begin with, is computed once
 		}
