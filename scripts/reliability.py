@@ -23,10 +23,10 @@ CMD, FLEET = "./cmd/sluice", "./router/fleet"
 POINTS = [
     ("HTTP/1 requests that two readers could read differently (lengths, encodings, chunks, line ends, hosts, names), each with a request behind it",
      "400 or 413 and the connection is closed, or exactly one request is served; the engine sees one request in the router's own framing. A request that comes before the answer to the one before it is told so behind that answer, and the connection ends",
-     [(FRONT, "TestRawCorpus"), (FRONT, "TestEngineSeesOurFraming"), (FRONT, "TestLanesAgree"), (FRONT, "TestTruncatedRequests"), (FRONT, "TestPipelinedIsRefused"), (FRONT, "TestPipelinedBehindAStream"), (FRONT, "TestQuickReuseIsNotPipelining")]),
+     [(FRONT, "TestRawCorpus"), (FRONT, "TestEngineSeesOurFraming"), (FRONT, "TestLanesAgree"), (FRONT, "TestChunkedSmugglesNothing"), (FRONT, "TestChunkedKeepsItsConnection"), (FRONT, "TestTruncatedRequests"), (FRONT, "TestPipelinedIsRefused"), (FRONT, "TestPipelinedBehindAStream"), (FRONT, "TestQuickReuseIsNotPipelining")]),
     ("Slow clients: heads and bodies that trickle or stop",
      "a head has 10 s; a body 30 s and its size at 256 KiB/s, and 15 s without a byte of it; memory is taken for bytes that came, never for those announced",
-     [(FRONT, "TestSlowloris"), (FRONT, "TestStalledBodiesHoldLittle"), (FRONT, "TestSlowHeadIsCut"), (FRONT, "TestSlowBodyIsCut"), (FRONT, "TestStalledBodyIsCut")]),
+     [(FRONT, "TestSlowloris"), (FRONT, "TestStalledBodiesHoldLittle"), (FRONT, "TestSlowHeadIsCut"), (FRONT, "TestSlowBodyIsCut"), (FRONT, "TestChunkedTakesItsTime"), (FRONT, "TestStalledBodyIsCut")]),
     ("Heads over 16 KiB, 1,000 lines, deep JSON, bodies over the limit, text that is none, prompts of a million tokens",
      "431, 400, 413; a body holds at most 2.25 times its size",
      [(FRONT, "TestHeadTooLarge"), (FRONT, "TestBodyLimit"), (FRONT, "TestBadJSON"), (FRONT, "TestLargePrompt"), ("./dataplane/jsonscan", "TestDepthLimit"), ("./dataplane/jsonscan", "TestValidUTF8")]),

@@ -36,7 +36,7 @@ type body struct {
 	stream  io.Reader // nil: none was announced
 	length  int64     // announced; framingChunked: not known
 	read    int64     // payload taken from stream
-	steps   int64     // reads that gave some
+	chunked chunked   // stream, where that is the transfer coding
 	ended   bool      // stream came to its end
 	broken  bool      // stream failed: nothing behind it can be found
 	by      moment    // when all of it must have come
@@ -46,11 +46,11 @@ type body struct {
 }
 
 // open compares fasthttp's reading of the framing with the guard's; false when
-// they differ, and then nothing on the connection may be trusted.
+// they differ, and then nothing on the connection may be trusted. Of a chunked body
+// fasthttp was told another, see headRead.
 func (b *body) open(x *Exchange) bool {
 	b.stream = x.ctx.RequestBodyStream()
-	b.length, b.read, b.steps, b.broken = x.head.length, 0, 0, false
-	x.c.framing = framing{}
+	b.length, b.read, b.broken = x.head.length, 0, false
 	seen := int64(x.ctx.Request.Header.ContentLength())
 	if b.length == framingNone {
 		b.ended = true
@@ -58,7 +58,17 @@ func (b *body) open(x *Exchange) bool {
 	}
 	b.ended = false
 	b.lasts(x, max(b.length, 0))
-	return b.stream != nil && seen == b.length
+	if b.stream == nil || b.length != framingChunked {
+		return b.stream != nil && seen == b.length
+	}
+	b.unchunk(x, b.stream)
+	return seen == endless
+}
+
+// unchunk reads a chunked body from src.
+func (b *body) unchunk(x *Exchange, src io.Reader) {
+	b.chunked.begins(src, int64(x.srv.opt.MaxHeadBytes))
+	b.stream = &b.chunked
 }
 
 // here begins a plain request's body, which may have come whole; false when the
@@ -67,6 +77,12 @@ func (b *body) here(x *Exchange) bool {
 	a := &x.c.ahead
 	b.length, b.read, b.ended, b.broken = x.head.length, 0, true, false
 	if b.length == framingNone {
+		return true
+	}
+	if b.length == framingChunked {
+		b.unchunk(x, onward{x.c})
+		b.ended = false
+		b.lasts(x, 0)
 		return true
 	}
 	if came := a.buf.B[a.r:a.w]; b.length <= int64(len(came)) {
@@ -87,17 +103,20 @@ func (b *body) lasts(x *Exchange, size int64) {
 
 // next reads on; it notes the end and failures.
 func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
-	if err := c.awaitBody(b.by); err != nil {
-		b.broken = true
-		return 0, false, err
-	}
 	if b.length == framingChunked {
-		c.framing.expect(b.read, b.steps, int64(c.srv.opt.MaxHeadBytes)) // fasthttp's read-ahead
+		// Its reads of the connection have their time one by one. It is asked for no more at
+		// once than lasts is to be told of.
+		c.pace = b.by
+		n, err = b.stream.Read(p[:min(len(p), bodyRate)])
+		c.pace = 0
+	} else {
+		if err := c.awaitBody(b.by); err != nil {
+			b.broken = true
+			return 0, false, err
+		}
+		n, err = b.stream.Read(p)
 	}
-	n, err = b.stream.Read(p)
 	b.read += int64(n)
-	b.steps++
-	c.framing.bound = 0
 	if err == io.EOF && b.read < b.length {
 		// fasthttp's stream takes the connection's end for the body's.
 		err = io.ErrUnexpectedEOF
@@ -106,19 +125,19 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 		b.ended = true
 		return n, true, nil
 	}
-	b.broken = err != nil
+	b.broken = err != nil && err != errAnnounced
 	return n, false, err
 }
 
-// drain reads away what is left; false when the connection must be closed, as it is
-// behind a chunked body anyway (see reusable).
+// drain reads away what is left; false when the connection must be closed.
 func (b *body) drain(c *conn) bool {
 	if b.ended || b.broken || b.stream == nil {
 		return b.ended && !b.broken
 	}
-	if b.length == framingChunked || b.length-b.read > drainBytes {
+	if b.length-b.read > drainBytes {
 		return false
 	}
+	b.chunked.limit = b.read + drainBytes
 	b.by = momentOf(time.Now().Add(drainTime))
 	sink := membudget.Default.Get(membudget.Page)
 	defer membudget.Default.Put(sink)
@@ -134,13 +153,6 @@ func (b *body) drain(c *conn) bool {
 	return false
 }
 
-// cutShort says whether a chunked body that seemed to end did so because the
-// client closed inside its trailer: fasthttp takes that for an end.
-func (b *body) cutShort(c *conn) bool {
-	b.broken = b.length == framingChunked && c.readErr != nil
-	return b.broken
-}
-
 // fits says whether a body of which so much has come may have room for all of it.
 func (b *body) fits(came int64) bool {
 	return b.length <= longGrowth*came || b.length <= min(shortGrowth*came, shortBody)
@@ -149,7 +161,7 @@ func (b *body) fits(came int64) bool {
 func (b *body) release() {
 	b.lease.Release()
 	b.special.Release()
-	b.stream, b.whole = nil, nil
+	b.stream, b.chunked.src, b.whole = nil, nil, nil
 }
 
 // readBody reads the whole body into leased memory and makes it Doc.Body's
@@ -159,6 +171,7 @@ func (x *Exchange) readBody() bool {
 	if b.length > limit {
 		return x.tooLarge()
 	}
+	b.chunked.limit = limit
 	if b.stream == nil {
 		x.Doc.Body = b.whole
 		return true
@@ -178,11 +191,7 @@ func (x *Exchange) readBody() bool {
 	buf, extended := b.lease.Bytes(), int64(0)
 	for {
 		if int(b.read) == len(buf) {
-			if b.read > limit {
-				return x.tooLarge()
-			}
-			// One byte over the limit tells an end from an excess.
-			want := min(4*b.read, limit+1)
+			want := min(4*b.read, limit)
 			// The last step is a long one, so that little of the body lies in the buffer
 			// that is replaced, and is copied: two of nearly its size would be three times
 			// the body.
@@ -200,12 +209,10 @@ func (x *Exchange) readBody() bool {
 		}
 		_, done, err := b.next(x.c, buf[b.read:])
 		switch {
+		case err == errAnnounced:
+			return x.tooLarge()
 		case err != nil:
 			return x.bodyFailed(err)
-		case b.read > limit:
-			return x.tooLarge()
-		case done && b.cutShort(x.c):
-			return x.bodyFailed(io.ErrUnexpectedEOF)
 		case done:
 			x.Doc.Body = buf[:b.read]
 			return true
@@ -224,17 +231,13 @@ func (x *Exchange) budgetSpent() bool {
 }
 
 func (x *Exchange) bodyFailed(err error) bool {
-	if x.c.readErr == errFraming {
-		x.Error(BadHTTP, "", "cannot read the request body: "+errFraming.Error(), 0)
-		return false
-	}
 	switch x.c.readFailure() {
 	case RequestTimeout:
 		x.Error(RequestTimeout, "", "the request body did not come in time", 0)
 	case ClientGone:
 		x.Error(ClientGone, "", "the connection was closed inside the request body", 0)
 	default:
-		x.Error(BadHTTP, "", "cannot read the request body: "+unreadableBody(err, x.srv.opt.MaxHeadBytes), 0)
+		x.Error(BadHTTP, "", "cannot read the request body: "+err.Error(), 0)
 	}
 	return false
 }

@@ -158,17 +158,16 @@ func (c *conn) read(p []byte) (int, error) {
 			return 0, io.EOF // which ends the connection without an answer
 		}
 	}
-	if c.framing.reached() {
-		c.readErr = errFraming
-		return 0, errFraming
-	}
-	n, err := c.receiveOn(p)
-	c.framing.taken += int64(n)
-	return n, err
+	return c.receiveOn(p)
 }
 
 // receiveOn is receive until the real deadline; it notes what fails.
 func (c *conn) receiveOn(p []byte) (int, error) {
+	if c.pace != 0 {
+		if err := c.awaitBody(c.pace); err != nil {
+			return 0, err
+		}
+	}
 	n, err := c.receive(p)
 	for err != nil && c.tooEarly(err) {
 		n, err = c.receive(p)

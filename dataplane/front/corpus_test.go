@@ -65,7 +65,9 @@ func accepted() []rawCase {
 		{name: "chunk extension", raw: chunkedHead + "d;a=b\r\n" + hello + "\r\n0;c\r\n\r\n"},
 		{name: "chunk trailer", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum: 1\r\n\r\n"},
 		{name: "one byte a chunk", raw: chunkedHead + oneByteChunks(hello) + "0\r\n\r\n"},
-		{name: "chunk trailer ended by a bare LF, a request behind", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\n\n" + inner},
+		{name: "chunk extensions, quoted", raw: chunkedHead + "d;a=\"b;\\\"c\" ; d\r\n" + hello + "\r\n0\r\n\r\n"},
+		{name: "chunk size of 15 digits", raw: chunkedHead + "00000000000000d\r\n" + hello + "\r\n0\r\n\r\n"},
+		{name: "chunk trailers", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum:\r\nX: \t\xc3\xa9 \r\n\r\n"},
 		{name: "empty line before the request", raw: "\r\n" + sized("")},
 		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)}, // RFC 9112 2.2
 		{name: "absolute target", raw: strings.Replace(sized(""), " /v1", " http://a/v1", 1)},
@@ -80,8 +82,7 @@ func accepted() []rawCase {
 		{name: "HTTP/1.0 with keep-alive", raw: strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1)},
 	}
 	for i := range cases {
-		cases[i].ran, cases[i].status = true, 200
-		cases[i].kept = !strings.Contains(cases[i].raw, "Transfer-Encoding")
+		cases[i].ran, cases[i].status, cases[i].kept = true, 200, true
 	}
 	closing := []rawCase{
 		{name: "connection close", raw: sized("Connection: close\r\n")},
@@ -208,6 +209,8 @@ func refusedHeads() []rawCase {
 // refusedBodies have a good head.
 func refusedBodies() []rawCase {
 	chunks := func(s string) string { return chunkedHead + s }
+	size := func(s string) string { return chunks(s + hello + "\r\n0\r\n\r\n") }
+	trailer := func(s string) string { return chunks("d\r\n" + hello + "\r\n0\r\n" + s) }
 	broken := []rawCase{
 		{name: "chunk size 0x", raw: chunks("0xd\r\n" + hello + "\r\n0\r\n\r\n")},
 		{name: "chunk size +", raw: chunks("+d\r\n" + hello + "\r\n0\r\n\r\n")},
@@ -230,6 +233,29 @@ func refusedBodies() []rawCase {
 		{name: "encoding in the trailer", raw: chunks("d\r\n" + hello + "\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n")},
 		{name: "trailer without a colon", raw: chunks("d\r\n" + hello + "\r\n0\r\nX-A\r\n\r\n")},
 		{name: "trailer with a space in front", raw: chunks("d\r\n" + hello + "\r\n0\r\n X-A: b\r\n\r\n")},
+		{name: "trailer folded", raw: trailer("X-A: b\r\n c\r\n\r\n")},
+		{name: "trailer with a space before the colon", raw: trailer("X-A : b\r\n\r\n")},
+		{name: "trailer without a name", raw: trailer(": b\r\n\r\n")},
+		{name: "trailer with a NUL", raw: trailer("X-A: \x00\r\n\r\n")},
+		{name: "trailer with a bare CR", raw: trailer("X-A: b\rc\r\n\r\n")},
+		{name: "trailer ended by a bare LF", raw: trailer("X-A: b\n\r\n")},
+		{name: "trailers ended by a bare LF, a request behind", raw: trailer("\n" + inner)},
+		{name: "trailers ended by a bare CR, a request behind", raw: trailer("\r" + inner)},
+		{name: "trailer that is a request", raw: trailer(inner)},
+		{name: "trailers without end", raw: trailer(strings.Repeat("X-A: b\r\n", 4<<10))},
+		{name: "trailer that is the client's address", raw: trailer("x-forwarded-for: 10.0.0.1\r\n\r\n")},
+		{name: "last chunk with bare LFs, a request behind", raw: chunks("d\r\n" + hello + "\r\n0\n\n" + inner)},
+		{name: "chunk size with space behind", raw: size("d \r\n")},
+		{name: "chunk size with tab behind", raw: size("d\t\r\n")},
+		{name: "chunk size with space before an extension", raw: size("d ;a\r\n")},
+		{name: "chunk size of 16 digits", raw: size("000000000000000d\r\n")},
+		{name: "chunk size with a comma", raw: size("d,d\r\n")},
+		{name: "chunk size with bare CR", raw: size("d\r")},
+		{name: "last chunk with space behind", raw: chunks("d\r\n" + hello + "\r\n0 \r\n\r\n")},
+		{name: "chunk extension of 257 bytes", raw: size("d;" + strings.Repeat("a", extensionBytes) + "\r\n")},
+		{name: "chunk extension without end", raw: chunks("d;" + strings.Repeat("a", 64<<10))},
+		{name: "NUL in a chunk extension", raw: size("d;a\x00b\r\n")},
+		{name: "a chunk a byte too short", raw: chunks(fmt.Sprintf("%x\r\n", len(inner)-1) + inner + "\r\n0\r\n\r\n")},
 	}
 	for i := range broken {
 		broken[i].status = 400
@@ -239,6 +265,9 @@ func refusedBodies() []rawCase {
 		return fmt.Sprintf("%s\r\nHost: a\r\n%sContent-Length: %d\r\n\r\n%s", line, fields, len(body), body)
 	}
 	big := strings.Repeat(inner, (drainBytes+100<<10)/len(inner))
+	inside := func(lines string) string {
+		return lines + "Transfer-Encoding: chunked\r\n\r\n" + chunk(pad) + chunk(inner) + "0\r\n\r\n"
+	}
 	kept := []rawCase{
 		{name: "wrong type, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Type: text/plain\r\n", pad+inner)},
 		{name: "unknown coding, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: br\r\n", pad+inner)},
@@ -252,15 +281,20 @@ func refusedBodies() []rawCase {
 		{name: "no JSON, a request inside", status: 400, raw: body("POST "+chat+" HTTP/1.1", "", inner)},
 		{name: "no body at all", status: 400, raw: "POST " + chat + " HTTP/1.1\r\nHost: a\r\n\r\n"},
 		{name: "empty body", status: 400, raw: length("0")[:len(length("0"))-len(hello)]},
+		{name: "not the coding it says, chunked", status: 400, raw: inside(atHost + "Content-Encoding: gzip\r\n")},
+		{name: "unknown path, chunked", status: 404, raw: inside("POST /nothing HTTP/1.1\r\nHost: a\r\n")},
+		{name: "wrong method, chunked", status: 405, raw: inside("PUT " + chat + " HTTP/1.1\r\nHost: a\r\n")},
+		{name: "empty body, chunked", status: 400, raw: chunks("0\r\n\r\n")},
 		{name: "wrong type, chunked, a request inside", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(pad) + chunk(inner) + "0\r\n\r\n"},
 	}
 	for i := range kept {
-		kept[i].kept = !strings.Contains(kept[i].raw, "Transfer-Encoding")
+		kept[i].kept = true
 	}
 	tooBig := []rawCase{
 		{name: "unknown path, more than is drained", status: 404, raw: body("POST /nothing HTTP/1.1", "", big)},
 		{name: "wrong type, more than is drained, chunked", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(big) + "0\r\n\r\n"},
 		{name: "over the limit, requests inside", status: 413, raw: body("POST "+chat+" HTTP/1.1", "", strings.Repeat(big, 4))},
+		{name: "a chunk over the limit", status: 413, raw: chunks(chunk(hello) + "fffffffffffffff\r\n" + inner)},
 		{name: "over the limit, chunked", status: 413, raw: chunks(chunk(strings.Repeat(big, 4)) + "0\r\n\r\n")},
 	}
 	return slices.Concat(broken, kept, tooBig)

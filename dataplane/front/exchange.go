@@ -334,7 +334,7 @@ func (x *Exchange) finish() {
 	if x.answer != relayed && !x.goesOn() {
 		x.c.gone.set(nil)
 		x.untrusted = x.untrusted || !x.body.drain(x.c)
-		x.c.lingered = x.c.lingered || x.untrusted || x.body.length == framingChunked
+		x.c.lingered = x.c.lingered || x.untrusted
 		keep := x.reusable()
 		switch {
 		case x.ctx == nil:
@@ -349,13 +349,9 @@ func (x *Exchange) finish() {
 	x.recycle()
 }
 
-// reusable says whether the connection may serve another request. After a
-// chunked body it does not: fasthttp reads trailers more leniently than a proxy
-// before us may (a bare LF ends them), and what follows could be a request to
-// one and trailer to the other.
+// reusable says whether the connection may serve another request.
 func (x *Exchange) reusable() bool {
-	return !x.untrusted && !x.failed && !x.head.close && x.body.ended &&
-		x.body.length != framingChunked && !x.srv.leaving.Load() && !x.c.spare
+	return !x.untrusted && !x.failed && !x.head.close && x.body.ended && !x.srv.leaving.Load() && !x.c.spare
 }
 
 func (x *Exchange) panicked(v any, stack []byte) {

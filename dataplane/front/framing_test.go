@@ -3,66 +3,12 @@ package front
 import (
 	"bytes"
 	"crypto/tls"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 )
-
-// Extensions and trailers of a chunked body are no way around limits.max_body.
-func TestFramingIsBounded(t *testing.T) {
-	ext := strings.Repeat("a", 4000)
-	const framing = "the framing of its chunks"
-	for name, c := range map[string]struct{ begin, again, says string }{
-		"one extension":   {"5;", ext, framing},
-		"in every chunk":  {"", "1;" + ext + "\r\n \r\n", framing},
-		"a trailer":       {"2\r\n{}\r\n0\r\n", "A: " + ext + "\r\n", "its trailers are larger than 16384 bytes"},
-		"one chunk first": {"2\r\n{}\r\n1;", ext, framing},
-	} {
-		r := start(t, Options{}, echo)
-		cl := r.dial()
-		var sent int
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			n, err := io.WriteString(cl, chunkedHead+c.begin)
-			for sent += n; err == nil && sent < 64<<20; sent += n {
-				n, err = io.WriteString(cl, c.again)
-			}
-		})
-		resp, body := cl.answer()
-		if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadHTTP) || !strings.Contains(body, c.says) || strings.Contains(body, "buffer") {
-			t.Errorf("%s: %d %s", name, resp.StatusCode, body)
-		}
-		_ = cl.Close()
-		if wg.Wait(); sent > 16<<20 {
-			t.Errorf("%s: %d bytes were read", name, sent)
-		}
-		if r.calls.Load() != 0 {
-			t.Errorf("%s: the handler was called", name)
-		}
-	}
-}
-
-// The least of chunks, and extensions as some clients write them, are read.
-func TestSmallChunksAreRead(t *testing.T) {
-	r := start(t, Options{}, echo)
-	body := doc(100_000)
-	for name, one := range map[string]string{"bytes": "1\r\n%\r\n", "with an extension": "1;a\r\n%\r\n"} {
-		var b strings.Builder
-		b.WriteString(chunkedHead)
-		for i := range len(body) {
-			b.WriteString(strings.Replace(one, "%", body[i:i+1], 1))
-		}
-		b.WriteString("0\r\n\r\n")
-		c := r.dial()
-		go func() { _, _ = io.WriteString(c, b.String()) }()
-		if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
-			t.Errorf("%s: %d, %d bytes of %d", name, resp.StatusCode, len(got), len(body))
-		}
-	}
-}
 
 // logged is a log that can be read while it is written.
 type logged struct {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,7 +104,7 @@ func FuzzGuard(f *testing.F) {
 				t.Fatalf("request %d of %q: we read %q, net/http: %v", i, raw, ours, err)
 			}
 			body, err := io.ReadAll(theirs.Body)
-			if err != nil && !toleratedTrailer(raw, err) {
+			if err != nil && !longTrailers(err) {
 				t.Fatalf("request %d of %q: we read %q, net/http: %v", i, raw, ours, err)
 			}
 			if theirs.Method != ours.method || theirs.RequestURI != ours.target || !bytes.Equal(body, ours.body) {
@@ -113,12 +114,9 @@ func FuzzGuard(f *testing.F) {
 	})
 }
 
-// toleratedTrailer: fasthttp reads trailers more leniently than net/http; the
-// connection is closed behind a chunked body for that reason, and trailers go
-// nowhere.
-func toleratedTrailer(raw []byte, _ error) bool {
-	return bytes.Contains(bytes.ToLower(raw), []byte("chunked"))
-}
+// longTrailers says that net/http, which wants them in its buffer of 4 KiB, has not read
+// trailers that we have.
+func longTrailers(err error) bool { return strings.Contains(err.Error(), "suspiciously long trailer") }
 
 // skipEmptyLines does what RFC 9112 2.2 asks of servers, and ReadRequest leaves
 // to its caller.

@@ -10,16 +10,20 @@ import (
 )
 
 // A connection is served in one of two lanes. The plain one, here, is for what nearly every
-// request is: HTTP/1.1, a POST to an endpoint or the GET of a page, a length that is told.
-// It reads the head once, by the guard's own reading, takes a short body where it lies, and
-// writes the answer itself. All else is fasthttp's from its first byte on: TLS, other
-// methods and paths, chunked bodies, expectations, HTTP/1.0, what the guard refuses, what
-// came too early. A connection that fasthttp has serves the rest of its requests there,
-// until a stream.
+// request is: HTTP/1.1, a POST to an endpoint or the GET of a page, with a length that is
+// told or in chunks. It reads the head once, by the guard's own reading, takes a short body
+// where it lies, and writes the answer itself. All else is fasthttp's from its first byte
+// on: TLS, other methods and paths, expectations, HTTP/1.0, what the guard refuses, what
+// came too early. Chunks are read by the same reader in both. A connection that fasthttp
+// has serves the rest of its requests there, until a stream.
 
 // aheadSize is the read-ahead of a connection while a request is served: its head, and a
-// short body behind it.
-const aheadSize = 16 << 10
+// short body behind it, or aheadLeast at least for the chunks that come, which else would
+// take a read each.
+const (
+	aheadSize  = 16 << 10
+	aheadLeast = 2 << 10
+)
 
 // next is what becomes of a connection.
 type next uint8
@@ -232,7 +236,10 @@ func (c *conn) plainRequest() (*Exchange, route) {
 	}
 	x, _ := s.exchanges.Get().(*Exchange)
 	refused := x.head.read(method[:len(method)-1], target, protocol, head[eol+1:])
-	if h := &x.head; refused != "" || h.length == framingChunked || h.expects || found.endpoint == nil && h.length > 0 {
+	h := &x.head
+	chunks := h.length == framingChunked
+	if refused != "" || h.expects || found.endpoint == nil && (h.length > 0 || chunks) ||
+		chunks && a.head > aheadSize-aheadLeast {
 		h.raw = nil
 		s.exchanges.Put(x)
 		return nil, route{}
@@ -311,5 +318,24 @@ func (r *rest) Read(p []byte) (n int, err error) {
 	if r.left -= int64(n); r.left == 0 && err == nil {
 		err = io.EOF
 	}
+	return n, err
+}
+
+// onward is what comes behind the head of a plain request without a bound: by way of the
+// read-ahead, where what is not taken stays for the next request.
+type onward struct{ c *conn }
+
+func (o onward) Read(p []byte) (n int, err error) {
+	a := &o.c.ahead
+	if a.r == a.w {
+		room := a.buf.B[a.head:]
+		if len(p) >= len(room) {
+			return o.c.receiveOn(p)
+		}
+		n, err = o.c.receiveOn(room)
+		a.r, a.w = a.head, a.head+int32(n)
+	}
+	n = copy(p, a.buf.B[a.r:a.w])
+	a.r += int32(n)
 	return n, err
 }

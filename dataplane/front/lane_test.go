@@ -100,6 +100,15 @@ func laneCases() (raw []string) {
 		raw = append(raw, "GET "+page.path+" HTTP/1.1\r\nHost: a\r\n\r\n", "HEAD "+page.path+" HTTP/1.1\r\nHost: a\r\n\r\n", "GET "+page.path+"?a HTTP/1.1\r\nHost: a\r\n\r\n",
 			"POST "+page.path+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "GET "+page.path+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "GET "+page.path+" HTTP/1.0\r\n\r\n")
 	}
+	for _, size := range []int{1, 5, 1000, 20 << 10} {
+		for _, body := range []string{hello, probeDoc, "{", doc(30 << 10), doc(70 << 10)} {
+			if len(body)/size < 1000 {
+				raw = append(raw, inChunks(body, size)+sized(""), inChunks(body, size, "Connection: close"),
+					inChunks(body, size, "Content-Type: a/b")+"\r\n", inChunks(body, size, "Expect: 100-continue"),
+					inChunks(body, size, "X-Pad: "+strings.Repeat("p", aheadSize-aheadLeast-100))+inChunks(hello, 3))
+			}
+		}
+	}
 	return append(raw, "GET "+chat+" HTTP/1.1\r\nHost: a\r\n\r\n", "POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST  HTTP/1.1\r\nHost: a\r\n\r\n", "POST HTTP/1.1\r\nHost: a\r\n\r\n",
 		"POST "+chat+"  HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" XHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "POST "+chat+" HTTP/1.1\nHost: a\nContent-Length: 2\n\n{}",
 		"POST "+chat+"\rHTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", "post "+chat+" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
@@ -152,6 +161,11 @@ func TestPlainRequestsTakeThePlainLane(t *testing.T) {
 	}{
 		{"a short body", sized(""), hello, 0},
 		{"a body longer than the read-ahead", chatPost(doc(30 << 10)), doc(30 << 10), 0},
+		{"chunks", inChunks(hello, 5), hello, 0},
+		{"chunks longer than the read-ahead", inChunks(doc(30<<10), 20<<10), doc(30 << 10), 0},
+		{"small chunks longer than the read-ahead", inChunks(doc(30<<10), 50), doc(30 << 10), 0},
+		{"a refusal of chunks", chunkedHead + "x", "a chunk's size must be", 0},
+		{"chunks behind a long head", inChunks(hello, 5, "X-Pad: "+strings.Repeat("p", aheadSize-aheadLeast)), hello, 1},
 		{"a page", "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", "ok\n", 0},
 		{"events", chatPost(probeDoc), "data: 1\n\n", 0},
 		{"a refusal", chatPost(`{"a":`), "invalid", 0},
@@ -177,7 +191,8 @@ func TestPlainRequestAllocates(t *testing.T) {
 	for _, k := range []struct {
 		raw string
 		max float64
-	}{{sized("X-Request-Id: abc\r\n"), 1}, {sized(""), 1}, {chatPost(`{"a":`), 6}, {"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", 2}} {
+	}{{sized("X-Request-Id: abc\r\n"), 1}, {sized(""), 1}, {inChunks(doc(6000), 10), 1}, {inChunks(doc(6000), 5000), 1},
+		{chatPost(`{"a":`), 6}, {"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", 2}} {
 		request := []byte(k.raw)
 		n := testing.AllocsPerRun(300, func() {
 			_, _ = theirs.Write(request)
@@ -220,6 +235,9 @@ func FuzzLanes(f *testing.F) {
 			f.Add([]byte(raw))
 		}
 	}
+	f.Add([]byte(inChunks(hello, 5) + sized("")))
+	f.Add([]byte(chunkedHead + "5;a\r\n{\"a\":\r\n2\r\n1}\r\n0\r\nX-A: b\r\n\r\n\r\n" + inChunks(hello, 1)))
+	f.Add([]byte(inChunks(hello, 5, "Content-Type: a/b") + sized("")))
 	s := laneServer(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if len(raw) > 32<<10 || len(raw) > 0 && raw[0] == tlsHandshake {

@@ -234,16 +234,35 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.serve()
 }
 
+// endless is the length that fasthttp is told of a chunked body.
+const endless = math.MaxInt
+
 // headRead gives the first byte of the body its time: fasthttp waits for it before the
-// handler is called, which sees to the rest.
+// handler is called, which sees to the rest. Its own reading of chunks is too lenient for
+// a connection that goes on behind them, so of what the guard takes for a chunked body it
+// hands out the bytes as they are.
 func (s *Server) headRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
 	judgeExpect(h)
-	if n := h.ContentLength(); n != 0 && n != framingNone {
+	n := h.ContentLength()
+	if n != 0 && n != framingNone {
 		live := s.live()
 		conf.ReadTimeout = min(live.BodyIdleTimeout, s.bodyTime(min(int64(max(n, 0)), live.MaxBodyBytes)))
 	}
+	if n == framingChunked && s.isChunked(h) {
+		h.SetContentLength(endless)
+	}
 	return conf
+}
+
+// isChunked says whether the guard takes a head with a chunked body.
+func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
+	x, _ := s.exchanges.Get().(*Exchange)
+	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
+	chunked := refused == "" && x.head.length == framingChunked
+	x.head.raw = nil
+	s.exchanges.Put(x)
+	return chunked
 }
 
 func (s *Server) bodyTime(size int64) time.Duration {

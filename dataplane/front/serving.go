@@ -14,8 +14,8 @@ type serving struct {
 	ahead    ahead
 	transfer transfer
 	held     held
-	readErr  error   // of the last failed read
-	framing  framing // of a chunked body that is being read
+	readErr  error  // of the last failed read
+	pace     moment // by when all of the chunked body must have come that is being read; 0: none is
 	awaited  awaited
 	patience relay.Patience // with the client of a stream that no loop drives
 	backlog  int            // what ask found the socket to hold

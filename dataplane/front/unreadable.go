@@ -3,7 +3,6 @@ package front
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 
@@ -44,30 +43,6 @@ func unreadable(h *fasthttp.RequestHeader, err error) string {
 	}
 	return "the request head is no well-formed HTTP/1.1"
 }
-
-// unreadableBody says why fasthttp could not read a body, of its trailers (at most most
-// bytes) in our own words: fasthttp takes them for an answer's head, and repeats their values.
-func unreadableBody(err error, most int) string {
-	text := err.Error()
-	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small {
-		return fmt.Sprintf("its trailers are larger than %d bytes", most)
-	}
-	if _, inner, ok := strings.Cut(text, forbiddenTrailer); ok {
-		name, _, _ := strings.Cut(inner, `"`)
-		return "a trailer must not be a field that belongs in the head, as " + name[:min(len(name), 80)] + " does"
-	}
-	if strings.Contains(text, trailerError) {
-		return "its trailers are no well-formed header lines"
-	}
-	return text
-}
-
-// What fasthttp's errors about trailers hold; behind the latter stands the field's name,
-// with no byte in it that is to be quoted.
-const (
-	trailerError     = "error when reading response headers: "
-	forbiddenTrailer = "forbidden trailer key \""
-)
 
 // badURL is what fasthttp alone refuses: it makes an URL of each request.
 const badURL = "the request target and the Host header must make a valid URL"

@@ -1,0 +1,692 @@
+package front
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+// readChunked reads a body of at most limit bytes that comes from src in pieces of at most
+// size bytes.
+func readChunked(src io.Reader, limit int64, size int) (body []byte, err error) {
+	var c chunked
+	c.begins(src, 16<<10)
+	c.limit = limit
+	p := make([]byte, size)
+	for {
+		n, err := c.Read(p)
+		body = append(body, p[:n]...)
+		if err == io.EOF {
+			return body, nil
+		}
+		if err != nil {
+			return body, err
+		}
+	}
+}
+
+// chunkLimit is the limit of the bodies of these tests, chunkTrailers that of trailers.
+const (
+	chunkLimit    = 64 << 10
+	chunkTrailers = 16 << 10
+)
+
+func TestChunkedReader(t *testing.T) {
+	const (
+		size = "a chunk's size must be 1 to 15 hexadecimal digits with CRLF, " +
+			"or a semicolon and an extension, right behind them, got "
+		crlf  = "a chunk's size must end with CRLF, got "
+		ext   = "a chunk's extension must not hold control characters and must end with CRLF, got "
+		lines = "its trailers are no well-formed header lines: "
+		eof   = "unexpected EOF"
+	)
+	long := strings.Repeat("a", chunkLimit)
+	for _, k := range []struct{ raw, body, fails string }{
+		{"0\r\n\r\n", "", ""},
+		{"000\r\n\r\n", "", ""},
+		{"5\r\nhello\r\n0\r\n\r\n", "hello", ""},
+		{"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n", "hello world", ""},
+		{"b\r\nhello world\r\n0\r\n\r\n", "hello world", ""},
+		{"B\r\nhello world\r\n0\r\n\r\n", "hello world", ""},
+		{"00000000000000b\r\nhello world\r\n0\r\n\r\n", "hello world", ""},
+		{"4\r\n\r\n\r\n\r\n0\r\n\r\n", "\r\n\r\n", ""},
+		{"5\r\n0\r\n\r\n\r\n0\r\n\r\n", "0\r\n\r\n", ""},
+		{"1;a\r\nx\r\n0;b=c\r\n\r\n", "x", ""},
+		{"1;\r\nx\r\n0\r\n\r\n", "x", ""},
+		{"1;a=\"b ;\\\"\xc3\xa9\"\t\r\nx\r\n0\r\n\r\n", "x", ""},
+		{"1;" + long[:extensionBytes-1] + "\r\nx\r\n0\r\n\r\n", "x", ""},
+		{"0\r\nA: b\r\nC:\r\nd:\t\r\n\r\n", "", ""},
+		{"0\r\nA:" + long[:chunkTrailers-len("A:\r\n\r\n")] + "\r\n\r\n", "", ""},
+		{"10000\r\n" + long + "\r\n0\r\n\r\n", long, ""},
+		{strings.Repeat("1\r\nx\r\n", 1000) + "0\r\n\r\n", long[:0] + strings.Repeat("x", 1000), ""},
+
+		{"", "", eof},
+		{"5", "", eof},
+		{"5\r\nhel", "hel", eof},
+		{"5\r\nhello", "hello", eof},
+		{"5\r\nhello\r\n", "hello", eof},
+		{"5\r\nhello\r\n0", "hello", eof},
+		{"5\r\nhello\r\n0\r\n", "hello", eof},
+		{"0\r\n\r", "", eof},
+		{"0\r\nA: b\r\n", "", eof},
+
+		{"\r\n", "", size + `"\r"`},
+		{";a\r\n", "", size + `";"`},
+		{"0x5\r\nhello", "", size + `"0x"`},
+		{"+5\r\nhello", "", size + `"+"`},
+		{"-5\r\nhello", "", size + `"-"`},
+		{" 5\r\nhello", "", size + `" "`},
+		{"\t5\r\nhello", "", size + `"\t"`},
+		{"5 \r\nhello", "", size + `"5 "`},
+		{"5\t\r\nhello", "", size + `"5\t"`},
+		{"5 ;a\r\nhello", "", size + `"5 "`},
+		{"5_0\r\nhello", "", size + `"5_"`},
+		{"5.\r\nhello", "", size + `"5."`},
+		{"5,5\r\nhello", "", size + `"5,"`},
+		{"\"5\"\r\nhello", "", size + `"\""`},
+		{"5\nhello", "", size + `"5\n"`},
+		{"\v5\r\nhello", "", size + `"\v"`},
+		{"5\x00\r\nhello", "", size + `"5\x00"`},
+		{"\xef\xbc\x95\r\nhello", "", size + `"\xef"`}, // a wide 5
+		{"g\r\n", "", size + `"g"`},
+		{"`\r\n", "", size + "\"`\""},
+		{"@\r\n", "", size + `"@"`},
+		{"10000000000000005\r\nhello", "", size + `"1000000000000000"`},
+		{"0000000000000005\r\nhello", "", size + `"0000000000000005"`},
+		{"ffffffffffffffff\r\nhello", "", size + `"ffffffffffffffff"`},
+		{"5\rhello", "", crlf + `"\rh"`},
+		{"5\r\rhello", "", crlf + `"\r\r"`},
+		{"0\r0\r\n\r\n", "", crlf + `"\r0"`},
+		{"5;a\nb\r\nhello", "", ext + `'\n'`},
+		{"5;a\x00\r\nhello", "", ext + `'\x00'`},
+		{"5;a\x7f\r\nhello", "", ext + `'\x7f'`},
+		{"5;a\rb\r\nhello", "", crlf + `"\rb"`},
+		{"5;" + long[:extensionBytes] + "\r\nhello", "", "a chunk's extension must not be larger than 256 bytes"},
+		{"5;" + long, "", "a chunk's extension must not be larger than 256 bytes"},
+		{"5\r\nhello0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "0"`},
+		{"5\r\nhello\n0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "\n"`},
+		{"5\r\nhello\r0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "\r0"`},
+		{"4\r\nhello\r\n0\r\n\r\n", "hell", `the 4 bytes of a chunk must be followed by CRLF, got "o"`},
+		{"6\r\nhello\r\n0\r\n\r\n", "hello\r", `the 6 bytes of a chunk must be followed by CRLF, got "\n"`},
+		{"10001\r\n", "", errAnnounced.Error()},
+		{"fffffffffffffff\r\n", "", errAnnounced.Error()},
+		{"5\r\nhello\r\nfffc\r\n", "hello", errAnnounced.Error()},
+		{strings.Repeat("1;"+long[:200]+"\r\nx\r\n", 100), strings.Repeat("x", 83), errFraming.Error()},
+		{strings.Repeat("00000000000001\r\nx\r\n", 4000), strings.Repeat("x", 1820), errFraming.Error()},
+		{"0\r\n\n", "", lines},
+		{"0\r\n\r\r", "", lines},
+		{"0\r\n A: b\r\n\r\n", "", lines},
+		{"0\r\n\tA: b\r\n\r\n", "", lines},
+		{"0\r\nA\r\n\r\n", "", lines},
+		{"0\r\nA : b\r\n\r\n", "", lines},
+		{"0\r\n: b\r\n\r\n", "", lines},
+		{"0\r\nA: b\n\r\n", "", lines},
+		{"0\r\nA: b\rc\r\n\r\n", "", lines},
+		{"0\r\nA: \x00\r\n\r\n", "", lines},
+		{"0\r\nA: b\r\n c\r\n\r\n", "", lines},
+		{"0\r\nA\xc3: b\r\n\r\n", "", lines},
+		{"0\r\ncontent-LENGTH: 5\r\n\r\n", "", "a trailer must not be a field that belongs in the head, as content-LENGTH"},
+		{"0\r\nX-Forwarded-For: a\r\n\r\n", "", "as X-Forwarded-For does"},
+		{"0\r\nA:" + long[:chunkTrailers-len("A:\r\n\r\n")+1] + "\r\n\r\n", "", "its trailers are larger than 16384 bytes"},
+		{"0\r\n" + strings.Repeat("A: b\r\n", 4000), "", "its trailers are larger than 16384 bytes"},
+		{"0\r\n" + long, "", "its trailers are larger than 16384 bytes"},
+	} {
+		const behind = "GET / HTTP/1.1\r\n"
+		for name, from := range map[string]func(r io.Reader) io.Reader{
+			"at once":      func(r io.Reader) io.Reader { return r },
+			"byte by byte": iotest.OneByteReader,
+			"in halves":    iotest.HalfReader,
+			"with its end": iotest.DataErrReader,
+		} {
+			if name == "with its end" && k.fails == errAnnounced.Error() {
+				continue // what is to be gone on from has not ended
+			}
+			for _, size := range []int{1, 3, 128 << 10} {
+				raw := k.raw
+				if k.fails == "" {
+					raw += behind
+				}
+				src := strings.NewReader(raw)
+				body, err := readChunked(from(src), chunkLimit, size)
+				right := err == nil && k.fails == "" || err != nil && k.fails != "" && strings.Contains(err.Error(), k.fails)
+				if string(body) != k.body || !right {
+					t.Errorf("%.40q, %s, %d at a time: %.60q, %v; want %.60q, %s",
+						k.raw, name, size, body, err, k.body, k.fails)
+				}
+				if rest, _ := io.ReadAll(src); k.fails == "" && name != "with its end" && string(rest) != behind {
+					t.Errorf("%.40q, %s, %d at a time: leaves %q", k.raw, name, size, rest)
+				}
+			}
+		}
+	}
+}
+
+// Wherever a body is torn, it is the same one.
+func TestChunkedReaderTorn(t *testing.T) {
+	const raw, want = "5;a=b\r\nhello\r\n0006\r\n world\r\n0;c\r\nX-Sum: 1\r\nX:\r\n\r\n", "hello world"
+	for cut := range len(raw) + 1 {
+		for again := cut; again <= len(raw); again++ {
+			var parts []io.Reader
+			for _, part := range []string{raw[:cut], raw[cut:again], raw[again:]} {
+				parts = append(parts, strings.NewReader(part))
+			}
+			if body, err := readChunked(io.MultiReader(parts...), chunkLimit, 4<<10); string(body) != want || err != nil {
+				t.Fatalf("torn at %d and %d: %q, %v", cut, again, body, err)
+			}
+		}
+	}
+}
+
+// What refuses a chunk for its size can have it come all the same, to read it away.
+func TestChunkedReaderGoesOn(t *testing.T) {
+	var c chunked
+	c.begins(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
+	p := make([]byte, 10)
+	if n, err := c.Read(p); n != 0 || err != errAnnounced {
+		t.Fatalf("%d, %v", n, err)
+	}
+	c.limit = 4
+	if n, err := c.Read(p); string(p[:n]) != "ab" || err != errAnnounced {
+		t.Fatalf("%q, %v", p[:n], err)
+	}
+	c.limit = 5
+	if n, err := c.Read(p); string(p[:n]) != "cde" || err != io.EOF {
+		t.Fatalf("%q, %v", p[:n], err)
+	}
+}
+
+// A body that just fits has its end read with it: nobody makes room for it in vain.
+func TestChunkedReaderEndsWithItsBody(t *testing.T) {
+	var c chunked
+	c.begins(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
+	c.limit = chunkLimit
+	if n, err := c.Read(make([]byte, 5)); n != 5 || err != io.EOF {
+		t.Fatalf("%d, %v", n, err)
+	}
+}
+
+// failing ends with an error of its own.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// A failure of the connection is told as it is.
+func TestChunkedReaderTellsFailures(t *testing.T) {
+	broke := errors.New("broke")
+	for _, raw := range []string{"", "5", "5\r\nhel", "5\r\nhello", "0\r\n"} {
+		if _, err := readChunked(io.MultiReader(strings.NewReader(raw), failing{broke}), chunkLimit, 10); err != broke {
+			t.Errorf("%q: %v", raw, err)
+		}
+	}
+}
+
+var (
+	modelSize    = regexp.MustCompile(`^([0-9A-Fa-f]{1,15})((?s:;[\t\x20-\x7e\x80-\xff]{0,255})?)\r\n`)
+	modelTrailer = regexp.MustCompile(`^([!#$%&'*+.^_|~0-9A-Za-z` + "`" + `-]+):[\t\x20-\x7e\x80-\xff]*\r\n`)
+)
+
+// latin has a regular expression see bytes as runes.
+func latin(raw []byte) string {
+	runes := make([]rune, len(raw))
+	for i, b := range raw {
+		runes[i] = rune(b)
+	}
+	return string(runes)
+}
+
+// modelChunked is what chunked reads, of a body that is all there: ok when it is whole and
+// right.
+func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
+	over, count := 0, 0
+	for {
+		m := modelSize.FindStringSubmatch(latin(raw[:min(len(raw), 15+256+2)]))
+		if m == nil {
+			return nil, nil, false
+		}
+		line := len([]rune(m[0]))
+		var n int
+		_, _ = fmt.Sscanf(m[1], "%x", &n)
+		raw, over = raw[line:], over+line
+		if n == 0 {
+			break
+		}
+		count++
+		if over > framingBase+len(body)+framingStep*count || n > limit-len(body) {
+			return nil, nil, false
+		}
+		if len(raw) < n+2 || string(raw[n:n+2]) != "\r\n" {
+			return nil, nil, false
+		}
+		body = append(body, raw[:n]...)
+		raw, over = raw[n+2:], over+2
+	}
+	all := raw
+	for !bytes.HasPrefix(raw, []byte("\r\n")) {
+		m := modelTrailer.FindStringSubmatch(latin(raw[:min(len(raw), most)]))
+		if m == nil || belongsInHead([]byte(m[1])) {
+			return nil, nil, false
+		}
+		raw = raw[len([]rune(m[0])):]
+	}
+	raw = raw[2:]
+	return body, raw, len(all)-len(raw) <= most
+}
+
+// FuzzChunked: chunked reads what the model reads, however it comes, leaves what is behind
+// it alone, and net/http takes the same for the body.
+func FuzzChunked(f *testing.F) {
+	for _, raw := range []string{
+		"5\r\nhello\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n", "5;a=b\r\nhello\r\n0;c\r\nX-A: b\r\n\r\n",
+		"1\r\nx\r\n1\r\ny\r\n00\r\n\r\n", "0\r\nContent-Length: 5\r\n\r\n", "0\r\n\n",
+		"5 \r\nhello\r\n0\r\n\r\n", "0x5\r\nhello\r\n0\r\n\r\n", "10000000000000005\r\nhello\r\n0\r\n\r\n",
+		"5\nhello\n0\n\n", "5\r\nhello0\r\n\r\n", "fff\r\n", "",
+	} {
+		f.Add([]byte(raw), uint16(3), uint16(7))
+	}
+	for _, list := range [][]rawCase{accepted(), refusedBodies()} {
+		for _, k := range list {
+			if raw, ok := strings.CutPrefix(k.raw, chunkedHead); ok && len(raw) < 4<<10 {
+				f.Add([]byte(raw+sized("")), uint16(len(raw)/2), uint16(100))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, cut, size uint16) {
+		const limit, most = 4 << 10, 1 << 10
+		at := min(int(cut), len(raw))
+		behind := bytes.NewReader(raw[at:])
+		var c chunked
+		c.begins(io.MultiReader(bytes.NewReader(raw[:at]), behind), most)
+		c.limit = limit
+		var body []byte
+		var err error
+		for p := make([]byte, 1+int(size)); err == nil; {
+			var n int
+			n, err = c.Read(p)
+			body = append(body, p[:n]...)
+		}
+		want, rest, ok := modelChunked(raw, limit, most)
+		if (err == io.EOF) != ok {
+			t.Fatalf("%q: %v, the model: %v", raw, err, ok)
+		}
+		if !ok {
+			return
+		}
+		left, _ := io.ReadAll(behind)
+		if !bytes.Equal(body, want) || at <= len(raw)-len(rest) && !bytes.Equal(left, rest) {
+			t.Fatalf("%q: %q and %q behind it, the model: %q and %q", raw, body, left, want, rest)
+		}
+		br := bufio.NewReader(io.MultiReader(strings.NewReader(chunkedHead), bytes.NewReader(raw)))
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := io.ReadAll(req.Body)
+		if err == nil {
+			left, err = io.ReadAll(br)
+		}
+		if err != nil || !bytes.Equal(theirs, body) || !bytes.Equal(left, rest) {
+			t.Fatalf("%q: %q and %q behind it, net/http: %q and %q, %v", raw, body, rest, theirs, left, err)
+		}
+	})
+}
+
+// Extensions and trailers of a chunked body are no way around limits.max_body.
+func TestFramingIsBounded(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		ext := strings.Repeat("a", 4000)
+		const extension = "a chunk's extension must not be larger than 256 bytes"
+		for name, c := range map[string]struct{ begin, again, says string }{
+			"one extension":     {"5;", ext, extension},
+			"one chunk first":   {"2\r\n{}\r\n1;", ext, extension},
+			"in the last chunk": {"2\r\n{}\r\n0;", ext, extension},
+			"in every chunk":    {"", "1;" + ext[:250] + "\r\n \r\n", "the framing of its chunks"},
+			"trailers":          {"2\r\n{}\r\n0\r\n", "A: " + ext + "\r\n", "its trailers are larger than 16384 bytes"},
+			"one trailer":       {"2\r\n{}\r\n0\r\nA: ", ext, "its trailers are larger than 16384 bytes"},
+			"a trailer's name":  {"2\r\n{}\r\n0\r\n", ext, "its trailers are larger than 16384 bytes"},
+		} {
+			r := start(t, opt, echo)
+			cl := dial(r)
+			var sent int
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				n, err := io.WriteString(cl, chunkedHead+c.begin)
+				for sent += n; err == nil && sent < 64<<20; sent += n {
+					n, err = io.WriteString(cl, c.again)
+				}
+			})
+			resp, body := cl.answer()
+			reason := resp.Header.Get("X-Sluice-Reason")
+			if resp.StatusCode != 400 || !resp.Close || reason != string(BadHTTP) || !strings.Contains(body, c.says) {
+				t.Errorf("%s: %d %s", name, resp.StatusCode, body)
+			}
+			_ = cl.Close()
+			if wg.Wait(); sent > 16<<20 {
+				t.Errorf("%s: %d bytes were read", name, sent)
+			}
+			if r.calls.Load() != 0 {
+				t.Errorf("%s: the handler was called", name)
+			}
+		}
+	})
+}
+
+// The least of chunks, and extensions as some clients write them, are read.
+func TestSmallChunksAreRead(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		r := start(t, opt, echo)
+		body := doc(100_000)
+		for name, one := range map[string]string{"bytes": "1\r\n%\r\n", "with an extension": "1;a\r\n%\r\n"} {
+			var b strings.Builder
+			b.WriteString(chunkedHead)
+			for i := range len(body) {
+				b.WriteString(strings.Replace(one, "%", body[i:i+1], 1))
+			}
+			b.WriteString("0\r\n\r\n")
+			c := dial(r)
+			go func() { _, _ = io.WriteString(c, b.String()) }()
+			if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+				t.Errorf("%s: %d, %d bytes of %d", name, resp.StatusCode, len(got), len(body))
+			}
+		}
+	})
+}
+
+// inChunks is a chunked request whose body comes in chunks of size.
+func inChunks(body string, size int, fields ...string) string {
+	var b strings.Builder
+	b.WriteString(atHost)
+	for _, f := range fields {
+		b.WriteString(f + "\r\n")
+	}
+	b.WriteString("Transfer-Encoding: chunked\r\n\r\n")
+	for len(body) > 0 {
+		n := min(size, len(body))
+		b.WriteString(chunk(body[:n]))
+		body = body[n:]
+	}
+	return b.String() + "0\r\n\r\n"
+}
+
+// A connection serves one chunked request after the other, and others between them, however
+// their bytes are torn; what is refused for what it says is read away as a sized body is.
+func TestChunkedKeepsItsConnection(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		r := start(t, opt, echo)
+		c := dial(r)
+		served := 0
+		answered := func(raw string, status int, want string) {
+			t.Helper()
+			resp, got := c.answer()
+			if served++; resp.StatusCode != status || resp.Close || status == 200 && got != want {
+				t.Fatalf("request %d, %.80q: %d %v, %d bytes %.80q", served, raw, resp.StatusCode, resp.Header, len(got), got)
+			}
+		}
+		for _, size := range []int{1, 7, 100, 4 << 10, 16 << 10, 1 << 20} {
+			for _, n := range []int{13, 1000, firstBody - 1, firstBody, firstBody + 1, 20_000, 300_000} {
+				if n/size > 100_000 {
+					continue
+				}
+				body := doc(n)
+				raw := inChunks(body, size)
+				go func() { _, _ = io.WriteString(c, raw) }()
+				answered(raw, 200, body)
+			}
+			c.send(chatPost(hello))
+			answered(chatPost(hello), 200, hello)
+		}
+		raw := inChunks(hello, 5)
+		for cut := range len(raw) {
+			c.send(raw[:cut])
+			time.Sleep(100 * time.Microsecond)
+			c.send(raw[cut:])
+			answered(raw, 200, hello)
+		}
+		for _, k := range []struct {
+			raw    string
+			status int
+		}{
+			{inChunks(hello, 5, "Content-Type: text/plain"), 415},
+			{inChunks(hello, 5, "Content-Encoding: br"), 415},
+			{inChunks(hello, 5, "Content-Encoding: gzip"), 400},
+			{inChunks("{", 5), 400},
+			{inChunks("", 5), 400},
+			{strings.Replace(inChunks(hello, 5), chat, "/nothing", 1), 404},
+			{strings.Replace(inChunks(hello, 5), "POST", "PUT", 1), 405},
+		} {
+			c.send(k.raw)
+			answered(k.raw, k.status, "")
+		}
+		c.send(strings.Replace(inChunks(hello, 5), "POST "+chat, "GET /livez", 1))
+		answered("a page", 200, "ok\n")
+		head, rest, _ := strings.Cut(inChunks(hello, 5, "Expect: 100-continue"), "\r\n\r\n")
+		c.send(head + "\r\n\r\n")
+		if resp, err := http.ReadResponse(c.br, nil); err != nil || resp.StatusCode != 100 {
+			t.Fatal(resp, err)
+		}
+		c.send(rest)
+		answered("an expectation", 200, hello)
+		c.serves()
+	})
+}
+
+// A stream answers a chunked request, and the connection serves on behind it.
+func TestChunkedKeepsItsConnectionBehindAStream(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		onBoth(t, func(t *testing.T, by Relay) {
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, err := io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+				return err == nil
+			})
+			opt := opt
+			opt.Relay = by
+			r := start(t, opt, relayTo(e, func() RelayHooks { return RelayHooks{} }))
+			c := dial(r)
+			for range 3 {
+				c.send(inChunks(hello, 4))
+				if resp, got := c.answer(); resp.StatusCode != 200 || resp.Close || got != helloStream+"data: [DONE]\n\n" {
+					t.Fatalf("%d %v %q", resp.StatusCode, resp.Header, got)
+				}
+			}
+			c.send(inChunks(hello, 4) + chatPost(probeDoc, "X-Request-Id: second"))
+			if resp, got := c.answer(); resp.StatusCode != 200 || got != helloStream+"data: [DONE]\n\n" {
+				t.Fatalf("%d %v %q", resp.StatusCode, resp.Header, got)
+			}
+			c.refusedEarly("")
+		})
+	})
+}
+
+// A chunk that goes beyond the limit is refused when its size has come, and a size costs no
+// memory.
+func TestChunkedIsRefusedBeforeItComes(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		opt.MaxBodyBytes = 4 << 20
+		r := start(t, opt, echo)
+		for _, raw := range []string{"400001\r\n", "fffffffffffffff\r\n", "5\r\nhello\r\n3ffffc\r\n"} {
+			c := dial(r)
+			c.send(chunkedHead + raw)
+			resp, body := c.answer()
+			if resp.StatusCode != 413 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(BodyTooLarge) {
+				t.Errorf("%q: %d %v %s", raw, resp.StatusCode, resp.Header, body)
+			}
+			contains(t, body, "larger than 4194304 bytes")
+			c.closed()
+		}
+		for range 20 {
+			dial(r).send(chunkedHead + "400000\r\n" + doc(9<<10))
+		}
+		until(t, "bodies begun", func() bool { return r.s.budget.Used() >= 20*firstBody })
+		time.Sleep(20 * time.Millisecond)
+		if used := r.s.budget.Peak(); used > 21*int64(membudget.SizeOf(firstBody)) {
+			t.Errorf("20 stalled bodies of 4 MiB take %d bytes", used)
+		}
+		if r.calls.Load() != 0 {
+			t.Error("the handler was called")
+		}
+	})
+}
+
+// The time of a chunked body is that of a sized one: each read may take BodyIdleTimeout, a
+// trickle goes on until BodyTimeout, and what comes fast enough may take longer.
+func TestChunkedTakesItsTime(t *testing.T) {
+	const step = 20 * time.Millisecond
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		opt.BodyIdleTimeout, opt.BodyTimeout = 20*step, 100*step
+		r := start(t, opt, echo)
+		// on runs test beside the others: they wait all the time.
+		var tests sync.WaitGroup
+		on := func(name string, test func(c *client, errorf func(format string, args ...any))) {
+			c := dial(r)
+			tests.Go(func() { test(c, func(format string, args ...any) { t.Errorf(name+": "+format, args...) }) })
+		}
+		on("steady", func(c *client, errorf func(format string, args ...any)) {
+			for i, raw := 0, inChunks(hello, 1); i < len(raw); {
+				n := min(len(raw)-i, 1+i/3)
+				c.send(raw[i : i+n])
+				time.Sleep(2 * step)
+				i += n
+			}
+			if resp, got := c.answer(); resp.StatusCode != 200 || got != hello {
+				errorf("%d %s", resp.StatusCode, got)
+			}
+		})
+		// 4 MiB may take 16 s more, at a quarter of a MiB in a second.
+		on("long", func(c *client, errorf func(format string, args ...any)) {
+			body, began := doc(4<<20), time.Now()
+			raw := inChunks(body, 10_000)
+			for i := 0; i < len(raw); i += 32 << 10 {
+				c.send(raw[i:min(len(raw), i+32<<10)])
+				time.Sleep(step)
+			}
+			if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+				errorf("%d, %d bytes of %d", resp.StatusCode, len(got), len(body))
+			}
+			if took := time.Since(began); took < opt.BodyTimeout {
+				errorf("all came within %v", took)
+			}
+		})
+		for name, raw := range map[string]string{
+			"a size": "5", "an extension": "5;a", "a line end": "5\r", "data": "5\r\nhel", "behind data": "5\r\nhello",
+			"a trailer": "5\r\nhello\r\n0\r\nX-", "the end": "5\r\nhello\r\n0\r\n",
+		} {
+			on("stopped in "+name, func(c *client, errorf func(format string, args ...any)) {
+				began := time.Now()
+				c.send(chunkedHead + raw)
+				resp, body := c.answer()
+				took := time.Since(began)
+				if resp.StatusCode != 408 || !resp.Close || took < opt.BodyIdleTimeout || took > opt.BodyTimeout {
+					errorf("%d %s after %v", resp.StatusCode, body, took)
+				}
+				contains(t, body, "the request body did not come in time")
+				c.closed()
+			})
+		}
+		for name, piece := range map[string][2]string{
+			"an extension": {"1;", "a"}, "chunks": {"", "1\r\n \r\n"}, "trailers": {"0\r\n", "A: b\r\n"},
+		} {
+			on("a trickle of "+name, func(c *client, errorf func(format string, args ...any)) {
+				began := time.Now()
+				c.send(chunkedHead + piece[0])
+				over := make(chan struct{})
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					for {
+						select {
+						case <-over:
+							return
+						case <-time.After(step):
+							_, _ = io.WriteString(c, piece[1])
+						}
+					}
+				})
+				resp, body := c.answer()
+				close(over)
+				wg.Wait()
+				if took := time.Since(began); resp.StatusCode != 408 || took < opt.BodyTimeout {
+					errorf("%d %s after %v", resp.StatusCode, body, took)
+				}
+			})
+		}
+		tests.Wait()
+	})
+}
+
+// What is no good framing ends its connection, and of the requests inside and behind it none
+// is taken for one.
+func TestChunkedSmugglesNothing(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		r := start(t, opt, echo)
+		const te = "Transfer-Encoding: chunked\r\n"
+		cl := fmt.Sprintf("Content-Length: %d\r\n", len(inner))
+		for name, raw := range map[string]string{
+			"CL.TE":                         atHost + cl + te + "\r\n0\r\n\r\n" + inner,
+			"TE.CL":                         atHost + te + "Content-Length: 4\r\n\r\n" + chunk(inner) + "0\r\n\r\n",
+			"TE with white space":           atHost + cl + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + inner,
+			"TE in another word":            atHost + cl + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + inner,
+			"TE behind a tab":               atHost + cl + "Transfer-Encoding:\vchunked\r\n\r\n0\r\n\r\n" + inner,
+			"TE on a line of its own":       atHost + cl + "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n" + inner,
+			"TE behind a bare LF":           atHost + "X: y\n" + te + cl + "\r\n0\r\n\r\n" + inner,
+			"TE twice":                      atHost + te + "Transfer-Encoding: identity\r\n\r\n0\r\n\r\n" + inner,
+			"TE in a list":                  atHost + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n" + inner,
+			"a size of 2^64 and 5":          chunkedHead + "10000000000000005\r\nhello\r\n0\r\n\r\n" + inner,
+			"a size of 2^32 and 5":          chunkedHead + "100000005\r\nhello\r\n0\r\n\r\n" + inner,
+			"0x5":                           chunkedHead + "0x5\r\nhello\r\n0\r\n\r\n" + inner,
+			"+5":                            chunkedHead + "+5\r\nhello\r\n0\r\n\r\n" + inner,
+			"5 with a space":                chunkedHead + "5 \r\nhello\r\n0\r\n\r\n" + inner,
+			"bare LF":                       chunkedHead + "5\nhello\n0\n\n" + inner,
+			"bare LF behind the last chunk": chunkedHead + "5\r\nhello\r\n0\r\n\n" + inner,
+			"no CRLF behind data":           chunkedHead + "5\r\nhello0\r\n\r\n" + inner,
+			"two bytes in CRLF's place":     chunkedHead + "5\r\nhelloXX0\r\n\r\n" + inner,
+			"LF in an extension":            chunkedHead + "5;\nhello\r\n0\r\n\r\n" + inner,
+			"a request as an extension":     chunkedHead + "5;" + strings.ReplaceAll(inner, "\r\n", "\n") + "\r\nhello\r\n",
+			"a giant extension":             chunkedHead + "5;" + strings.Repeat("a", 1<<20) + "\r\nhello\r\n" + inner,
+			"trailers without end":          chunkedHead + "0\r\n" + strings.Repeat("X-A: b\r\n", 1<<17) + "\r\n" + inner,
+			"a request as trailers":         chunkedHead + "0\r\n" + inner,
+		} {
+			c := dial(r)
+			wrote := make(chan struct{})
+			go func() {
+				_, _ = io.WriteString(c, raw)
+				close(wrote)
+			}()
+			resp, body := c.answer()
+			want := 400
+			if name == "a size of 2^32 and 5" {
+				want = 413
+			}
+			if resp.StatusCode != want || !resp.Close {
+				t.Errorf("%s: %d %v %s", name, resp.StatusCode, resp.Header, body)
+			}
+			c.closed()
+			_ = c.Close()
+			<-wrote
+		}
+		if n := r.calls.Load(); n != 0 {
+			t.Errorf("the handler ran %d times", n)
+		}
+		// Where the framing is good, what is inside of it is data, to the last byte.
+		for _, size := range []int{1, 10, 1000} {
+			c := dial(r)
+			c.send(inChunks(inner, size) + "\r\n")
+			if resp, _ := c.answer(); resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadJSON) {
+				t.Errorf("a request as data: %d %v", resp.StatusCode, resp.Header)
+			}
+			c.serves()
+		}
+		if n := r.calls.Load(); n != 0 {
+			t.Errorf("the handler ran %d times", n)
+		}
+	})
+}
