@@ -238,9 +238,6 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
-			if s.opt.TLS == nil {
-				c.askFunc = c.early.atSocket
-			}
 		}
 	}
 	if s.opt.TLS != nil {

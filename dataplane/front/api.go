@@ -137,25 +137,32 @@ const (
 	RelayGoroutine Relay = "goroutine" // a goroutine for each stream
 )
 
-// RelayHooks are called on the thread that relays: they must not block, but for Next
-// and OnEnd, which have a goroutine.
-type RelayHooks struct {
-	// Rewrite, when set, changes the events of the stream on their way.
-	Rewrite      relay.Rewriter
-	OnFirstToken func()
-	// Transcript and Next, both or none, let the stream go on from another engine
-	// when its own fails; Rewrite is not used then. Next asks other workers and
+// Relayed is whose stream is relayed: one for each, which is why it is no functions.
+type Relayed interface {
+	// FirstToken is called on the thread that relays, and must not block.
+	FirstToken()
+	// End is called once, after the last byte, on a goroutine; the response has been
+	// Released.
+	End(relay.Result)
+	// Next asks other workers for a stream with a Transcript, when its own engine fails, and
 	// gives the answer of one, which the front owns from then on, with the call; nil
-	// when there is none. It may block, and hears of a client that leaves by client
-	// as a Handler does by its Exchange. See relay.Carry, also for Usage.
+	// when there is none. It has a goroutine, may block, and hears of a client that leaves by
+	// client as a Handler does by its Exchange.
+	Next(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
+}
+
+// RelayHooks is what else is to be done with a stream.
+type RelayHooks struct {
+	// Of is whose it is; nil: nobody is told, or asked.
+	Of Relayed
+	// Rewrite, when set, changes the events of the stream on their way.
+	Rewrite relay.Rewriter
+	// Transcript, when set, lets the stream go on from another engine when its own fails;
+	// Rewrite is not used then. See relay.Carry, also for Usage.
 	Transcript *relay.Transcript
 	Usage      bool
-	Next       func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
 	// Choices is how many the client asked for (n); 0: it said nothing. See relay.Options.
 	Choices int
 	// By, when set, is the end of the client's time: see relay.Options.
 	By time.Time
-	// OnEnd is called once, after the last byte; the response has been
-	// Released. Required.
-	OnEnd func(relay.Result)
 }

@@ -56,7 +56,6 @@ type conn struct {
 	early   early
 	probing bool // Read must not touch the socket
 	probe   [1]byte
-	askFunc func(fd uintptr) // early.atSocket, made once
 
 	proxy   bool // the other end is a trusted proxy
 	headed  bool // a PROXY header may come first, and has not been looked for

@@ -150,7 +150,7 @@ func testBy(t *testing.T, by Relay) {
 			x.Error(UpstreamFailed, "", err.Error(), 0)
 			return
 		}
-		x.Relay(resp, call, RelayHooks{By: end, OnEnd: func(res relay.Result) { ends <- res }})
+		x.Relay(resp, call, RelayHooks{By: end, Of: hooked{end: func(res relay.Result) { ends <- res }}})
 	})
 	c := r.dial()
 	c.send(chatPost(`{"model":"m","stream":true}`))

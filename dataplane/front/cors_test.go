@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"sluice/dataplane/relay"
 )
 
 func preflight(path string, fields ...string) string {
@@ -106,7 +104,7 @@ func TestCORSOfEngines(t *testing.T) {
 		return true
 	})
 	for _, cors := range []*CORS{nil, {Origins: []string{"https://a.example"}}} {
-		r := start(t, Options{CORS: cors}, relayTo(e, func() RelayHooks { return RelayHooks{OnEnd: func(relay.Result) {}} }))
+		r := start(t, Options{CORS: cors}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 		c := r.dial()
 		c.send(chatPost(`{"stream":true}`, "Origin: https://a.example"))
 		resp, _ := c.answer()

@@ -70,9 +70,9 @@ func runRouter(engine string) error {
 				x.Error(UpstreamFailed, "", err.Error(), 0)
 				return
 			}
-			x.Relay(resp, call, RelayHooks{OnEnd: func(r relay.Result) {
+			x.Relay(resp, call, RelayHooks{Of: hooked{end: func(r relay.Result) {
 				fmt.Println(r.Cause, r.Err)
-			}})
+			}}})
 		}),
 	})
 	if err != nil {

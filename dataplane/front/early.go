@@ -196,9 +196,7 @@ func (x *Exchange) relayBegun(resp *upstream.Response, call *upstream.Call, hook
 	call.Cut()
 	resp.Release()
 	x.refuseLate(UpstreamGarbage, "", message)
-	if hooks.OnEnd != nil {
-		hooks.OnEnd(relay.Result{Cause: relay.EngineBroke, Err: errors.New("front: " + message)})
-	}
+	hooks.end(relay.Result{Cause: relay.EngineBroke, Err: errors.New("front: " + message)})
 }
 
 // noEvents says what is wrong with an engine's answer to a request for a stream.

@@ -222,7 +222,7 @@ func testClientLeavesAroundTheHandOver(t *testing.T, by Relay) {
 			return
 		}
 		relays.Add(1)
-		x.Relay(resp, call, RelayHooks{OnEnd: func(relay.Result) { ends.Add(1) }})
+		x.Relay(resp, call, RelayHooks{Of: hooked{end: func(relay.Result) { ends.Add(1) }}})
 	})
 	var wg sync.WaitGroup
 	for range 8 {

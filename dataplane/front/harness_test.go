@@ -295,6 +295,26 @@ const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=
 
 func chunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
 
+// hooked is a Relayed of functions, which may be nil.
+type hooked struct {
+	token func()
+	end   func(relay.Result)
+}
+
+func (f hooked) FirstToken() {
+	if f.token != nil {
+		f.token()
+	}
+}
+
+func (f hooked) End(res relay.Result) {
+	if f.end != nil {
+		f.end(res)
+	}
+}
+
+func (hooked) Next(relay.Break, Leaver) (*upstream.Response, *upstream.Call) { return nil, nil }
+
 // relayTo is a handler that runs the request on e and relays the answer.
 func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	return func(x *Exchange) {

@@ -37,7 +37,7 @@ func testMixedTraffic(t *testing.T, by Relay) {
 	var relays, ends atomic.Int64
 	stream := relayTo(e, func() RelayHooks {
 		relays.Add(1)
-		return RelayHooks{OnEnd: func(relay.Result) { ends.Add(1) }}
+		return RelayHooks{Of: hooked{end: func(relay.Result) { ends.Add(1) }}}
 	})
 	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		switch {

@@ -37,9 +37,7 @@ func (x *Exchange) relayOverdue(resp *upstream.Response, call *upstream.Call, ho
 	if x.srv.cutting.Load() {
 		cause = relay.Drained
 	}
-	if hooks.OnEnd != nil {
-		hooks.OnEnd(relay.Result{Cause: cause, Err: errOverdue})
-	}
+	hooks.end(relay.Result{Cause: cause, Err: errOverdue})
 }
 
 // endWrites tells the client that nothing more comes, while the handler still runs.

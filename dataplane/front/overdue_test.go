@@ -81,7 +81,7 @@ func testNotOverdue(t *testing.T, by Relay) {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return true
 	})
-	streams := relayTo(e, func() RelayHooks { return RelayHooks{OnEnd: func(relay.Result) {}} })
+	streams := relayTo(e, func() RelayHooks { return RelayHooks{} })
 	watches := make(chan *pulse, 3)
 	r := start(t, Options{Relay: by}, func(x *Exchange) {
 		x.Overdue(time.Now().Add(time.Hour), Deadline, "the time is over")

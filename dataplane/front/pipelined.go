@@ -77,7 +77,13 @@ func (c *conn) lookAhead() {
 	switch {
 	case c.raw == nil || e.came:
 	case c.secure == nil:
-		_ = c.raw.Control(c.askFunc)
+		s := c.serving
+		if s == nil { // a loop drives its stream
+			s, _ = servings.Get().(*serving)
+			s.c = c
+			defer func() { s.c = nil; servings.Put(s) }()
+		}
+		_ = c.raw.Control(s.look)
 	case c.ahead.buf == nil:
 		c.probing = true
 		defer func() { c.probing = false }()

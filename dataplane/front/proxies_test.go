@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"sluice/dataplane/proxied"
-	"sluice/dataplane/relay"
 )
 
 // lineOf and binaryOf are PROXY headers of a client.
@@ -214,7 +213,7 @@ func TestStreamBehindAProxyHeader(t *testing.T) {
 			_, _ = io.WriteString(w, streamHead+chunk("data: 1\n\n")+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 			return true
 		})
-		r := start(t, Options{Relay: by, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}, MaxConnsPerIP: 1}, relayTo(e, func() RelayHooks { return RelayHooks{OnEnd: func(relay.Result) {}} }))
+		r := start(t, Options{Relay: by, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}, MaxConnsPerIP: 1}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 		c := r.dial()
 		c.send(binaryOf("198.51.100.7:1"))
 		for range 3 {

@@ -12,8 +12,6 @@ import (
 
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
-
-	"sluice/dataplane/relay"
 )
 
 // exchangeLoop sends raw and reads the answer of n bytes, b.N times.
@@ -140,7 +138,7 @@ func BenchmarkStream(b *testing.B) {
 		_, err := io.WriteString(nc, answer)
 		return err == nil
 	})
-	r := start(b, Options{}, relayTo(e, func() RelayHooks { return RelayHooks{OnEnd: func(relay.Result) {}} }))
+	r := start(b, Options{}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 	c := r.dial()
 	_ = c.SetDeadline(time.Time{})
 	raw := chatPost(hello, "X-Request-Id: bench-1")

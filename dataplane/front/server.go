@@ -42,17 +42,16 @@ type Server struct {
 	heldUp    sparse // loops that got no processor
 	refusals  brisk  // lines about requests that were refused
 
-	leaving   atomic.Bool   // every answer ends its connection
-	draining  atomic.Bool   // requests are refused
-	cutting   atomic.Bool   // the drain's time is over
-	isCutting func() bool   // cutting.Load, made once
-	telling   sync.Mutex    // while it answers for a handler
-	emptied   sync.Once     // closes watch and loops behind the last connection
-	stop      chan struct{} // closed when accepting is to end
-	accepted  chan struct{} // closed when it has; nil where it never began
-	mu        sync.Mutex    // of ln, byHand, watch and the end of accepting
-	ln        net.Listener
-	byHand    *sock.Listener // of ln's socket, where connections are accepted by hand
+	leaving  atomic.Bool   // every answer ends its connection
+	draining atomic.Bool   // requests are refused
+	cutting  atomic.Bool   // the drain's time is over
+	telling  sync.Mutex    // while it answers for a handler
+	emptied  sync.Once     // closes watch and loops behind the last connection
+	stop     chan struct{} // closed when accepting is to end
+	accepted chan struct{} // closed when it has; nil where it never began
+	mu       sync.Mutex    // of ln, byHand, watch and the end of accepting
+	ln       net.Listener
+	byHand   *sock.Listener // of ln's socket, where connections are accepted by hand
 }
 
 // New makes a Server; it fails on impossible Options.
@@ -69,10 +68,9 @@ func New(opt Options) (*Server, error) {
 		stop:   make(chan struct{}),
 	}
 	s.now.Store(&opt)
-	s.isCutting = s.cutting.Load
 	s.ids.init()
 	s.exchanges.New = func() any { return newExchange(s) }
-	s.streams.New = func() any { return newStream() }
+	s.streams.New = func() any { return new(stream) }
 	s.fh = fasthttp.Server{
 		Handler:        s.handle,
 		ErrorHandler:   s.parseFailed,

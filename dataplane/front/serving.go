@@ -25,6 +25,7 @@ type serving struct {
 	guest    guest // in the lobby
 	came     bool  // try found something
 	try      func(fd uintptr)
+	look     func(fd uintptr) // early.atSocket
 }
 
 var servings = sync.Pool{New: func() any {
@@ -33,6 +34,7 @@ var servings = sync.Pool{New: func() any {
 	s.ask = func(fd uintptr) { s.backlog = sock.Unsent(int(fd)) }
 	s.wake = func(fd uintptr) { sock.WakeAt(int(fd), s.wakes) }
 	s.try = func(fd uintptr) { s.came = s.c.turn(int(fd)) }
+	s.look = func(fd uintptr) { s.c.early.atSocket(fd) }
 	return s
 }}
 
@@ -51,7 +53,7 @@ func (c *conn) giveServing() {
 	if s == nil || s.ahead.buf != nil || s.ahead.failed != nil || s.held.buf != nil || s.readErr != nil {
 		return
 	}
-	*s = serving{transfer: transfer{do: s.transfer.do}, ask: s.ask, wake: s.wake, try: s.try}
+	*s = serving{transfer: transfer{do: s.transfer.do}, ask: s.ask, look: s.look, wake: s.wake, try: s.try}
 	c.serving = nil
 	servings.Put(s)
 }

@@ -25,8 +25,7 @@ type stream struct {
 	id       string
 	resp     *upstream.Response
 	call     *upstream.Call
-	onEnd    func(relay.Result)
-	next     func(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
+	of       Relayed // nil: nobody's
 	endpoint *Endpoint
 	since    time.Duration // since epoch
 	first    *beginning    // nil once a loop drives the stream
@@ -45,8 +44,6 @@ type stream struct {
 	head   []byte // not yet written
 	chunks upstream.Chunks
 	coder  *coder // nil until a coding is put on
-
-	gone func() // clientGone, made once
 }
 
 // beginning is what a stream has until it runs.
@@ -82,16 +79,18 @@ func (st *stream) begun() {
 
 // answers is what the stream passes on, and whom it tells.
 func (st *stream) answers(resp *upstream.Response, call *upstream.Call, hooks *RelayHooks) {
-	st.resp, st.call, st.onEnd, st.next = resp, call, hooks.OnEnd, hooks.Next
+	st.resp, st.call, st.of = resp, call, hooks.Of
 	st.begin().hooks = *hooks
 }
 
-func newStream() *stream {
-	st := new(stream)
-	st.gone = st.clientGone
-	return st
+// FirstToken implements relay.ClientConn.
+func (st *stream) FirstToken() {
+	if st.of != nil {
+		st.of.FirstToken()
+	}
 }
 
+// clientGone implements goner.
 func (st *stream) clientGone() {
 	if st.call != nil {
 		st.call.Cut()
@@ -108,6 +107,13 @@ func (st *stream) Resume(f func() (relay.Result, bool)) {
 	}()
 }
 
+// end tells the end of a stream that was not relayed.
+func (h *RelayHooks) end(res relay.Result) {
+	if h.Of != nil {
+		h.Of.End(res)
+	}
+}
+
 // Relay answers by streaming resp: head now, body by package relay after the
 // Handler has returned. It owns resp and call from here on: call is cut when
 // the client leaves, resp is Released at the end.
@@ -116,9 +122,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 		x.Log().Error("the handler answered twice", "status", resp.Status)
 		call.Cut()
 		resp.Release()
-		if hooks.OnEnd != nil {
-			hooks.OnEnd(relay.Result{Cause: relay.Cut, Err: upstream.ErrCut})
-		}
+		hooks.end(relay.Result{Cause: relay.Cut, Err: upstream.ErrCut})
 		return
 	}
 	if x.party != nil {
@@ -158,7 +162,7 @@ func (x *Exchange) handOver(st *stream) {
 	c := x.c
 	c.stream = st
 	x.srv.watch.add(c)
-	c.gone.setStream(st.gone)
+	c.gone.setStream(st)
 	if x.ctx == nil {
 		return // the lane sees it
 	}
@@ -263,22 +267,21 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 		st.early.stop()
 		hooks := &st.first.hooks
 		c.writeBy, c.relaying = momentOf(hooks.By), true
-		var carry *relay.Carry
+		var carry relay.Carry
 		if t := hooks.Transcript; t != nil {
-			carry = &relay.Carry{Transcript: t, Usage: hooks.Usage, Next: st.another}
+			carry = relay.Carry{Transcript: t, Usage: hooks.Usage, Next: (*another)(st)}
 		}
 		return relay.Begin(st, st.resp, relay.Options{
 			Protocol:     st.endpoint.Protocol,
 			Choices:      hooks.Choices,
 			WriteTimeout: s.live().WriteTimeout,
 			IdleTimeout:  s.live().StreamIdleTimeout,
-			OnFirstToken: hooks.OnFirstToken,
 			Rewrite:      hooks.Rewrite,
 			Carry:        carry,
 			Convert:      st.first.convert,
 			By:           hooks.By,
 			Loops:        s.loops,
-			Ends:         s.isCutting,
+			Ends:         &s.cutting,
 		})
 	})
 }
@@ -353,16 +356,20 @@ func (s *Server) abortStream(c *conn, st *stream) {
 	c.shut()
 }
 
-// another takes the answer of another engine in the place of the one that failed.
+// another is a stream as its relay.Mover.
+type another stream
+
+// Next takes the answer of another engine in the place of the one that failed.
 // While it is waited for, a client that leaves cuts the new call.
-func (st *stream) another(b relay.Break) *upstream.Response {
+func (a *another) Next(b relay.Break) *upstream.Response {
+	st := (*stream)(a)
 	gone := &st.c.gone
 	gone.set(nil) // a cut of the old call under way has ended behind this
-	defer gone.setStream(st.gone)
+	defer gone.setStream(st)
 	if gone.left.Load() || st.c.srv.cutting.Load() {
 		return nil
 	}
-	resp, call := st.next(b, (*leaver)(gone))
+	resp, call := st.of.Next(b, (*leaver)(gone))
 	gone.set(nil)
 	if resp == nil {
 		return nil
@@ -401,12 +408,12 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	if o := s.opt.Observer; o != nil {
 		o.Ended(st.endpoint.Path, int(st.status), time.Since(epoch)-st.since)
 	}
-	if st.onEnd != nil {
-		st.onEnd(res)
+	if st.of != nil {
+		st.of.End(res)
 	}
 	st.coder.end()
 	st.begun()
-	*st = stream{coder: st.coder, gone: st.gone}
+	*st = stream{coder: st.coder}
 	s.streams.Put(st)
 }
 

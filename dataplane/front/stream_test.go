@@ -17,7 +17,7 @@ const helloStream = `data: {"choices":[{"index":0,"delta":{"content":"hi"},"fini
 
 func endHook(ends chan relay.Result) func() RelayHooks {
 	return func() RelayHooks {
-		return RelayHooks{OnEnd: func(r relay.Result) { ends <- r }}
+		return RelayHooks{Of: hooked{end: func(r relay.Result) { ends <- r }}}
 	}
 }
 
@@ -35,7 +35,7 @@ func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience
 		}
 		return r
 	case <-time.After(patience):
-		t.Fatal("OnEnd was not called")
+		t.Fatal("End was not called")
 	}
 	return relay.Result{}
 }
@@ -491,8 +491,8 @@ func testPanicInHooks(t *testing.T, by Relay) {
 		return true
 	})
 	for _, hooks := range []RelayHooks{
-		{OnFirstToken: func() { panic("token") }, OnEnd: func(relay.Result) {}},
-		{OnEnd: func(relay.Result) { panic("end") }},
+		{Of: hooked{token: func() { panic("token") }}},
+		{Of: hooked{end: func(relay.Result) { panic("end") }}},
 	} {
 		r := start(t, Options{Relay: by}, relayTo(e, func() RelayHooks { return hooks }))
 		c := r.dial()

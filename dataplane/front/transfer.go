@@ -82,7 +82,7 @@ func (c *conn) await(op op, p []byte) (n int, err error) {
 }
 
 // plain says whether the connection's bytes are those of its descriptor.
-func (c *conn) plain() bool { return c.askFunc != nil }
+func (c *conn) plain() bool { return c.raw != nil && c.secure == nil }
 
 // receive is Conn.Read.
 func (c *conn) receive(p []byte) (n int, err error) {

@@ -23,16 +23,32 @@ import (
 // other and fires.
 type watch struct {
 	mu    sync.Mutex
-	f     func()
-	relay bool // f ends a stream, and nothing else
+	f     goner
+	relay bool // f is a stream, which it ends, and nothing else
 	armed atomic.Bool
 	left  atomic.Bool // the client has gone
 	id    uint64      // in the watcher; 0: not added
 }
 
+// goner is called when a client leaves.
+type goner interface{ clientGone() }
+
+// gone is a goner of a function.
+type gone func()
+
+func (f gone) clientGone() { f() }
+
 // set makes f the call to make when the client leaves, nil for none. f must not
 // call set.
 func (w *watch) set(f func()) {
+	if f == nil {
+		w.tell(nil)
+	} else {
+		w.tell(gone(f))
+	}
+}
+
+func (w *watch) tell(f goner) {
 	if f == nil && !w.armed.Load() {
 		return
 	}
@@ -46,8 +62,8 @@ func (w *watch) set(f func()) {
 }
 
 // setStream is set of what ends a stream.
-func (w *watch) setStream(f func()) {
-	w.set(f)
+func (w *watch) setStream(st *stream) {
+	w.tell(st)
 	w.mu.Lock()
 	w.relay = w.f != nil
 	w.mu.Unlock()
@@ -78,7 +94,7 @@ func (w *watch) call() {
 	f := w.f
 	w.f = nil
 	defer w.armed.Store(false)
-	f()
+	f.clientGone()
 }
 
 // leave notes that the client has gone.

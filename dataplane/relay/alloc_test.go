@@ -15,7 +15,7 @@ func (void) SetWriteDeadline(time.Time) error { return nil }
 const chunkEvent = `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[{"index":0,"delta":{"content":" issues"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
 
 func voidStream() *stream {
-	s := &stream{dst: void{}, rare: &noneRare, writeTimeout: time.Minute, chunked: true, scanning: true}
+	s := &stream{dst: void{}, rare: &noneRare, terms: &terms{writeTimeout: time.Minute}, chunked: true, scanning: true}
 	s.scan.usage = noUsage
 	return s
 }
@@ -88,14 +88,25 @@ func BenchmarkScanEvent(b *testing.B) {
 // TestStreamSize: there are thousands of streams, and a few bytes more would take each
 // into the next size class.
 func TestStreamSize(t *testing.T) {
-	if size := unsafe.Sizeof(stream{}); size > 320 {
-		t.Errorf("a stream has %d bytes; a size class ends at 320", size)
+	if size := unsafe.Sizeof(stream{}); size > 288 {
+		t.Errorf("a stream has %d bytes; a size class ends at 288", size)
+	}
+	if size := unsafe.Sizeof(rare{}); size > 64 {
+		t.Errorf("what a stream that may move has besides has %d bytes; a size class ends at 64", size)
 	}
 	if size := unsafe.Sizeof(editor{}); size > 48 {
 		t.Errorf("what rewrites events has %d bytes; a size class ends at 48", size)
 	}
 	if size := unsafe.Sizeof(lending{}); size > 144 {
 		t.Errorf("what a loop needs of it has %d bytes; a size class ends at 144", size)
+	}
+}
+
+// Streams of one server have their terms once, together.
+func TestStreamsShareTheirTerms(t *testing.T) {
+	of := func(idle time.Duration) *terms { return terms{writeTimeout: time.Second, idleTimeout: idle}.share() }
+	if one := of(1); one != of(1) || one == of(2) || one.idleTimeout != 1 {
+		t.Error("streams with the same terms have each their own, or others' with other ones")
 	}
 }
 

@@ -10,12 +10,25 @@ type Carry struct {
 	Transcript *Transcript
 	// Usage: the client asked for the usage at the end.
 	Usage bool
+	Next  Mover
+}
+
+// Mover finds another engine for a stream.
+type Mover interface {
 	// Next gives the answer of another engine, a chunked event stream of
 	// completions behind Transcript.Told tokens; nil when there is none, and the
 	// stream ends as it would without a Carry. It is called on the relaying
 	// goroutine and may block; the response before is its caller's to release when
 	// it gives another.
-	Next func(b Break) *upstream.Response
+	Next(b Break) *upstream.Response
+}
+
+// carry is the stream's Carry, nil where it has none.
+func (s *stream) carry() *Carry {
+	if s.rare.carry.Transcript == nil {
+		return nil
+	}
+	return &s.rare.carry
 }
 
 // Break is how an engine failed in the middle of a stream, or that it is to be left
@@ -36,7 +49,7 @@ const maxCarried = 8 << 20
 // carryOn looks for another engine when the present one has failed; true when the
 // stream goes on from it.
 func (s *stream) carryOn() bool {
-	c := s.rare.carry
+	c := s.carry()
 	if c == nil || c.Transcript.ended {
 		return false
 	}
@@ -55,7 +68,7 @@ func (s *stream) carryOn() bool {
 		s.closeWell(t.AppendEnd(nil, c.Usage))
 		return false
 	}
-	resp := c.Next(b)
+	resp := c.Next.Next(b)
 	if resp == nil {
 		if t.Failed() != nil {
 			s.closeWell(t.appendFailure(nil, s.scan.protocol, s.number()))
@@ -73,9 +86,9 @@ const moreTurns = 8
 // goRound has the choices that are left go on; their stream ends with an error where
 // nobody takes them.
 func (s *stream) goRound(b Break) bool {
-	c := s.rare.carry
+	c := s.carry()
 	if t := c.Transcript; int(t.turns) < int(t.Choices)+moreTurns {
-		if resp := c.Next(b); resp != nil {
+		if resp := c.Next.Next(b); resp != nil {
 			s.turn(resp)
 			return true
 		}
@@ -88,7 +101,7 @@ func (s *stream) goRound(b Break) bool {
 // there is none it goes on as it did.
 func (s *stream) leave() bool {
 	s.leaving = false
-	if resp := s.rare.carry.Next(Break{Cause: Cut}); resp != nil {
+	if resp := s.rare.carry.Next.Next(Break{Cause: Cut}); resp != nil {
 		s.turn(resp)
 	}
 	return true
@@ -107,7 +120,7 @@ func (s *stream) turn(resp *upstream.Response) {
 // mayLeave says whether the stream is asked to leave its engine, and stands where it
 // can: behind a whole event, with nothing half told, and not at its end.
 func (s *stream) mayLeave() bool {
-	c := s.rare.carry
+	c := s.carry()
 	return c != nil && c.Transcript.asked.Load() && !s.chunks.Done() && s.edit.events.between() && c.Transcript.leaves() && c.Transcript.asked.CompareAndSwap(true, false)
 }
 

@@ -78,7 +78,7 @@ func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 // number is the sequence_number of the next event of Responses. Engines count from 0, so
 // it is how many events there were, until another engine's are made into such.
 func (s *stream) number() int64 {
-	if c := s.rare.carry; c != nil {
+	if c := s.carry(); c != nil {
 		if r, ok := c.Transcript.speak().(*responsesStream); ok {
 			return int64(r.seq)
 		}

@@ -85,6 +85,13 @@ type sink struct {
 	largest   int
 	deadlines []time.Time
 	after     func(s *sink) // called after each write, unlocked
+	token     func()        // called at the first token
+}
+
+func (s *sink) FirstToken() {
+	if s.token != nil {
+		s.token()
+	}
 }
 
 func (s *sink) Write(p []byte) (int, error) {

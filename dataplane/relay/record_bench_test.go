@@ -29,7 +29,7 @@ func BenchmarkCarried(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/records=%v", form.name, records), func(b *testing.B) {
 				t := form.t()
 				t.Records = records
-				s := &stream{chunked: true, scanning: true, rare: &rare{carry: &Carry{Transcript: t}}}
+				s := &stream{chunked: true, scanning: true, rare: &rare{carry: Carry{Transcript: t}}}
 				s.scan.usage, s.scan.records = noUsage, records
 				s.edit = &editor{rewriter: t}
 				var chunks [1000][]byte

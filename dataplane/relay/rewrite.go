@@ -120,7 +120,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		s.veilEdited()
 		return e.laid(ChunkHead), broken
 	}
-	carry := s.rare.carry
+	carry := s.carry()
 	before := s.chunks
 	for at := 0; at < len(p) && !done; {
 		before = s.chunks

@@ -76,7 +76,7 @@ func relayMany(t *testing.T, tr *Transcript, engines ...string) (got string, res
 		opened = append(opened, resp)
 		return resp
 	}
-	res, dst, _ := relayOnce(t, Options{Carry: &Carry{Transcript: tr, Usage: true, Next: next}}, func(nc *net.TCPConn) { send(nc, streamHead+engines[0]) })
+	res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Usage: true, Next: mover(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+engines[0]) })
 	for _, resp := range opened {
 		resp.Release()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/loop"
@@ -34,15 +35,12 @@ type Options struct {
 	// Choices is how many the client asked for, of which OpenAI's streams tell each one's
 	// end; 0: as many as are told of.
 	Choices int
-	// OnFirstToken, when set, is called once, on the relaying goroutine, when
-	// the first event with content has been read.
-	OnFirstToken func()
 	// Rewrite, when set, changes the events of a stream on their way; a body
 	// that is no event stream passes as it is.
 	Rewrite Rewriter
-	// Carry, when set, takes the place of Rewrite and lets a chunked event stream
+	// Carry, when it has a Transcript, takes the place of Rewrite and lets a chunked event stream
 	// go on from another engine when its own fails.
-	Carry *Carry
+	Carry Carry
 	// Convert, when set, makes what the client gets of what it would get: the last that
 	// is done to the stream before it is written.
 	Convert Converter
@@ -54,7 +52,7 @@ type Options struct {
 	Drains func() bool
 	// Ends, when set, says whether the router ends: a stream whose call is cut then is
 	// Drained.
-	Ends func() bool
+	Ends *atomic.Bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
 	// connections have descriptors of their own and the body is chunked. The ClientConn
 	// is a Resumer then.
@@ -78,6 +76,12 @@ type ClientConn interface {
 	// A Write that fails for its deadline ends the stream: its client has stopped.
 	io.Writer
 	SetWriteDeadline(time.Time) error
+}
+
+// FirstTold is a ClientConn that wants to know when the first event with content has been read.
+type FirstTold interface {
+	// FirstToken is called once, on the relaying goroutine, before the event is passed on.
+	FirstToken()
 }
 
 // A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
@@ -131,7 +135,7 @@ const (
 	overtime = 50 * time.Millisecond
 )
 
-// stream is one relay under way. There are thousands: it just fills a size class of 320
+// stream is one relay under way. There are thousands: it just fills a size class of 288
 // bytes, and what few of them have (rare, edit) stands elsewhere.
 type stream struct {
 	dst    ClientConn
@@ -141,13 +145,8 @@ type stream struct {
 	scan   scanner
 	edit   *editor // nil until it is needed
 
-	// Of its Options.
-	loops        *loop.Loops
-	onFirstToken func() // nil once it was called
-	ends         func() bool
-	rare         *rare
-	writeTimeout time.Duration
-	idleTimeout  time.Duration
+	*terms
+	rare *rare
 
 	armed   instant // when the write deadline was last set
 	armedBy instant // to what
@@ -171,11 +170,32 @@ type stream struct {
 	lent     bool // resp is, to a loop, or was
 }
 
-// rare is what most streams have none of. It is made once and not changed.
+// terms are what nearly all streams have in common of their Options.
+type terms struct {
+	loops        *loop.Loops
+	ends         *atomic.Bool
+	writeTimeout time.Duration
+	idleTimeout  time.Duration
+}
+
+// lastTerms are those of the stream that had others than the one before.
+var lastTerms atomic.Pointer[terms]
+
+// share gives memory that has these terms, and is not changed.
+func (t terms) share() *terms {
+	if last := lastTerms.Load(); last != nil && *last == t {
+		return last
+	}
+	lastTerms.Store(&t)
+	return &t
+}
+
+// rare is what most streams have none of. It is made once and not changed. Of movable streams
+// there are thousands: it fills a size class of 64 bytes.
 type rare struct {
-	carry   *Carry
+	carry   Carry
 	convert Converter
-	by      time.Time
+	by      instant
 	drains  func() bool
 }
 
@@ -222,7 +242,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	}
 	s := &stream{
 		dst: dst, resp: resp, rare: &noneRare,
-		loops: opt.Loops, onFirstToken: opt.OnFirstToken, ends: opt.Ends, writeTimeout: opt.WriteTimeout, idleTimeout: opt.IdleTimeout,
+		terms:    terms{opt.Loops, opt.Ends, opt.WriteTimeout, opt.IdleTimeout}.share(),
 		chunked:  resp.ContentLength == upstream.LengthChunked,
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 	}
@@ -230,14 +250,17 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	s.scan.protocol, s.scan.thins = opt.Protocol, true
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
-	if c := opt.Carry; c != nil && !(s.scanning && s.chunked) {
-		opt.Rewrite, opt.Carry = c.Transcript, nil // ids are taken out all the same
+	if t := opt.Carry.Transcript; t != nil && !(s.scanning && s.chunked) {
+		opt.Rewrite, opt.Carry = t, Carry{} // ids are taken out all the same
 	}
-	if opt.Carry != nil || opt.Convert != nil || opt.Drains != nil || !opt.By.IsZero() {
-		s.rare = &rare{carry: opt.Carry, convert: opt.Convert, by: opt.By, drains: opt.Drains}
+	if opt.Carry.Transcript != nil || opt.Convert != nil || opt.Drains != nil || !opt.By.IsZero() {
+		s.rare = &rare{carry: opt.Carry, convert: opt.Convert, drains: opt.Drains}
+		if !opt.By.IsZero() {
+			s.rare.by = at(opt.By)
+		}
 	}
 	switch {
-	case opt.Carry != nil:
+	case opt.Carry.Transcript != nil:
 		s.edit = &editor{rewriter: opt.Carry.Transcript}
 		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
 		s.scan.records = opt.Carry.Transcript.Records
@@ -404,9 +427,8 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 	}
 	if s.scan.token && s.firstToken.never() {
 		s.firstToken = s.lastByte
-		if s.onFirstToken != nil {
-			s.onFirstToken()
-			s.onFirstToken = nil
+		if told, ok := s.dst.(FirstTold); ok {
+			told.FirstToken()
 		}
 	}
 	return s.converted(p)
@@ -438,7 +460,8 @@ func (s *stream) isOver() bool {
 }
 
 func (s *stream) failedByEvent() bool {
-	return s.rare.carry != nil && s.rare.carry.Transcript.Failed() != nil
+	t := s.rare.carry.Transcript
+	return t != nil && t.Failed() != nil
 }
 
 // settle notes how a stream that is over has ended.
@@ -515,7 +538,7 @@ func (s *stream) readEnded(err error) {
 		} else if s.edit.holding() {
 			s.reusable = s.write(s.guard(nil, upstream.Chunks{}, true)) == nil // the body's end is its own
 		}
-	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends():
+	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends.Load():
 		s.end(Drained, err)
 	case errors.Is(err, upstream.ErrCut) && s.clientLeft():
 		s.end(ClientGone, err)

@@ -65,11 +65,12 @@ func TestOneReadOneWrite(t *testing.T) {
 	defer resp.Release()
 	tokens := 0
 	dst := &sink{after: func(s *sink) { delivered <- s.writes }}
-	res := Stream(dst, resp, Options{OnFirstToken: func() {
+	dst.token = func() {
 		if tokens++; dst.writes != 1 {
 			t.Errorf("first token after %d writes", dst.writes)
 		}
-	}})
+	}
+	res := Stream(dst, resp, Options{})
 	if res.Cause != Completed || dst.writes != 4 || tokens != 1 {
 		t.Errorf("%+v, %d writes, %d first tokens", res, dst.writes, tokens)
 	}

@@ -100,6 +100,11 @@ func TestFirstEventLeavesLittle(t *testing.T) {
 	}
 }
 
+// mover is a Mover of a function.
+type mover func(b Break) *upstream.Response
+
+func (f mover) Next(b Break) *upstream.Response { return f(b) }
+
 // The seam lies behind the last token whose text is out whole.
 func TestTranscriptStopsBeforeHalfACharacter(t *testing.T) {
 	for _, half := range []string{"", "\ufffd", `x\ufffd`} {
@@ -155,7 +160,7 @@ func carried(t *testing.T, tr *Transcript, usage bool, first, second string) (st
 		replaced = append(replaced, resp)
 		return resp
 	}
-	res, dst, _ := relayOnce(t, Options{Carry: &Carry{Transcript: tr, Usage: usage, Next: next}}, func(nc *net.TCPConn) { send(nc, streamHead+first) })
+	res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Usage: usage, Next: mover(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+first) })
 	for _, resp := range replaced {
 		resp.Release()
 	}
@@ -251,7 +256,7 @@ func TestCarriedChunkAllocatesNothing(t *testing.T) {
 func carriedStream() *stream {
 	tr := &Transcript{Form: ChatForm, holds: true, Sequence: Sequence{Out: make([]uint32, 0, 1<<20)}}
 	s := voidStream()
-	s.rare = &rare{carry: &Carry{Transcript: tr}}
+	s.rare = &rare{carry: Carry{Transcript: tr}}
 	s.edit = &editor{rewriter: tr}
 	s.pass([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
 	return s

@@ -31,7 +31,7 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 }
 
 // late says whether the client's time is over.
-func (s *stream) late(now time.Time) bool { return !s.rare.by.IsZero() && !now.Before(s.rare.by) }
+func (s *stream) late(now time.Time) bool { return !s.rare.by.never() && at(now) >= s.rare.by }
 
 // flush is the deadline of one write.
 func (s *stream) flush() time.Duration {
@@ -45,7 +45,7 @@ func (s *stream) slack() time.Duration { return min(maxSlack, s.flush()/4) }
 
 func (s *stream) arm(t time.Time) {
 	by := t.Add(s.flush())
-	if last := s.rare.by; !last.IsZero() && by.After(last) {
+	if last := s.rare.by.time(); !last.IsZero() && by.After(last) {
 		if by = last; !t.Before(last) {
 			by = t.Add(overtime)
 		}

@@ -265,9 +265,9 @@ func wantsEndUsage(doc *jsonscan.Doc) bool {
 	return ok && v.Kind == jsonscan.Bool && raw[v.Start] == 't'
 }
 
-// next is front.RelayHooks.Next.
-func (c *carried) next(b relay.Break, client front.Leaver) (*upstream.Response, *upstream.Call) {
-	s := c.s
+// Next implements front.Relayed; only a stream that is carried has a Transcript.
+func (s *streamEnd) Next(b relay.Break, client front.Leaver) (*upstream.Response, *upstream.Call) {
+	c := s.carried
 	opt := s.r.opt()
 	leaves := b.Cause == relay.Cut // its engine is well
 	again := b.Cause == relay.Completed && b.Event == nil

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
@@ -93,13 +94,9 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		}
 		return
 	}
-	hooks := front.RelayHooks{OnFirstToken: s.firstToken, OnEnd: s.end, By: q.deadline}
-	if lent := q.lent; lent != nil {
-		q.lent = nil
-		hooks.OnEnd = func(res relay.Result) {
-			defer lent.Release()
-			s.end(res)
-		}
+	hooks := front.RelayHooks{Of: s, By: q.deadline}
+	if q.lent != nil {
+		hooks.Of, q.lent = lentEnd{s, q.lent}, nil
 	}
 	if n, ok := q.x.Doc.Int(jsonscan.KeyN); ok {
 		hooks.Choices = int(min(n, math.MaxInt32))
@@ -107,22 +104,35 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 	if c := q.carry(s, resp); c != nil {
 		s.carried = c
 		q.r.movers.add(c)
-		hooks.Transcript, hooks.Usage, hooks.Next = &c.Transcript, wantsEndUsage(&q.x.Doc), c.next
+		hooks.Transcript, hooks.Usage = &c.Transcript, wantsEndUsage(&q.x.Doc)
 	} else if a := q.answerer(); a != nil && isEvents(resp) {
 		hooks.Rewrite = a.Events(&q.pair)
 	}
 	q.x.Relay(resp, call, hooks)
 }
 
-// firstToken takes the prefill work off the rank.
-func (s *streamEnd) firstToken() {
+// lentEnd is a streamEnd that outlives its request with what it lent.
+type lentEnd struct {
+	*streamEnd
+	lent *membudget.Lease
+}
+
+// End implements front.Relayed.
+func (l lentEnd) End(res relay.Result) {
+	defer l.lent.Release()
+	l.streamEnd.End(res)
+}
+
+// FirstToken takes the prefill work off the rank.
+func (s *streamEnd) FirstToken() {
 	s.beside.arrived()
 	s.given.Passed()
 	s.reservation.PrefillDone()
 	s.r.opt().Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
 
-func (s *streamEnd) end(res relay.Result) {
+// End implements front.Relayed.
+func (s *streamEnd) End(res relay.Result) {
 	opt := s.r.opt()
 	s.r.movers.remove(s)
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {

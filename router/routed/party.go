@@ -163,19 +163,19 @@ func (c *call) relay() {
 			c.engine.Cut()
 		}
 		c.resp.Release()
-		c.hooks.OnEnd(c.result)
+		c.hooks.Of.End(c.result)
 	}()
 	c.left.set(c.leaveEngine)
 	c.begun(c.x.AnswerHeader)
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
-	var carry *relay.Carry
+	var carry relay.Carry
 	if t := c.hooks.Transcript; t != nil {
 		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
 		c.records = t.Records
-		carry = &relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c.next}
+		carry = relay.Carry{Transcript: t, Usage: c.hooks.Usage, Next: c}
 	}
 	res, over := relay.Begin(c, c.resp, relay.Options{
-		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, OnFirstToken: c.hooks.OnFirstToken, Rewrite: c.hooks.Rewrite, Carry: carry,
+		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Carry: carry,
 		Drains: c.s.Stopped, Loops: c.e.opt.Loops,
 	})
 	for !over {
@@ -207,14 +207,17 @@ func (c *call) leaveEngine() {
 
 var errPanic = errors.New("routed: a panic while relaying")
 
-// next takes the answer of another engine in the place of the one that failed.
-func (c *call) next(b relay.Break) *upstream.Response {
+// FirstToken implements relay.FirstTold.
+func (c *call) FirstToken() { c.hooks.Of.FirstToken() }
+
+// Next takes the answer of another engine in the place of the one that failed.
+func (c *call) Next(b relay.Break) *upstream.Response {
 	c.left.set(nil)
 	defer func() { c.left.set(c.leaveEngine) }()
 	if c.Gone() {
 		return nil
 	}
-	resp, engine := c.hooks.Next(b, c)
+	resp, engine := c.hooks.Of.Next(b, c)
 	c.left.set(nil)
 	if resp == nil {
 		return nil
