@@ -104,10 +104,10 @@ func (b *body) lasts(x *Exchange, size int64) {
 // next reads on; it notes the end and failures.
 func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 	if b.length == framingChunked {
-		// Its reads of the connection have their time one by one. It is asked for no more at
-		// once than lasts is to be told of.
+		// Its reads of the connection have their time one by one. It is asked for little at
+		// once, for what has come gives it more time, see readBody.
 		c.pace = b.by
-		n, err = b.stream.Read(p[:min(len(p), bodyRate)])
+		n, err = b.stream.Read(p[:min(len(p), bodyRate/4)])
 		c.pace = 0
 	} else {
 		if err := c.awaitBody(b.by); err != nil {

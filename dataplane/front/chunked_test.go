@@ -3,6 +3,7 @@ package front
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -470,6 +471,12 @@ func TestChunkedKeepsItsConnection(t *testing.T) {
 		}
 		c.send(strings.Replace(inChunks(hello, 5), "POST "+chat, "GET /livez", 1))
 		answered("a page", 200, "ok\n")
+		var coded bytes.Buffer
+		coder := gzip.NewWriter(&coded)
+		_, _ = io.WriteString(coder, hello)
+		_ = coder.Close()
+		c.send(inChunks(coded.String(), 5, "Content-Encoding: gzip"))
+		answered("gzip", 200, hello)
 		head, rest, _ := strings.Cut(inChunks(hello, 5, "Expect: 100-continue"), "\r\n\r\n")
 		c.send(head + "\r\n\r\n")
 		if resp, err := http.ReadResponse(c.br, nil); err != nil || resp.StatusCode != 100 {
@@ -479,6 +486,48 @@ func TestChunkedKeepsItsConnection(t *testing.T) {
 		answered("an expectation", 200, hello)
 		c.serves()
 	})
+}
+
+// What is over the limit by little is read away behind its refusal, as of a sized body.
+func TestChunkedOverTheLimitIsReadAway(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		opt.MaxBodyBytes = 50_000
+		r := start(t, opt, echo)
+		c := dial(r)
+		for _, raw := range []string{inChunks(doc(60_000), 60_000), inChunks(doc(60_000), 20_000), chatPost(doc(60_000))} {
+			c.send(raw)
+			if resp, body := c.answer(); resp.StatusCode != 413 || resp.Close {
+				t.Fatalf("%.150q: %d %v %s", raw, resp.StatusCode, resp.Header, body)
+			}
+		}
+		c.serves()
+	})
+}
+
+// Small chunks are read from the connection many at a time.
+func TestSmallChunksTakeFewReads(t *testing.T) {
+	s := laneServer(t)
+	ours, theirs := linked(t)
+	defer theirs.Close()
+	body := doc(10_000)
+	raw, stays := inChunks(body, 1), 0
+	if _, err := io.WriteString(theirs, raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := theirs.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	c := s.admit(ours, addressOf(ours))
+	c.takeServing()
+	inner := c.transfer.do
+	c.transfer.do = func(fd uintptr) bool { stays++; return inner(fd) }
+	s.serveConn(c)
+	if got, _ := io.ReadAll(theirs); !strings.HasSuffix(string(got), body) {
+		t.Errorf("%.300q", got)
+	}
+	if most := 5 + len(raw)/(aheadSize-len(chunkedHead)); stays > most {
+		t.Errorf("%d bytes in chunks of one took %d calls, want %d at most", len(raw), stays, most)
+	}
 }
 
 // A stream answers a chunked request, and the connection serves on behind it.
@@ -562,13 +611,13 @@ func TestChunkedTakesItsTime(t *testing.T) {
 				errorf("%d %s", resp.StatusCode, got)
 			}
 		})
-		// 4 MiB may take 16 s more, at a quarter of a MiB in a second.
+		// 1200 KiB may take 4.7 s more, a second for a quarter of a MiB.
 		on("long", func(c *client, errorf func(format string, args ...any)) {
-			body, began := doc(4<<20), time.Now()
+			body, began := doc(1200<<10), time.Now()
 			raw := inChunks(body, 10_000)
-			for i := 0; i < len(raw); i += 32 << 10 {
-				c.send(raw[i:min(len(raw), i+32<<10)])
-				time.Sleep(step)
+			for i := 0; i < len(raw); i += 16 << 10 {
+				c.send(raw[i:min(len(raw), i+16<<10)])
+				time.Sleep(50 * time.Millisecond)
 			}
 			if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
 				errorf("%d, %d bytes of %d", resp.StatusCode, len(got), len(body))
