@@ -15,8 +15,8 @@ import (
 	"sluice/router/worker"
 )
 
-// descriptors are those that this process has open.
-func descriptors(t *testing.T) int {
+// openDescriptors are those that this process has open.
+func openDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -65,13 +65,13 @@ func TestRoutedLeavesNothing(t *testing.T) {
 	}
 	t.Run("before", round) // what stays for good is there from here on
 	time.Sleep(100 * time.Millisecond)
-	goroutines, fds := ourGoroutines(), descriptors(t)
+	goroutines, fds := ourGoroutines(), openDescriptors(t)
 	for range 2 {
 		t.Run("again", round)
 	}
 	eventually(t, patience, "goroutines and descriptors are back", func() bool {
 		dropIdle()
-		g, d := ourGoroutines(), descriptors(t)
+		g, d := ourGoroutines(), openDescriptors(t)
 		if g <= goroutines && d <= fds {
 			return true
 		}

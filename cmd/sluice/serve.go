@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice/dataplane/descriptors"
 	"sluice/dataplane/lean"
 	"sluice/router/config"
 	"sluice/router/obs"
@@ -68,6 +69,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	for _, w := range cfg.Unheard() {
 		log.Warn("the environment may not say what was meant", "warning", w)
 	}
+	descriptors.MakeRoom()
 	r, err := assemble(&router{cfg: cfg, log: log, level: level, given: given})
 	if err != nil {
 		given.Failed(err)

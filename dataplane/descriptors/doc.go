@@ -4,5 +4,7 @@
 // says that nearly all below are taken: Short tells those who make connections to give
 // it up again. dataplane/front and dataplane/upstream ask; nobody else needs to.
 //
+// MakeRoom, which a program calls at its start, makes the kernel's table of them large.
+//
 // It closes nothing itself and knows of no connection.
 package descriptors

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/dataplane/descriptors"
 	"sluice/dataplane/lean"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
@@ -84,7 +85,8 @@ func runRouter(engine string) error {
 	}
 	fmt.Println(ln.Addr())
 	endWithTest()
-	go lean.Keep(context.Background()) // as `sluice serve` does
+	descriptors.MakeRoom() // as `sluice serve` does both
+	go lean.Keep(context.Background())
 	return s.Serve(ln)
 }
 
