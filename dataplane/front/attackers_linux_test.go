@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -58,7 +57,7 @@ type attackers struct {
 // when the first head was, and "heads" and "bodies" when the last was, with the time and
 // how long the most patient wait for one was.
 func runAttackers(addr string) error {
-	yield()
+	schedule(schedIdle, 0)
 	a := attackers{by: make(map[int32]*slowClient), events: make([]unix.EpollEvent, 256)}
 	if _, err := fmt.Sscan(os.Getenv(slowPlan), &a.heads, &a.every, &a.bodies, &a.spread, &a.again); err != nil {
 		return err
@@ -192,14 +191,19 @@ func (a *attackers) count(one *slowClient) {
 	}
 }
 
-// yield lets every other process go before this one.
-func yield() {
-	const idle = 5 // SCHED_IDLE
-	runtime.LockOSThread()
+// The kernel's policies for who gets a core (sched(7)).
+const (
+	schedRoundRobin = 2 // before all that have none of their own
+	schedIdle       = 5 // behind everybody
+)
+
+// schedule has this process, with all threads that it will have, get its core by policy,
+// where it may.
+func schedule(policy, priority uint32) {
 	tasks, _ := os.ReadDir("/proc/self/task")
 	for _, task := range tasks {
 		tid, _ := strconv.Atoi(task.Name())
-		_ = unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: idle}, 0)
+		_ = unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: policy, Priority: priority}, 0)
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 // an event so often.
 const (
 	routerFor   = "SLUICE_TEST_ROUTER_FOR"
+	routerFirst = "SLUICE_TEST_ROUTER_FIRST" // it goes before what else its core is to do
 	engineEvery = "SLUICE_TEST_ENGINE_EVERY"
 )
 
@@ -57,6 +58,9 @@ func TestMain(m *testing.M) {
 }
 
 func runRouter(engine string) error {
+	if os.Getenv(routerFirst) != "" {
+		schedule(schedRoundRobin, 1)
+	}
 	ep, err := upstream.NewEndpoint("http://"+engine, upstream.Options{MaxConns: 1 << 20, MaxIdle: 1 << 20})
 	if err != nil {
 		return err

@@ -32,6 +32,7 @@ type sample struct {
 func runGood(addr string) error {
 	debug.SetGCPercent(-1)
 	runtime.LockOSThread()
+	schedule(schedRoundRobin, 1)
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return err

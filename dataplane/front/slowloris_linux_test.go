@@ -13,8 +13,8 @@ import (
 // TestSlowloris is number 2 of RELIABILITY.md: clients that send a head byte by byte, and
 // clients that announce 60 MB and stop, in their thousands, beside one that asks for a page.
 //
-// The router has a core of its own, the good client shares the other with the attackers,
-// who go behind it. What they cost it there is no matter of the router's, so they attack a
+// The router has a core of its own, the good client shares the other with the attackers;
+// both go before whatever else the machine does, the attackers behind it. What they cost it there is no matter of the router's, so they attack a
 // server that reads nothing as well, which is the control; and the rounds, nobody, the
 // control, the router, alternate, for what a machine gives is not the same in each minute.
 func TestSlowloris(t *testing.T) {
@@ -61,6 +61,10 @@ func TestSlowloris(t *testing.T) {
 	if most := 150 << 10; full-idle > most && !raceOn {
 		t.Errorf("%d KiB more than idle, want at most %d", full-idle, most)
 	}
+	// Where the machine is quiet enough to tell, it is held to a tenth.
+	if rounds > 1 && control.steady() && attacked.over(&control) > 1.1 {
+		t.Errorf("a page's p99 is %v under attack, %v while another server is attacked", &attacked, &control)
+	}
 	if longest > head+patience {
 		t.Errorf("a head was waited for %v", longest)
 	}
@@ -82,27 +86,22 @@ func TestSlowlorisSteady(t *testing.T) {
 	plan.heads = min(plan.heads, raiseFiles()-plan.bodies-200)
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
 	b := newBeside(t, soakPause)
-	var alone, control, attacked answers
+	var alone, attacked answers
 	var cpu time.Duration
 	for range rounds {
 		alone.add(b.ask(head)(), 0, math.MaxInt64)
-		for _, to := range [...]*process{b.sink, b.router} {
-			a := startAttack(t, b.others, to.addr, plan)
-			a.await("open", head+patience)
-			if to == b.sink {
-				control.add(b.ask(head)(), 0, math.MaxInt64)
-			} else {
-				time.Sleep(2 * time.Second)
-				before := b.router.cpu()
-				attacked.add(b.ask(head)(), 0, math.MaxInt64)
-				cpu += b.router.cpu() - before
-			}
-			a.end()
-			time.Sleep(time.Second)
-		}
+		a := startAttack(t, b.others, b.router.addr, plan)
+		a.await("open", head+patience)
+		time.Sleep(2 * time.Second)
+		before := b.router.cpu()
+		attacked.add(b.ask(head)(), 0, math.MaxInt64)
+		cpu += b.router.cpu() - before
+		a.end()
+		time.Sleep(4 * time.Second) // what they leave is not the next round's
 	}
-	figure(t, 2, "%d slow clients who come back when they are cut, after %v each: %s; the router takes %.0f %% of a core",
-		plan.heads+plan.bodies, head, b.say(rounds, &attacked, &control, &alone), 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
+	figure(t, 2, "%d slow clients who come back when they are cut, after %v each: a page's p99 meanwhile, the router on %s, "+
+		"of %d answers in %d rounds: %v; with no attack %v; the router takes %.0f %% of a core",
+		plan.heads+plan.bodies, head, b.where, attacked.n, rounds, &attacked, &alone, 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
 }
 
 // beside is a router on a core of its own where there are two, and on the others a good
@@ -138,7 +137,7 @@ func newBeside(t *testing.T, pause time.Duration) *beside {
 	if cores := coresHere(t); len(cores) > 1 {
 		own, b.others, b.where = cores[0], cores[1], "a core of its own"
 	}
-	b.router, _ = launch(t, own, routerFor+"="+ln.Addr().String())
+	b.router, _ = launch(t, own, routerFor+"="+ln.Addr().String(), routerFirst+"=1")
 	b.sink, _ = launch(t, b.others, sinkOf+"=1")
 	b.good = startGood(t, b.others, b.router.addr)
 	b.ask(500 * time.Millisecond)()
@@ -178,6 +177,11 @@ func (a *answers) median() time.Duration {
 	}
 	slices.Sort(a.p99)
 	return a.p99[len(a.p99)/2]
+}
+
+// steady says whether all rounds were within a tenth of each other.
+func (a *answers) steady() bool {
+	return len(a.p99) > 1 && float64(slices.Max(a.p99)) <= 1.1*float64(slices.Min(a.p99))
 }
 
 // over is by how much it is more than other.
