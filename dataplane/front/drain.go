@@ -130,15 +130,19 @@ func (c *conn) idle() bool {
 	if c.underway() {
 		return false
 	}
-	unread := false
+	return !c.unread() && !c.underway()
+}
+
+// unread says whether something has come that nobody has read.
+func (c *conn) unread() (is bool) {
 	if c.raw != nil {
 		_ = c.raw.Control(func(fd uintptr) {
 			var b [1]byte
 			n, errno := sock.Peek(int(fd), b[:])
-			unread = errno == 0 && n > 0
+			is = errno == 0 && n > 0
 		})
 	}
-	return !unread && !c.underway()
+	return is
 }
 
 // awaitIdle closes connections as they become idle until none is left.

@@ -111,10 +111,13 @@ func (p *poller) close() { _ = p.file.Close() }
 // hasLeft asks the kernel whether the peer has closed or reset.
 func hasLeft(conn syscall.RawConn) bool {
 	left := false
-	err := conn.Control(func(fd uintptr) {
-		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(fds[:], 0)
-		left = err == nil && n > 0
-	})
+	err := conn.Control(func(fd uintptr) { left = ended(int(fd)) })
 	return left || err != nil
+}
+
+// ended says whether the peer has sent its last byte, read or not, or has reset.
+func ended(fd int) bool {
+	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds[:], 0)
+	return err == nil && n > 0
 }

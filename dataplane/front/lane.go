@@ -70,12 +70,13 @@ func (c *conn) serve() next {
 	if !c.plain() {
 		return nextFasthttp
 	}
+	live, begun := c.srv.live(), c.due != dueHead
 	if c.headed {
+		c.due = dueOther // the header's time is that of now
 		if err := c.readHeader(); err != nil {
 			return nextEnd
 		}
 	}
-	live, begun := c.srv.live(), c.due != dueHead
 	wait := live.IdleTimeout
 	if !begun {
 		wait = live.HeadTimeout
@@ -175,7 +176,7 @@ func (c *conn) headCame(before int32) (whole, ok bool) {
 		a.head = max(before-3, 0) + int32(at+len(headEnd))
 		return true, true
 	}
-	return c.early.came || a.w == aheadSize || !beginsRequest(head[0]), true
+	return c.early.came || a.w == aheadSize || int(a.w) > c.srv.opt.MaxHeadBytes || !beginsRequest(head[0]), true
 }
 
 // enter has the lobby wait for a head, of which half has come or nothing. It is the last

@@ -105,6 +105,7 @@ func (l *lobby) stay(c *conn, until time.Time) {
 	l.mu.Lock()
 	c.guest.until = momentOf(until)
 	heap.Fix(&l.due, c.guest.place)
+	l.wakeBy(l.due[0].guest.until) // a reload may have made times shorter
 	l.mu.Unlock()
 }
 
@@ -189,6 +190,23 @@ func (l *lobby) fail(c *conn, err error) {
 	}
 	c.ahead.failed = err
 	l.resume(c)
+}
+
+// shed cuts up to n connections on which nothing has come that was not read, those with the
+// least time first, or nearly, and says how many.
+func (l *lobby) shed(n int) (shed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.due {
+		if shed == n {
+			break
+		}
+		if !c.unread() {
+			c.cut()
+			shed++
+		}
+	}
+	return shed
 }
 
 func (l *lobby) end(c *conn) {

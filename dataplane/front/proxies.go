@@ -138,7 +138,10 @@ func (c *conn) peekHeader() (h proxied.Header, err error) {
 			return true
 		}
 		if h, failed = proxied.Parse(buf.B[:n]); errors.Is(failed, proxied.ErrShort) {
-			return false // the poller wakes us when more has come
+			if !ended(int(fd)) {
+				return false // the poller wakes us when more has come
+			}
+			failed = errors.New("the connection ended within its PROXY header")
 		}
 		if failed == nil {
 			failed = skip(int(fd), buf.B[:h.Size])

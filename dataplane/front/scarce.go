@@ -66,20 +66,30 @@ func (s *Server) cannotAccept(err error) {
 	s.scarce.logLine.warn(s.opt.Log, "cannot accept, trying again", "error", err, "connections", s.conns.len())
 }
 
-// makeRoom closes some connections on which nothing is under way.
+// makeRoom closes some connections on which nothing is under way, and where there are none
+// some of which half a head has come, and no more.
 func (s *Server) makeRoom() {
 	now, last := time.Now().UnixNano(), s.scarce.madeAt.Load()
 	if now-last < int64(roomEvery) || !s.scarce.madeAt.CompareAndSwap(last, now) {
 		return
 	}
 	left := roomAtOnce
-	s.conns.cut(func(c *conn) bool {
-		if left == 0 || c.active.Load() || c.spare {
-			return false
-		}
-		left--
-		return true
-	})
+	close := func(which func(c *conn) bool) {
+		s.conns.cut(func(c *conn) bool {
+			if left == 0 || c.spare || !which(c) {
+				return false
+			}
+			left--
+			return true
+		})
+	}
+	close((*conn).idle)
+	if left == roomAtOnce && s.lobby != nil {
+		left -= s.lobby.shed(left)
+	}
+	if left == roomAtOnce { // half heads under TLS are in no lobby
+		close(func(c *conn) bool { return c.secure != nil && !c.active.Load() && !c.unread() })
+	}
 	s.scarce.freed.Add(uint64(roomAtOnce - left))
 }
 
