@@ -277,7 +277,7 @@ type Compression struct {
 type Timeouts struct {
 	Head       time.Duration `yaml:"head" min:"1ms"`                // reading a request's head [10s]
 	Body       time.Duration `yaml:"body" min:"1ms"`                // reading a body, plus size/256KiB/s [30s]
-	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // of that time, without a byte of the body; then 408 [15s]
+	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // of that time, without a byte of the body (over TLS up to a quarter more); then 408 [15s]
 	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // an idle client connection is kept [75s]
 	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
 	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
