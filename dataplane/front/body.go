@@ -231,10 +231,12 @@ func (x *Exchange) budgetSpent() bool {
 }
 
 func (x *Exchange) bodyFailed(err error) bool {
-	switch x.c.readFailure() {
-	case RequestTimeout:
+	switch failure := x.c.readFailure(); {
+	case failure == RequestTimeout:
 		x.Error(RequestTimeout, "", "the request body did not come in time", 0)
-	case ClientGone:
+	case x.c.wasCut():
+		x.Error(Drained, "", partingText, drainRetry)
+	case failure == ClientGone:
 		x.Error(ClientGone, "", "the connection was closed inside the request body", 0)
 	default:
 		x.Error(BadHTTP, "", "cannot read the request body: "+err.Error(), 0)

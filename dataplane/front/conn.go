@@ -439,6 +439,7 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 		c.active.Store(true)
 		c.due = dueHead
 		c.early.active()
+		c.asks()
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()

@@ -176,7 +176,11 @@ func (c *conn) headCame(before int32) (whole, ok bool) {
 		a.head = max(before-3, 0) + int32(at+len(headEnd))
 		return true, true
 	}
-	return c.early.came || a.w == aheadSize || int(a.w) > c.srv.opt.MaxHeadBytes || !beginsRequest(head[0]), true
+	if c.early.came || a.w == aheadSize || int(a.w) > c.srv.opt.MaxHeadBytes || !beginsRequest(head[0]) {
+		return true, true
+	}
+	c.asks()
+	return false, true
 }
 
 // enter has the lobby wait for a head, of which half has come or nothing. It is the last
@@ -253,6 +257,7 @@ func (c *conn) plainRequest() (*Exchange, route) {
 func (c *conn) handle(x *Exchange, found route) {
 	x.c, x.Received = c, time.Now()
 	c.active.Store(true)
+	c.asked()
 	defer x.finish()
 	x.identify()
 	x.locate()

@@ -3,6 +3,7 @@ package front
 import (
 	"strconv"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -19,9 +20,16 @@ import (
 // Exchange.parting; a handler that comes to answer and finds its exchange taken out goes
 // on with that pulse, as with one of Overdue: if it has written, nothing else is.
 
+// A request that has no exchange yet, for half of its head has come or fasthttp waits for
+// the first byte of its body, is answered by who reads it: the drain lets nothing more be
+// read from the connection, which can still be written to, and parseFailed says why.
+
 // openTo is where a drain finds the exchange of a connection; nil while there is none
-// whose answer is still to begin.
+// whose answer is still to begin, and half where a request is being read that has none yet.
 type openTo = atomic.Pointer[Exchange]
+
+// half stands for the exchange of a request that has none yet.
+var half = new(Exchange)
 
 const partingText = "the router is shutting down, and the answer to this request had not begun; send it again, another will answer"
 
@@ -49,7 +57,12 @@ func (x *Exchange) settle() {
 func (s *Server) tellOpen() (n int) {
 	for _, c := range s.conns.list() {
 		s.telling.Lock()
-		if x := c.open.Swap(nil); x != nil {
+		switch x := c.open.Swap(nil); x {
+		case nil:
+		case half:
+			c.endReads()
+			n++
+		default:
 			x.parting = x.part()
 			n++
 		}
@@ -57,6 +70,31 @@ func (s *Server) tellOpen() (n int) {
 	}
 	return n
 }
+
+// asks notes that a request is being read which has no exchange yet.
+func (c *conn) asks() {
+	c.open.Store(half)
+	if c.srv.cutting.Load() { // behind the store: a drain that has not found it is seen here
+		c.endReads()
+	}
+}
+
+// asked notes that it has one, or is about to. Most never were without.
+func (c *conn) asked() {
+	if c.open.Load() == half {
+		c.open.CompareAndSwap(half, nil)
+	}
+}
+
+// endReads has whoever reads from the connection find its end behind what has come.
+func (c *conn) endReads() {
+	if c.raw != nil {
+		_ = c.raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RD) })
+	}
+}
+
+// wasCut says whether reading a request failed by the drain's end.
+func (c *conn) wasCut() bool { return c.readFailure() == ClientGone && c.srv.cutting.Load() }
 
 // part makes the pulse that tells the client of x, or has the one there is do so. The
 // handler runs meanwhile: of x only what was there before it began is looked at.

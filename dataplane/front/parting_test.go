@@ -203,3 +203,106 @@ func TestDrainMeetsAnswers(t *testing.T) {
 		}
 	}
 }
+
+// underway is how many connections have a request that has begun.
+func underway(r *rig) (n int) {
+	for _, c := range r.s.conns.list() {
+		if c.underway() {
+			n++
+		}
+	}
+	return n
+}
+
+// What a request lacks when the drain's time is over, be it all of its body or half of its
+// head, in whatever lane: its client is told, and nothing says that it had left.
+func TestDrainTellsWhoHasNotAskedWhole(t *testing.T) {
+	const (
+		page  = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+		odd   = "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n"
+		sized = atHost + "Content-Length: 13\r\n\r\n"
+		leave = "Expect: 100-continue\r\n"
+	)
+	large := atHost + "X: " + strings.Repeat("y", 15000) + "\r\nTransfer-Encoding: chunked\r\n\r\n"
+	for _, k := range []struct {
+		name     string
+		secure   bool
+		before   string // a request before
+		raw      string
+		endpoint string // that is told
+	}{
+		{name: "sized", raw: sized, endpoint: chat},
+		{name: "in chunks", raw: chunkedHead, endpoint: chat},
+		{name: "a large head, in chunks", raw: large},
+		{name: "a large head, in chunks, and a byte", raw: large + "d", endpoint: chat},
+		{name: "leave given, sized", raw: atHost + leave + "Content-Length: 13\r\n\r\n", endpoint: chat},
+		{name: "leave given, in chunks", raw: atHost + leave + "Transfer-Encoding: chunked\r\n\r\n", endpoint: chat},
+		{name: "kept alive by fasthttp", before: odd, raw: sized},
+		{name: "half a head", raw: sized[:60]},
+		{name: "half a head, kept alive", before: page, raw: sized[:60]},
+		{name: "half a head, kept alive by fasthttp", before: odd, raw: sized[:60]},
+		{name: "TLS, sized", secure: true, raw: sized},
+		{name: "TLS, in chunks", secure: true, raw: chunkedHead},
+		{name: "TLS, in chunks, and a byte", secure: true, raw: chunkedHead + "d", endpoint: chat},
+		{name: "TLS, leave given", secure: true, raw: atHost + leave + "Content-Length: 13\r\n\r\n", endpoint: chat},
+		{name: "TLS, kept alive", secure: true, before: page, raw: sized},
+		{name: "TLS, half a head", secure: true, raw: sized[:60]},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			for try := 1; ; try++ {
+				var log logText
+				opt := Options{Log: log.logger()}
+				if k.secure {
+					opt.TLS = testTLS()
+				}
+				r := start(t, opt, echo)
+				c := r.dial()
+				if k.secure {
+					c = overTLS(c)
+				}
+				if k.before != "" {
+					c.send(k.before)
+					c.answer()
+				}
+				c.send(k.raw)
+				if strings.Contains(k.raw, leave) {
+					if resp, err := http.ReadResponse(c.br, nil); err != nil || resp.StatusCode != 100 {
+						t.Fatalf("no leave: %v %v", resp, err)
+					}
+				}
+				until(t, "it is under way", func() bool { return underway(r) == 1 })
+				time.Sleep(2 * drainPoll) // for all that was sent to be read
+				took, err := shutdown(r, 2*drainPoll)
+				if err == nil {
+					t.Error("Shutdown says that nothing was cut")
+				}
+				r.seen.mu.Lock()
+				cut := len(r.seen.cut)
+				r.seen.mu.Unlock()
+				if cut > 0 && took >= lastWords && try < tries {
+					continue // a machine that stood still for so long
+				}
+				resp, body := c.answer()
+				if h := resp.Header; resp.StatusCode != 503 || !resp.Close ||
+					h.Get("X-Sluice-Reason") != "drained" || h.Get("Retry-After") != "1" {
+					t.Errorf("answered with %d, %v", resp.StatusCode, resp.Header)
+				}
+				contains(t, body, "shutting down")
+				c.closed()
+				r.seen.mu.Lock()
+				if n := r.seen.refused; len(n) != 1 || n[Drained] != 1 || len(r.seen.cut) != 0 {
+					t.Errorf("refusals %v, answers cut %v", n, r.seen.cut)
+				}
+				r.seen.mu.Unlock()
+				text := log.String()
+				if strings.Count(text, "reason=") != 1 || strings.Count(text, "reason=drained") != 1 {
+					t.Errorf("log: %s", text)
+				}
+				if k.endpoint != "" {
+					contains(t, text, "endpoint="+k.endpoint)
+				}
+				return
+			}
+		})
+	}
+}

@@ -189,23 +189,22 @@ func TestRetireEnds(t *testing.T) {
 	for name, k := range map[string]struct {
 		head, limit time.Duration
 		status      int
+		cut         bool
 	}{
-		"by the head's time":  {100 * time.Millisecond, patience, 408},
-		"by the drain's time": {patience, 100 * time.Millisecond, 0},
+		"by the head's time":  {100 * time.Millisecond, patience, 408, false},
+		"by the drain's time": {patience, 100 * time.Millisecond, 503, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, Options{HeadTimeout: k.head}, echo)
 			c := r.dial()
 			c.send(chatPost(hello)[:60])
-			until(t, "accepted", func() bool { return r.s.conns.len() == 1 })
+			until(t, "it has begun", func() bool { return underway(r) == 1 })
 			done := r.retire(k.limit)
-			if k.status > 0 {
-				if resp, _ := c.answer(); resp.StatusCode != k.status {
-					t.Errorf("%d, want %d", resp.StatusCode, k.status)
-				}
+			if resp, _ := c.answer(); resp.StatusCode != k.status {
+				t.Errorf("%d, want %d", resp.StatusCode, k.status)
 			}
 			c.closed()
-			if err := <-done; errors.Is(err, context.DeadlineExceeded) != (k.status == 0) {
+			if err := <-done; errors.Is(err, context.DeadlineExceeded) != k.cut {
 				t.Errorf("Retire: %v", err)
 			}
 		})
@@ -275,4 +274,21 @@ func TestRequestBehindTheDrain(t *testing.T) {
 	if n := r.calls.Load(); n != 0 {
 		t.Errorf("the handler was called %d times", n)
 	}
+}
+
+// Nor is what begins then waited for.
+func TestHalfARequestBehindTheDrain(t *testing.T) {
+	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+		opt.HeadTimeout = 5 * time.Second
+		for _, raw := range []string{chatPost(hello)[:60], chunkedHead} {
+			r := start(t, opt, echo)
+			r.s.Leave()
+			r.s.cutting.Store(true)
+			c := dial(r)
+			c.send(raw)
+			if resp, _ := c.answer(); resp.StatusCode != 503 {
+				t.Errorf("%q: %d %v", raw, resp.StatusCode, resp.Header)
+			}
+		}
+	})
 }

@@ -228,6 +228,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.ctx, x.Received = ctx, ctx.Time()
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
+	x.c.asked()
 	x.c.awaited = awaited{}
 	x.serve()
 }
@@ -281,6 +282,9 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.opt.MaxHeadBytes)
 	case c != nil && c.readFailure() == RequestTimeout:
 		reason, message = RequestTimeout, lateRequest
+	case c != nil && c.wasCut():
+		reason, message = Drained, partingText
+		ctx.Response.Header.Set("Retry-After", retrySeconds(drainRetry))
 	default:
 		message = unreadable(&ctx.Request.Header, err)
 	}
