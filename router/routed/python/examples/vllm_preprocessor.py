@@ -38,8 +38,9 @@ class Preprocessor:
                 new = item.data().token_ids if item.data() else []
                 ids += new
                 text = self.tokenizer.decode(ids, skip_special_tokens=True)
-                if item.data() and item.data().finish_reason is None and text.endswith("\ufffd"):
-                    text = text[:said]  # half a character: the next tokens complete it
+                if text.endswith("\ufffd"):  # half a character: the next tokens complete it; the last one vLLM drops too
+                    going = item.data() and item.data().finish_reason is None
+                    text = text[:said] if going else text.rstrip("\ufffd")
                 yield text[said:], new, item.comments()
                 said = len(text)
 
