@@ -2,6 +2,7 @@
 lease of its blocks: what stays with the prefill engine, by its own count."""
 
 import random
+import select
 import threading
 import time
 
@@ -15,6 +16,7 @@ from router import Router
 CHAT = "/v1/chat/completions"
 LEASE = 30  # seconds that this engine keeps blocks for decode
 SOON = 20  # seconds in which blocks must be free: a first hand-over takes some, on a busy machine
+ANY_TIME = 24  # clients that leave around one moment
 CONNECT = 32  # seconds that the router tries to connect, for lease_runs_out
 
 
@@ -48,12 +50,14 @@ class Departures:
             for check in (self.gone_in_prefill, self.gone_between, self.gone_at_the_head, self.gone_near_the_head, self.gone_in_decode, self.gone_unstreamed, self.gone_any_time):
                 with self.report.guarded(check.__name__.replace("_", " ")):
                     self.settle()
+                    lost = self.lost_alone() if check == self.gone_any_time else 0
                     expired = self.count("nixl_num_kv_expired_reqs_total")
                     check()
                     seen = self.count("nixl_num_kv_expired_reqs_total") - expired
                     # Blocks of an answer that this engine never came to send stay for the lease:
-                    # of clients who leave at a moment of chance, some do while prefill ends.
-                    limit = 2 if check in (self.gone_any_time, self.gone_near_the_head) else 0
+                    # of clients who leave at a moment of chance, some do while prefill ends, the
+                    # more of them the shorter it takes; so many leave the engine alone likewise.
+                    limit = 2 + 2 * lost if check in (self.gone_any_time, self.gone_near_the_head) else 0
                     self.report.row("… leases that ran out on prefill, by its own count", f"at most {limit}", seen, seen <= limit)
         finally:
             self.router.process.stop(5)
@@ -192,18 +196,44 @@ class Departures:
         made = int(self.d.metrics().sum("vllm:generation_tokens_total") - made)
         self.report.row("… tokens made of 3500", "fewer than 3500", made, made < 3500)
 
-    def gone_any_time(self):
-        """Around the moment at which prefill answers: the handle of an answer that was
-        on its way is still read, and its blocks given back."""
-        n = 24
-        before = self.ours("sluice_fallbacks_total", kind="abandoned_handle")
+    def around_prefill(self, url, body, leave):
+        """Sends ANY_TIME requests, each with leave after another time around that at which
+        prefill answers."""
         begun = time.monotonic()
         http_calls.post(self.p.url, CHAT, prompts.chat(prompts.text()) | {"max_tokens": 1})
         took = time.monotonic() - begun
-        for i in range(n):
-            left = http_calls.send(self.router.url, CHAT, prompts.chat(prompts.text()) | {"stream": bool(i % 2)})
-            time.sleep(took * (0.4 + 1.2 * i / n))
-            left.close()
+        for i in range(ANY_TIME):
+            connection = http_calls.send(url, CHAT, prompts.chat(prompts.text()) | body(i))
+            time.sleep(took * (0.4 + 1.2 * i / ANY_TIME))
+            leave(connection)
+
+    def lost_alone(self):
+        """How many leases run out where prefill's own clients leave before its answer has
+        come, without a router: it had finished, and did not tell."""
+        expired, answered = self.count("nixl_num_kv_expired_reqs_total"), 0
+        params = {"do_remote_decode": True, "do_remote_prefill": False}
+        params |= dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+
+        def leave(connection):
+            nonlocal answered
+            answered += bool(select.select([connection.sock], [], [], 0)[0])
+            connection.close()
+
+        self.around_prefill(self.p.url, lambda _: {"max_tokens": 1, "kv_transfer_params": params}, leave)
+        self.settle()
+        lost = self.count("nixl_num_kv_expired_reqs_total") - expired - answered
+        self.report.note(
+            f"{ANY_TIME} clients leave the prefill engine itself about when it answers: {answered} had their answer, "
+            f"and of the others' leases {lost} ran out"
+        )
+        return max(lost, 0)
+
+    def gone_any_time(self):
+        """Around the moment at which prefill answers: the handle of an answer that was
+        on its way is still read, and its blocks given back."""
+        n = ANY_TIME
+        before = self.ours("sluice_fallbacks_total", kind="abandoned_handle")
+        self.around_prefill(self.router.url, lambda i: {"stream": bool(i % 2)}, lambda connection: connection.close())
         self.freed(f"{n} clients leave about when prefill answers", limit=LEASE + 5)
         seen = self.ours("sluice_fallbacks_total", kind="abandoned_handle") - before
         self.report.note(f"of those {n}, {seen} left between the legs")
