@@ -57,7 +57,7 @@ class Departures:
                     # Blocks of an answer that this engine never came to send stay for the lease:
                     # of clients who leave at a moment of chance, some do while prefill ends, the
                     # more of them the shorter it takes; so many leave the engine alone likewise.
-                    limit = 2 + 2 * lost if check in (self.gone_any_time, self.gone_near_the_head) else 0
+                    limit = 2 + lost if check in (self.gone_any_time, self.gone_near_the_head) else 0
                     self.report.row("… leases that ran out on prefill, by its own count", f"at most {limit}", seen, seen <= limit)
         finally:
             self.router.process.stop(5)
