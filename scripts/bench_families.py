@@ -81,7 +81,7 @@ The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` 
 it takes is the kernel's (io_uring saved a seventh of such a relay's where it was tried). It costs one and a half times what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token: the
 request passes from one processor to another four times, each of which has gone to sleep or to somebody else meanwhile, and engines and load share one of them. So where this ran the target of 200 µs is out
 of reach where a handle goes from leg to leg through the router, and that of 45 µs of CPU, set where haproxy took 16, is to be read as 2.8 of haproxy's one leg. Machines differ: on the one before this,
-where haproxy took 30.4 µs, four families lay at 2.82 to 3.08, of a build that cost the same by turns (docs/relay-cost.md has the first token's).
+where haproxy took 30.4 µs, four families of an earlier build lay at 2.82 to 3.08; the two builds were not run beside each other.
 
 ## Where the rest goes
 

@@ -233,7 +233,7 @@ func runSink() error {
 		if err != nil {
 			return err
 		}
-		if len(held) > 0 && hungUp(held[0]) {
+		if len(held) > 0 && ended(held[0]) {
 			for _, old := range held {
 				_ = unix.Close(old)
 			}
@@ -241,12 +241,6 @@ func runSink() error {
 		}
 		held = append(held, one)
 	}
-}
-
-func hungUp(fd int) bool {
-	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	n, err := unix.Poll(fds[:], 0)
-	return err == nil && n > 0
 }
 
 // told is what a process says with a time.
