@@ -12,11 +12,13 @@ import (
 )
 
 // slowAt makes the test's binary the attackers of the address it names, as slowPlan says;
-// sinkOf a server that accepts and reads nothing, which they may attack instead.
+// sinkOf a server that accepts and reads nothing, which they may attack instead, and cuts
+// each connection after so long.
 const (
 	slowAt   = "SLUICE_TEST_SLOW_AT"
 	slowPlan = "SLUICE_TEST_SLOW"
 	sinkOf   = "SLUICE_TEST_SINK"
+	awakeOn  = "SLUICE_TEST_AWAKE"
 )
 
 // attack is what slow clients do.
@@ -56,8 +58,9 @@ type attackers struct {
 // runAttackers attacks until the test ends. It says "open" when all have connected, "cut"
 // when the first head was, and "heads" and "bodies" when the last was, with the time and
 // how long the most patient wait for one was.
+//
+// Once all have connected they leave their core to whoever else wants it.
 func runAttackers(addr string) error {
-	schedule(schedIdle, 0)
 	a := attackers{by: make(map[int32]*slowClient), events: make([]unix.EpollEvent, 256)}
 	if _, err := fmt.Sscan(os.Getenv(slowPlan), &a.heads, &a.every, &a.bodies, &a.spread, &a.again); err != nil {
 		return err
@@ -93,6 +96,7 @@ func (a *attackers) run() error {
 				return err
 			}
 			if opened+1 == len(a.all) {
+				schedule(schedIdle, 0)
 				fmt.Println("open", time.Now().UnixNano(), 0)
 			}
 		}
@@ -207,8 +211,12 @@ func schedule(policy, priority uint32) {
 	}
 }
 
-// runSink accepts, and reads nothing.
-func runSink() error {
+// runSink accepts, reads nothing, and cuts after so long.
+func runSink(after string) error {
+	patience, err := time.ParseDuration(after)
+	if err != nil {
+		return err
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -219,6 +227,10 @@ func runSink() error {
 	if err = unix.Listen(fd, 4096); err != nil {
 		return err
 	}
+	// An accept waits 2 ms at the most.
+	if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 2000}); err != nil {
+		return err
+	}
 	at, err := unix.Getsockname(fd)
 	if err != nil {
 		return err
@@ -226,20 +238,34 @@ func runSink() error {
 	v4, _ := at.(*unix.SockaddrInet4)
 	fmt.Println(netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)))
 	endWithTest()
-	// Those of the attackers before, which have gone, are closed when others come.
-	var held []int
+	type guest struct {
+		fd    int
+		until time.Time
+	}
+	var held []guest // the oldest first
 	for {
-		one, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
-		if err != nil {
+		switch one, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC); err {
+		case nil:
+			held = append(held, guest{one, time.Now().Add(patience)})
+		case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED:
+		default:
 			return err
 		}
-		if len(held) > 0 && ended(held[0]) {
-			for _, old := range held {
-				_ = unix.Close(old)
-			}
-			held = held[:0]
+		for len(held) > 0 && time.Now().After(held[0].until) {
+			_ = unix.Close(held[0].fd)
+			held = held[1:]
 		}
-		held = append(held, one)
+	}
+}
+
+// runAwake keeps a core from sleeping, behind all that has something to do there. What a
+// virtual machine takes to wake a core is 20 µs or more in some seconds, and nothing in
+// others, which hides what is to be measured.
+func runAwake() {
+	schedule(schedIdle, 0)
+	fmt.Println("ready")
+	endWithTest()
+	for {
 	}
 }
 

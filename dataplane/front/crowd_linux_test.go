@@ -41,7 +41,9 @@ func TestMain(m *testing.M) {
 		err = runAttackers(os.Getenv(slowAt))
 	case os.Getenv(sinkOf) != "":
 		raiseFiles()
-		err = runSink()
+		err = runSink(os.Getenv(sinkOf))
+	case os.Getenv(awakeOn) != "":
+		runAwake()
 	case os.Getenv(goodAt) != "":
 		err = runGood(os.Getenv(goodAt))
 	case engine != "":

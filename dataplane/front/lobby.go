@@ -18,6 +18,8 @@ const (
 	// within a second or two, and a request that comes meanwhile does not wait for all.
 	lateAtOnce = 16
 	lateEvery  = 2 * time.Millisecond
+	// lateInRow of them are, and who waits for something that has come goes first.
+	lateInRow = 2
 )
 
 // lobby has the connections of which half a head has come, or nothing since they were
@@ -33,6 +35,7 @@ const (
 type lobby struct {
 	srv  *Server
 	poll *poller
+	way  *courtesy
 	done chan struct{}
 
 	mu     sync.Mutex
@@ -58,6 +61,7 @@ func newLobby(s *Server) (*lobby, error) {
 		return nil, err
 	}
 	l := &lobby{srv: s, poll: p, done: make(chan struct{}), by: make(map[int32]*conn)}
+	l.way, _ = newCourtesy() // without one it gives no way
 	go l.run()
 	return l, nil
 }
@@ -112,6 +116,7 @@ func (l *lobby) stay(c *conn, until time.Time) {
 // run deals with what comes until close.
 func (l *lobby) run() {
 	defer close(l.done)
+	defer l.way.close()
 	for {
 		err := l.poll.turn(l.came)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -225,7 +230,10 @@ func (l *lobby) late() {
 	if next == 0 || next > now {
 		return
 	}
-	for range lateAtOnce {
+	for i := range lateAtOnce {
+		if i > 0 && i%lateInRow == 0 {
+			l.way.giveWay()
+		}
 		l.mu.Lock()
 		if len(l.due) == 0 || l.due[0].guest.until > now {
 			l.mu.Unlock()

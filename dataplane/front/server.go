@@ -165,6 +165,10 @@ func (s *Server) Serve(ln net.Listener) error {
 	}
 	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
 	from, err := s.listenOn(ln)
+	if err == nil {
+		from.way, _ = newCourtesy() // without one it gives no way
+		defer from.way.close()
+	}
 	for err == nil {
 		var c *conn
 		if c, err = from.accept(); err == nil {
