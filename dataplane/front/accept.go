@@ -145,8 +145,9 @@ type listener struct {
 
 // acceptAtOnce connections are accepted in a row, and then who waits for something that
 // has come goes first. With all of them accepted in a row, requests waited 30 ms where
-// 11,000 clients came at once; with 4, half a millisecond, and it costs a connection
-// nothing that can be measured.
+// 11,000 clients came at once; with 4, half a millisecond. It costs a connection nothing
+// that can be measured; at the router's limit new ones wait a little longer than those that
+// it serves, and with fewer in a row much longer (docs/soaks.md).
 const acceptAtOnce = 4
 
 // gated is a listener that accepts nothing before something has happened; Opened waits
