@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -140,15 +139,7 @@ type listener struct {
 	byHand *sock.Listener // of the same socket, where there is one
 	srv    *Server
 	way    *courtesy
-	row    int // accepted since it gave way
 }
-
-// acceptAtOnce connections are accepted in a row, and then who waits for something that
-// has come goes first. With all of them accepted in a row, requests waited 30 ms where
-// 11,000 clients came at once; with 4, half a millisecond. It costs a connection nothing
-// that can be measured; at the router's limit new ones wait a little longer than those that
-// it serves, and with fewer in a row much longer (docs/soaks.md).
-const acceptAtOnce = 4
 
 // gated is a listener that accepts nothing before something has happened; Opened waits
 // for that, and gives the listener behind the gate.
@@ -226,14 +217,10 @@ func (l *listener) accept() (*conn, error) {
 			}
 		}
 		delay = 0
-		if l.row++; l.row >= acceptAtOnce {
-			l.row = 0
-			l.way.giveWay()
-		}
 		// Those that were accepted go first: of thousands that come at once more than can
 		// be served would else stand before each other's locks, each with a goroutine's
 		// stack and a request's buffers, where the kernel's queue holds them for nothing.
-		runtime.Gosched()
+		l.way.giveWay()
 		if c := l.srv.admit(nc, from); c != nil {
 			return c, nil
 		}

@@ -2,6 +2,8 @@ package front
 
 import (
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -10,10 +12,7 @@ import (
 // come, each time it gives way. Without, Go looks into its poller after 10 ms.
 func TestGiveWay(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	y, err := newCourtesy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	y := newCourtesy()
 	defer y.close()
 	other, client := linked(t)
 	defer other.Close()
@@ -50,10 +49,7 @@ func TestGiveWay(t *testing.T) {
 
 // What ends it ends a wait, too, and takes no descriptor along.
 func TestGiveWayEnds(t *testing.T) {
-	y, err := newCourtesy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	y := newCourtesy()
 	y.close()
 	done := make(chan struct{})
 	go func() { y.giveWay(); close(done) }()
@@ -62,6 +58,32 @@ func TestGiveWayEnds(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("it waits after close")
 	}
-	(*courtesy)(nil).giveWay()
-	(*courtesy)(nil).close()
+	new(courtesy).giveWay() // as where there is no eventfd
+	new(courtesy).close()
+}
+
+// Who gives way has time of its own where others compute without end: each of them keeps
+// the processor for 10 ms, so that 300 connections were accepted in 12 s.
+func TestGiveWayWhereAllAreBusy(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	y := newCourtesy()
+	defer y.close()
+	var over atomic.Bool
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for !over.Load() {
+			}
+		})
+	}
+	began := time.Now()
+	for range 300 {
+		y.giveWay()
+	}
+	took := time.Since(began)
+	over.Store(true)
+	busy.Wait()
+	if took > 3*time.Second {
+		t.Errorf("it gave way 300 times in %v", took)
+	}
 }

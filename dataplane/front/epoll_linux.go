@@ -108,55 +108,52 @@ func (p *poller) turn(came func(fd int32)) error {
 
 func (p *poller) close() { _ = p.file.Close() }
 
-// courtesy is how a goroutine that always finds more to do has others go first for whom
-// something has come. By itself Go looks for those once nobody can run, or each 10 ms:
-// where it has one processor, a request that came behind a thousand connections waited for
-// all of them, and runtime.Gosched lets only those go first that can run already. So the
-// goroutine waits for something of its own, which the poller finds behind what had come.
-type courtesy struct {
-	file *os.File // an eventfd
+// bell is how a goroutine that always finds more to do has Go's poller looked at: it waits
+// for something of its own, which the poller finds behind what had come before.
+type bell struct {
+	file *os.File // an eventfd; nil where there is none
 	raw  syscall.RawConn
 	rung bool
 	ring func(fd uintptr) bool
 }
 
-// newCourtesy makes one, for one goroutine.
-func newCourtesy() (*courtesy, error) {
+// hang makes it ready; without an eventfd it is never heard.
+func (b *bell) hang() {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("front: cannot make an eventfd: %w", err)
+		return
 	}
-	y := &courtesy{file: os.NewFile(uintptr(fd), "eventfd")}
-	if y.raw, err = y.file.SyscallConn(); err != nil {
-		_ = y.file.Close()
-		return nil, fmt.Errorf("front: cannot make an eventfd: %w", err)
+	file := os.NewFile(uintptr(fd), "eventfd")
+	if b.raw, err = file.SyscallConn(); err != nil {
+		_ = file.Close()
+		return
 	}
-	y.ring = func(fd uintptr) bool {
+	b.file = file
+	b.ring = func(fd uintptr) bool {
 		n := [8]byte{1}
-		if y.rung {
+		if b.rung {
 			_, _ = unix.Read(int(fd), n[:])
 			return true
 		}
-		y.rung = true
+		b.rung = true
 		_, err := unix.Write(int(fd), n[:])
 		return err != nil
 	}
-	return y, nil
 }
 
-// giveWay returns when the poller has been looked at. It takes 2 to 3 µs. Nil gives none.
-func (y *courtesy) giveWay() {
-	if y == nil {
-		return
+// hear returns when the poller has been looked at: in 2 to 3 µs, unless somebody goes
+// first.
+func (b *bell) hear() {
+	if b.file != nil {
+		b.rung = false
+		_ = b.raw.Read(b.ring) // fails when close has ended it
 	}
-	y.rung = false
-	_ = y.raw.Read(y.ring) // fails when close has ended it
 }
 
-// close ends a giveWay, and all that would come. Nil may be closed.
-func (y *courtesy) close() {
-	if y != nil {
-		_ = y.file.Close()
+// close ends a wait, and all that would come.
+func (b *bell) close() {
+	if b.file != nil {
+		_ = b.file.Close()
 	}
 }
 

@@ -19,11 +19,11 @@ func (p *poller) until(time.Time)                   {}
 func (p *poller) turn(func(fd int32)) error         { return nil }
 func (p *poller) close()                            {}
 
-type courtesy struct{}
+type bell struct{}
 
-func newCourtesy() (*courtesy, error) { return nil, nil }
-func (y *courtesy) giveWay()          {}
-func (y *courtesy) close()            {}
+func (b *bell) hang()  {}
+func (b *bell) hear()  {}
+func (b *bell) close() {}
 
 func hasLeft(syscall.RawConn) bool { return false }
 func ended(int) bool               { return false }

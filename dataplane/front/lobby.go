@@ -18,8 +18,8 @@ const (
 	// within a second or two, and a request that comes meanwhile does not wait for all.
 	lateAtOnce = 16
 	lateEvery  = 2 * time.Millisecond
-	// lateInRow of them are, and who waits for something that has come goes first.
-	lateInRow = 2
+	// lateTurns is for how many of these are made up at most.
+	lateTurns = 32
 )
 
 // lobby has the connections of which half a head has come, or nothing since they were
@@ -60,8 +60,7 @@ func newLobby(s *Server) (*lobby, error) {
 	if err != nil || p == nil {
 		return nil, err
 	}
-	l := &lobby{srv: s, poll: p, done: make(chan struct{}), by: make(map[int32]*conn)}
-	l.way, _ = newCourtesy() // without one it gives no way
+	l := &lobby{srv: s, poll: p, way: newCourtesy(), done: make(chan struct{}), by: make(map[int32]*conn)}
 	go l.run()
 	return l, nil
 }
@@ -230,10 +229,9 @@ func (l *lobby) late() {
 	if next == 0 || next > now {
 		return
 	}
-	for i := range lateAtOnce {
-		if i > 0 && i%lateInRow == 0 {
-			l.way.giveWay()
-		}
+	// Where the processors are busy this comes late, and has more to make up for.
+	turns := 1 + (now-next)/moment(lateEvery)
+	for range lateAtOnce * min(turns, lateTurns) {
 		l.mu.Lock()
 		if len(l.due) == 0 || l.due[0].guest.until > now {
 			l.mu.Unlock()
@@ -250,6 +248,7 @@ func (l *lobby) late() {
 		default:
 			l.fail(c, os.ErrDeadlineExceeded)
 		}
+		l.way.giveWay()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -166,7 +166,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
 	from, err := s.listenOn(ln)
 	if err == nil {
-		from.way, _ = newCourtesy() // without one it gives no way
+		from.way = newCourtesy()
 		defer from.way.close()
 	}
 	for err == nil {
