@@ -138,7 +138,7 @@ type listener struct {
 	net.Listener
 	byHand *sock.Listener // of the same socket, where there is one
 	srv    *Server
-	way    *courtesy
+	way    courtesy
 }
 
 // gated is a listener that accepts nothing before something has happened; Opened waits

@@ -12,8 +12,9 @@ import (
 // come, each time it gives way. Without, Go looks into its poller after 10 ms.
 func TestGiveWay(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	y := newCourtesy()
-	defer y.close()
+	var y courtesy
+	y.bell.hang()
+	defer y.bell.close()
 	other, client := linked(t)
 	defer other.Close()
 	defer client.Close()
@@ -49,25 +50,33 @@ func TestGiveWay(t *testing.T) {
 
 // What ends it ends a wait, too, and takes no descriptor along.
 func TestGiveWayEnds(t *testing.T) {
-	y := newCourtesy()
-	y.close()
+	var y courtesy
+	y.bell.hang()
+	y.bell.close()
 	done := make(chan struct{})
-	go func() { y.giveWay(); close(done) }()
+	go func() {
+		for range 2 * inARow {
+			y.giveWay()
+		}
+		close(done)
+	}()
 	select {
 	case <-done:
 	case <-time.After(5 * time.Second):
 		t.Fatal("it waits after close")
 	}
-	new(courtesy).giveWay() // as where there is no eventfd
-	new(courtesy).close()
+	var none bell // as where there is no eventfd
+	none.hear()
+	none.close()
 }
 
 // Who gives way has time of its own where others compute without end: each of them keeps
 // the processor for 10 ms, so that 300 connections were accepted in 12 s.
 func TestGiveWayWhereAllAreBusy(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	y := newCourtesy()
-	defer y.close()
+	var y courtesy
+	y.bell.hang()
+	defer y.bell.close()
 	var over atomic.Bool
 	var busy sync.WaitGroup
 	for range 4 {

@@ -22,17 +22,11 @@ const (
 // has requests go first: those that can run, and each inARow times those for which
 // something has come, too. For the latter Go looks by itself once nobody can run, or each
 // 10 ms: where it has one processor, a request that came behind a thousand connections
-// waited for all of them. It is one goroutine's.
+// waited for all of them. It is one goroutine's; the zero value has no bell.
 type courtesy struct {
 	bell bell
 	row  int
 	own  time.Time // until then nobody goes first
-}
-
-func newCourtesy() *courtesy {
-	y := new(courtesy)
-	y.bell.hang()
-	return y
 }
 
 // giveWay is called between one piece of work and the next.
@@ -51,5 +45,3 @@ func (y *courtesy) giveWay() {
 		y.own = now.Add(min(now.Sub(began), ownMost))
 	}
 }
-
-func (y *courtesy) close() { y.bell.close() }

@@ -35,7 +35,7 @@ const (
 type lobby struct {
 	srv  *Server
 	poll *poller
-	way  *courtesy
+	way  courtesy
 	done chan struct{}
 
 	mu     sync.Mutex
@@ -60,7 +60,8 @@ func newLobby(s *Server) (*lobby, error) {
 	if err != nil || p == nil {
 		return nil, err
 	}
-	l := &lobby{srv: s, poll: p, way: newCourtesy(), done: make(chan struct{}), by: make(map[int32]*conn)}
+	l := &lobby{srv: s, poll: p, done: make(chan struct{}), by: make(map[int32]*conn)}
+	l.way.bell.hang()
 	go l.run()
 	return l, nil
 }
@@ -115,7 +116,7 @@ func (l *lobby) stay(c *conn, until time.Time) {
 // run deals with what comes until close.
 func (l *lobby) run() {
 	defer close(l.done)
-	defer l.way.close()
+	defer l.way.bell.close()
 	for {
 		err := l.poll.turn(l.came)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {

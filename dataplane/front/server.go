@@ -166,8 +166,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
 	from, err := s.listenOn(ln)
 	if err == nil {
-		from.way = newCourtesy()
-		defer from.way.close()
+		from.way.bell.hang()
+		defer from.way.bell.close()
 	}
 	for err == nil {
 		var c *conn
