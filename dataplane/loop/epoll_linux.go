@@ -12,9 +12,8 @@ import (
 
 const (
 	epollBatch = 256
-	// A loop's one buffer of bufferSize is read into piece by piece, each of readSize
-	// at most, and is free again when all was written.
-	readSize   = 32 << 10
+	// A loop's one buffer is read into piece by piece, each of readSize at most, and is
+	// free again when all was written.
 	bufferSize = 8 * readSize
 	// readsInARow bounds how long a stream that has much may keep the others waiting.
 	readsInARow = 4

@@ -10,6 +10,7 @@ import (
 )
 
 const (
+	readSize = 32 << 10 // what one read brings at most
 	// leastHeld is what may be held for any stream, whatever the budget says: what one
 	// read brings.
 	leastHeld = 64 << 10
