@@ -196,6 +196,8 @@ func TestEngineBreaksFraming(t *testing.T) {
 		reusable     bool
 	}{
 		{ev + "zz\r\n", ev, true},
+		{ev + "5 \r\nhello\r\n", ev, true},
+		{ev + "5\t;x\r\nhello\r\n", ev, true},
 		{ev + "5;" + strings.Repeat("x", 1000), "", true},
 		{ev + "ffffffffffffffff\r\n", "", true},
 		{ev[:len(ev)-2] + "XX", ev[:len(ev)-2], true},

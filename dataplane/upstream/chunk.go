@@ -11,10 +11,11 @@ const (
 )
 
 // Chunks finds the payload and the end in a body of transfer coding chunked,
-// fed in pieces cut anywhere. It is strict: CRLF only, at most 16 hex digits
-// of size, extensions and trailers bounded and skipped; a trailer that RFC 9110,
-// 6.5.1, keeps out of there is refused, since the bytes go to clients as they are and
-// one of them may take it for a header. The zero value is at the beginning of a body.
+// fed in pieces cut anywhere. It is strict, since the bytes go to clients as they are
+// and not all of those read a lenient spelling alike: CRLF only, at most 16 hex digits
+// of size, no white space around them, extensions and trailers bounded and skipped; a
+// trailer that RFC 9110, 6.5.1, keeps out of there is refused, for a client may take it
+// for a header. The zero value is at the beginning of a body.
 type Chunks struct {
 	left  int64 // payload bytes to come in this chunk; in a trailer's name its hash
 	line  int32 // bytes in the present line, or of the trailers
@@ -25,7 +26,6 @@ type chunkState uint8
 
 const (
 	chunkSize      chunkState = iota // at or in the hex digits
-	chunkPad                         // in white space behind them
 	chunkExt                         // behind the semicolon
 	chunkSizeLF                      // CR of the size line seen
 	chunkData                        // left bytes of payload
@@ -82,22 +82,8 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 				c.state = chunkSizeLF
 			case b == ';':
 				c.state, c.line = chunkExt, 1
-			case b == ' ', b == '\t':
-				c.state, c.line = chunkPad, 1
 			default:
 				return n, nil, protocolError(chunkNoDigits, b)
-			}
-		case chunkPad:
-			// No extension behind white space: the bytes go to clients as they
-			// are, and not all of them read that the same way.
-			switch {
-			case b == '\r':
-				c.state = chunkSizeLF
-			case b != ' ' && b != '\t':
-				return n, nil, protocolError(chunkNoDigits, b)
-			}
-			if c.line++; c.line > maxChunkLine {
-				return n, nil, protocolError(chunkTooLong)
 			}
 		case chunkExt:
 			switch {
