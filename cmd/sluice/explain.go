@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -58,10 +59,7 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 	}
 	rt, err := findRouter(*addr, *file)
 	if err != nil {
-		fmt.Fprintln(stderr, "sluice explain:", err)
-		if errors.Is(err, admin.ErrNoRouter) {
-			fmt.Fprintln(stderr, "Start one with `sluice serve` or `sluice demo`, or name it: --admin HOST:PORT with SLUICE_ADMIN_TOKEN set, or --runtime-file FILE.")
-		}
+		notFound(stderr, "explain", *addr, "", err)
 		return 1
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -125,6 +123,26 @@ func findRouter(addr, file string) (admin.Runtime, error) {
 		return admin.Runtime{Address: addr, Token: token}, nil
 	}
 	return rt, err
+}
+
+// notFound prints findRouter's error and what to do next: a router with
+// admin.runtime_file, or of another user, runs and is not found. signal does the
+// same as the command without any of this; "" where none does.
+func notFound(stderr io.Writer, command, addr, signal string, err error) {
+	fmt.Fprintf(stderr, "sluice %s: %v\n", command, err)
+	if !errors.Is(err, admin.ErrNoRouter) {
+		return
+	}
+	file := filepath.Join(admin.RuntimeDir(), "*.json")
+	if addr != "" {
+		file = admin.DefaultRuntimeFile(addr)
+	}
+	fmt.Fprintf(stderr, "There is no runtime file %s of a running router. Where it has another (admin.runtime_file), name that with "+
+		"--runtime-file FILE, or the router with --admin HOST:PORT and its token in SLUICE_ADMIN_TOKEN.\n", file)
+	if signal != "" {
+		fmt.Fprintf(stderr, "`kill -%s PID` does the same, and tells of it in the router's log.\n", signal)
+	}
+	fmt.Fprintln(stderr, "Where none runs, start one with `sluice serve` or `sluice demo`.")
 }
 
 func writeRecord(w io.Writer, rec *schedule.Record) {

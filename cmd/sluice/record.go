@@ -130,10 +130,7 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	}
 	rt, err := findRouter(*addr, *runtime)
 	if err != nil {
-		fmt.Fprintln(stderr, "sluice record:", err)
-		if errors.Is(err, admin.ErrNoRouter) {
-			fmt.Fprintln(stderr, "Start one with `sluice serve` or `sluice demo`, or name it: --admin HOST:PORT with SLUICE_ADMIN_TOKEN set, or --runtime-file FILE.")
-		}
+		notFound(stderr, "record", *addr, "", err)
 		return 1
 	}
 	files, err := record.NewFiles(record.FilesOptions{Dir: *out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)})

@@ -177,12 +177,14 @@ func (r *router) followLists(next *config.Config) {
 	}
 }
 
-const reloadUsage = `Usage: sluice reload [--admin ADDR] [--dry-run] [--json]
+const reloadUsage = `Usage: sluice reload [--admin ADDR | --runtime-file FILE] [--dry-run] [--json]
 
 Has a running router read its configuration's file and take over what can change
 while it runs; prints each field that differs, and whether it is in effect now or
 needs sluice restart. A file with an error changes nothing: the error has its line
 and column, and the exit code is 1. The signal HUP does the same, into the log.
+A router whose runtime file is not in the default place (admin.runtime_file) is
+named with --runtime-file, or with --admin and its token in SLUICE_ADMIN_TOKEN.
 
 Flags:
 `
@@ -200,6 +202,7 @@ func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	fs := flag.NewFlagSet("sluice reload", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	addr := fs.String("admin", "", "`ADDR` of the router's admin listener [the one that runs]")
+	file := fs.String("runtime-file", "", "the router's runtime `FILE` [found by --admin]")
 	dry := fs.Bool("dry-run", false, "change nothing, print what would be changed")
 	asJSON := fs.Bool("json", false, "print the answer as JSON")
 	fs.Usage = func() {
@@ -210,17 +213,23 @@ func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	if code, done := parse(fs, args, stdout); done {
 		return code
 	}
-	rt, err := admin.Find(*addr)
+	rt, err := findRouter(*addr, *file)
+	if err != nil {
+		signal := "HUP"
+		if *dry {
+			signal = "" // no signal only tells
+		}
+		notFound(stderr, "reload", *addr, signal, err)
+		return 1
+	}
+	c := admin.NewClient(rt)
+	defer c.Close()
+	changes, err := c.Reload(ctx, *dry)
 	if err == nil {
-		c := admin.NewClient(rt)
-		defer c.Close()
-		var changes []config.Change
-		if changes, err = c.Reload(ctx, *dry); err == nil {
-			if *asJSON {
-				err = json.NewEncoder(stdout).Encode(map[string]any{"changes": changes})
-			} else {
-				printChanges(stdout, changes, *dry)
-			}
+		if *asJSON {
+			err = json.NewEncoder(stdout).Encode(map[string]any{"changes": changes})
+		} else {
+			printChanges(stdout, changes, *dry)
 		}
 	}
 	if err != nil {

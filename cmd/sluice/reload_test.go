@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/dataplane/upstream"
+	"sluice/router/admin"
 	"sluice/router/blockhash"
 	"sluice/router/config"
 	"sluice/router/kvindex"
@@ -566,5 +568,64 @@ func TestReloadCommand(t *testing.T) {
 	})
 	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
 		t.Errorf("%d\n%s", code, out)
+	}
+}
+
+// A router whose runtime file is not in the default place is asked by address and
+// token, or by that file; who names neither is told of all the ways there are.
+func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
+	e := startSim(t, nil)
+	env, dir := serveEnv(t)
+	elsewhere := filepath.Join(t.TempDir(), "rt.json")
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	writeFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, runtime_file: %q}\nworkers: [{url: %q, id: one}]\n",
+		elsewhere, e.URL()))
+	p := launch(t, env, "serve", "--config", path)
+	p.ready(t)
+	rt, err := admin.ReadRuntimeFile(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	command := func(token string, args ...string) (string, int) {
+		t.Helper()
+		var out bytes.Buffer
+		t.Setenv("SLUICE_ADMIN_TOKEN", token)
+		code := run(t.Context(), args, &out, &out)
+		return out.String(), code
+	}
+	for _, c := range []struct {
+		token string
+		args  []string
+		code  int
+		says  []string
+	}{
+		{rt.Token, []string{"reload", "--admin", rt.Address}, 0, []string{"nothing differs"}},
+		{"", []string{"reload", "--runtime-file", elsewhere}, 0, []string{"nothing differs"}},
+		{"not-the-router's-token", []string{"reload", "--admin", rt.Address}, 1, []string{"token"}},
+		{"", []string{"reload", "--admin", rt.Address}, 1,
+			[]string{rt.Address, "--admin", "SLUICE_ADMIN_TOKEN", "--runtime-file", admin.DefaultRuntimeFile(rt.Address), "kill -HUP"}},
+		{rt.Token, []string{"reload"}, 1,
+			[]string{"--admin", "SLUICE_ADMIN_TOKEN", "--runtime-file", filepath.Join(admin.RuntimeDir(), "*.json"), "kill -HUP"}},
+		{"", []string{"reload", "--dry-run", "--admin", rt.Address}, 1, []string{"SLUICE_ADMIN_TOKEN"}},
+		{"", []string{"restart", "--admin", rt.Address}, 1, []string{"SLUICE_ADMIN_TOKEN", "--runtime-file", "kill -USR2"}},
+		{rt.Token, []string{"restart", "--admin", rt.Address}, 0, []string{"has taken the place of the router at " + rt.Address}},
+	} {
+		out, code := command(c.token, c.args...)
+		var heir int
+		if n, _ := fmt.Sscanf(out, "process %d has taken", &heir); n == 1 {
+			t.Cleanup(func() { _ = syscall.Kill(heir, syscall.SIGKILL) })
+		}
+		if code != c.code {
+			t.Errorf("%q: %d, want %d: %s", c.args, code, c.code, out)
+		}
+		if slices.Contains(c.args, "--dry-run") && strings.Contains(out, "kill") {
+			t.Errorf("a trial is told of the signal that is none: %s", out)
+		}
+		for _, want := range c.says {
+			if !strings.Contains(out, want) {
+				t.Errorf("%q does not name %q: %s", c.args, want, out)
+			}
+		}
 	}
 }
