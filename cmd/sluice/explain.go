@@ -137,8 +137,9 @@ func notFound(stderr io.Writer, command, addr, signal string, err error) {
 	if addr != "" {
 		file = admin.DefaultRuntimeFile(addr)
 	}
-	fmt.Fprintf(stderr, "There is no runtime file %s of a running router. Where it has another (admin.runtime_file), name that with "+
-		"--runtime-file FILE, or the router with --admin HOST:PORT and its token in SLUICE_ADMIN_TOKEN.\n", file)
+	fmt.Fprintf(stderr, "There is no runtime file %s of a running router. "+
+		"Where it has another (admin.runtime_file), name that with --runtime-file FILE, "+
+		"or the router with --admin HOST:PORT and its token in SLUICE_ADMIN_TOKEN.\n", file)
 	if signal != "" {
 		fmt.Fprintf(stderr, "`kill -%s PID` does the same, and tells of it in the router's log.\n", signal)
 	}

@@ -578,8 +578,8 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 	env, dir := serveEnv(t)
 	elsewhere := filepath.Join(t.TempDir(), "rt.json")
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
-	writeFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, runtime_file: %q}\nworkers: [{url: %q, id: one}]\n",
-		elsewhere, e.URL()))
+	writeFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, runtime_file: %q}\n"+
+		"workers: [{url: %q, id: one}]\n", elsewhere, e.URL()))
 	p := launch(t, env, "serve", "--config", path)
 	p.ready(t)
 	rt, err := admin.ReadRuntimeFile(elsewhere)
