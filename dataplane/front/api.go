@@ -92,8 +92,9 @@ type Options struct {
 	MaxConnsPerIP     int           // [0: no limit]
 
 	// CompressMin: answers of so many bytes and more that are no streams go out in
-	// the coding that the client accepts; 0: none does. Encoded requests are always
-	// read, MaxBodyBytes being the bound of what they hold.
+	// the coding that the client accepts; 0: none does. Of those that are relayed JSON
+	// does, see encodeRelayed. Encoded requests are always read, MaxBodyBytes being the
+	// bound of what they hold.
 	CompressMin int
 	// CompressStreams: streams too, event by event.
 	CompressStreams bool

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 
 	"sluice/dataplane/coding"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
 )
 
 // decode takes a coding off the body; when it cannot, it answers and gives false.
@@ -57,56 +60,92 @@ func (x *Exchange) setBody(body []byte) {
 	x.putBody(encoded)
 }
 
+// mostEncoded is how many answers that are no streams are encoded as they come at once, by
+// Server.encoded: an encoder has up to 1 MB, which a slow client holds. Those beyond go out
+// as they are.
+const mostEncoded = 32
+
 // coder puts a coding on a stream; its buffers are kept from one stream to the next.
 type coder struct {
 	on      bool
+	counted *atomic.Int32  // of mostEncoded; nil: not counted
 	stream  *coding.Stream // nil once the end is written
 	payload []byte
 	coded   []byte
 	out     []byte
 }
 
-// encodeStream has a stream encoded where that was configured and the client accepts
-// it, and says so in the head.
-func (x *Exchange) encodeStream(st *stream) {
-	if !x.srv.live().CompressStreams || len(st.resp.Header("Content-Encoding")) > 0 {
-		return
+// encodeRelayed has an answer that is relayed encoded where that was configured and the
+// client accepts it, and says so in the head. Its body goes out in chunks then, whatever
+// its framing was.
+func (x *Exchange) encodeRelayed(st *stream, kind []byte) (on bool) {
+	resp, opt := st.resp, x.srv.live()
+	asStream := opt.CompressStreams && resp.ContentLength == upstream.LengthChunked
+	if !x.head.http11 || !asStream && !x.encodesAsItComes(resp, kind) || len(resp.Header("Content-Encoding")) > 0 {
+		return false
 	}
 	st.head = append(st.head, "Vary: Accept-Encoding\r\n"...)
 	c := coding.Accepted(x.head.findAll("Accept-Encoding"))
 	if c == coding.Identity {
-		return
+		return false
+	}
+	var counted *atomic.Int32
+	if !asStream {
+		counted = &x.srv.encoded
+		if counted.Add(1) > mostEncoded {
+			counted.Add(-1)
+			return false
+		}
 	}
 	stream, err := c.NewStream()
-	if err != nil {
-		return // of a coding that cannot come in pieces
+	if err != nil { // of a coding that cannot come in pieces
+		if counted != nil {
+			counted.Add(-1)
+		}
+		return false
 	}
 	if st.coder == nil {
 		st.coder = new(coder)
 	}
-	st.coder.on, st.coder.stream = true, stream
+	st.coder.on, st.coder.stream, st.coder.counted = true, stream, counted
 	st.head = appendLine(st.head, "Content-Encoding", c.String())
+	st.chunked = resp.ContentLength != upstream.LengthChunked
+	return true
 }
 
-// writeCoded takes p out of the engine's chunks and sends what it held as one chunk of
-// the coding, flushed: an event never waits for the next.
+// encodesAsItComes says whether an answer that is relayed is encoded as one that is held
+// whole would be: JSON that is as long as CompressMin, or does not tell how long. Nobody
+// can say whether a coding makes another kind shorter before it has gone out.
+func (x *Exchange) encodesAsItComes(resp *upstream.Response, kind []byte) bool {
+	const json = "application/json"
+	least := int64(x.srv.live().CompressMin)
+	return least > 0 && (resp.ContentLength < 0 || resp.ContentLength >= least) && x.Converter == nil &&
+		len(kind) >= len(json) && equalFold(kind[:len(json)], json)
+}
+
+// writeCoded takes p out of the engine's chunks, where it has any, and sends what it held
+// as one chunk of the coding, flushed: an event never waits for the next.
 func (st *stream) writeCoded(p []byte) (int, error) {
 	c := st.coder
 	if c.stream == nil {
 		return len(p), nil // behind the end
 	}
 	c.payload, c.out = c.payload[:0], c.out[:0]
-	for at := 0; at < len(p) && !st.chunks.Done(); {
-		n, payload, err := st.chunks.Next(p[at:])
-		if err != nil {
-			return 0, err
+	payload := p
+	if !st.chunked {
+		for at := 0; at < len(p) && !st.chunks.Done(); {
+			n, piece, err := st.chunks.Next(p[at:])
+			if err != nil {
+				return 0, err
+			}
+			c.payload = append(c.payload, piece...)
+			at += n
 		}
-		c.payload = append(c.payload, payload...)
-		at += n
+		payload = c.payload
 	}
 	var err error
-	if c.coded = c.coded[:0]; len(c.payload) > 0 {
-		if c.coded, err = c.stream.Append(c.coded, c.payload); err != nil {
+	if c.coded = c.coded[:0]; len(payload) > 0 {
+		if c.coded, err = c.stream.Append(c.coded, payload); err != nil {
 			return 0, err
 		}
 	}
@@ -118,13 +157,10 @@ func (st *stream) writeCoded(p []byte) (int, error) {
 		}
 	}
 	if len(c.coded) > 0 {
-		c.out = strconv.AppendInt(c.out, int64(len(c.coded)), 16)
-		c.out = append(c.out, "\r\n"...)
-		c.out = append(c.out, c.coded...)
-		c.out = append(c.out, "\r\n"...)
+		c.out = relay.AppendChunk(c.out, c.coded)
 	}
 	if done {
-		c.out = append(c.out, "0\r\n\r\n"...)
+		c.out = append(c.out, lastChunk...)
 	}
 	if len(c.out) == 0 {
 		return len(p), nil
@@ -134,6 +170,21 @@ func (st *stream) writeCoded(p []byte) (int, error) {
 		return 0, fmt.Errorf("front: cannot write an encoded stream: %w", err)
 	}
 	return len(p), nil
+}
+
+// endChunks puts what ends a body that was framed here behind the head, if that is not
+// out: the end of its coding and the last chunk.
+func (st *stream) endChunks() error {
+	if c := st.coder; c.works() && c.stream != nil {
+		var err error
+		c.coded, err = c.stream.Close(c.coded[:0])
+		if c.stream = nil; err != nil {
+			return err
+		}
+		st.head = relay.AppendChunk(st.head, c.coded)
+	}
+	st.head = append(st.head, lastChunk...)
+	return nil
 }
 
 // works says whether there is a coding on the stream.
@@ -147,6 +198,10 @@ func (c *coder) end() {
 	const most = 64 << 10
 	if c.stream != nil {
 		_, _ = c.stream.Close(nil)
+	}
+	if c.counted != nil {
+		c.counted.Add(-1)
+		c.counted = nil
 	}
 	if cap(c.payload)+cap(c.coded)+cap(c.out) > most {
 		*c = coder{}

@@ -37,6 +37,7 @@ type Server struct {
 	exchanges sync.Pool
 	streams   sync.Pool
 	scarce    scarcity
+	encoded   atomic.Int32
 	shakes    sparse // TLS handshakes that failed, or came where no TLS is spoken
 	strangers sparse // lines about PROXY headers
 	heldUp    sparse // loops that got no processor

@@ -190,15 +190,17 @@ func (x *Exchange) composeHead(st *stream) {
 	for i := range x.set {
 		st.head = appendLine(st.head, x.set[i].name, x.set[i].value)
 	}
+	kind := resp.Header("Content-Type")
 	switch {
 	case resp.Status == 204 || resp.Status == 304:
+	case x.encodeRelayed(st, kind):
+		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 	case resp.ContentLength >= 0:
 		st.head = append(st.head, "Content-Length: "...)
 		st.head = strconv.AppendInt(st.head, resp.ContentLength, 10)
 		st.head = append(st.head, "\r\n"...)
 	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
-		x.encodeStream(st)
 	case x.head.http11:
 		// What ends with the engine's connection gets framing, so that a client can tell
 		// a whole body from half of one, and keep its own.
@@ -220,7 +222,7 @@ func (x *Exchange) composeHead(st *stream) {
 	st.head = append(st.head, "\r\n"...)
 	st.first.room = st.head
 	st.commented = resp.ContentLength < 0 && len(resp.Header("Content-Encoding")) == 0 &&
-		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(resp.Header("Content-Type"))
+		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(kind)
 }
 
 // keptAlive says whether an HTTP/1.0 client asked to keep the connection.
@@ -296,7 +298,9 @@ func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) boo
 	}
 	c.takeServing()
 	if res.Reusable && st.chunked {
-		st.head = append(st.head, lastChunk...)
+		if err := st.endChunks(); err != nil {
+			res.Reusable, res.Cause, res.Err = false, relay.Cut, err
+		}
 	}
 	if res.Reusable && len(st.head) > 0 {
 		// No body came to carry the head, or what ends it is left.
@@ -402,6 +406,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 		s.conns.leave(*st.counted)
 	}
 	st.early.stop()
+	st.coder.end()
 	if st.resp != nil {
 		st.resp.Release()
 	}
@@ -411,7 +416,6 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	if st.of != nil {
 		st.of.End(res)
 	}
-	st.coder.end()
 	st.begun()
 	*st = stream{coder: st.coder}
 	s.streams.Put(st)

@@ -267,7 +267,7 @@ type Limits struct {
 // Compression of answers, by what the client's Accept-Encoding likes best of zstd
 // and gzip. Requests in either are always read: limits.max_body bounds what they hold.
 type Compression struct {
-	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // answers of so many bytes and more that are no streams; 0: none [2KiB]
+	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // answers of so many bytes and more that are no streams (over 1 MiB or of no told length: JSON, 32 at once); 0: none [2KiB]
 	// Streams: streams too, each event flushed. A quarter of the bytes or less, for
 	// the price of relaying on a goroutine and some 10 µs of CPU an event [false].
 	Streams bool `yaml:"streams"`
