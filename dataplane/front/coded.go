@@ -117,10 +117,8 @@ func (x *Exchange) encodeRelayed(st *stream, kind []byte) (on bool) {
 // whole would be: JSON that is as long as CompressMin, or does not tell how long. Nobody
 // can say whether a coding makes another kind shorter before it has gone out.
 func (x *Exchange) encodesAsItComes(resp *upstream.Response, kind []byte) bool {
-	const json = "application/json"
 	least := int64(x.srv.live().CompressMin)
-	return least > 0 && (resp.ContentLength < 0 || resp.ContentLength >= least) && x.Converter == nil &&
-		len(kind) >= len(json) && equalFold(kind[:len(json)], json)
+	return least > 0 && (resp.ContentLength < 0 || resp.ContentLength >= least) && x.Converter == nil && namesJSON(kind)
 }
 
 // writeCoded takes p out of the engine's chunks, where it has any, and sends what it held

@@ -129,21 +129,8 @@ func fetchCoded(t *testing.T, r *rig, which, accept string) ([]byte, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var body io.Reader = resp.Body
-	switch resp.Header.Get("Content-Encoding") {
-	case "gzip":
-		body, err = gzip.NewReader(resp.Body)
-	case "zstd":
-		body, err = zstd.NewReader(resp.Body)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := io.ReadAll(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out, resp.Header.Get("Content-Encoding")
+	_, body := decodedOf(t, resp)
+	return []byte(body), resp.Header.Get("Content-Encoding")
 }
 
 // TestEncodedStream has an engine's chunks split at any byte, and dying, and a second

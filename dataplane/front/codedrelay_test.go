@@ -45,6 +45,7 @@ func TestEncodedRelay(t *testing.T) {
 		{"long, not liked", json, long, "br", "1.1", "", true},
 		{"long, HTTP/1.0", json, long, "gzip", "1.0", "", false},
 		{"long, no JSON", "audio/wav", long, "gzip", "1.1", "", false},
+		{"long, lines of JSON", "application/jsonlines", long, "gzip", "1.1", "", false},
 		{"short", json, `{"text":"an answer"}`, "gzip", "1.1", "", false},
 		{"events", "text/event-stream", helloStream + "data: [DONE]\n\n", "gzip", "1.1", "", false},
 	} {

@@ -8,7 +8,7 @@ import (
 const (
 	// inARow connections are accepted, or cut, and then who waits for something that has
 	// come goes first. With all of them in a row, requests waited 30 ms where 11,000
-	// clients came at once; with 4, half a millisecond.
+	// clients came at once; with 4, half a millisecond (TestSlowloris as a soak).
 	inARow = 4
 	// busy is when those who went first took so long that the processors have more to do
 	// than there is time: with a few goroutines that compute, each wait is for 10 ms of

@@ -141,8 +141,7 @@ func (b *bell) hang() {
 	}
 }
 
-// hear returns when the poller has been looked at: in 2 to 3 µs, unless somebody goes
-// first.
+// hear returns when the poller has been looked at, and who was found there has gone first.
 func (b *bell) hear() {
 	if b.file != nil {
 		b.rung = false

@@ -182,10 +182,12 @@ func (x *Exchange) tooLate() {
 }
 
 // isJSON accepts application/json with any parameters, and a missing type.
-func isJSON(value []byte) bool {
+func isJSON(value []byte) bool { return len(value) == 0 || namesJSON(value) }
+
+// namesJSON accepts application/json with any parameters.
+func namesJSON(value []byte) bool {
 	media, _, _ := bytes.Cut(value, []byte{';'})
-	media = bytes.TrimRight(media, " \t")
-	return len(value) == 0 || equalFold(media, "application/json")
+	return equalFold(bytes.TrimRight(media, " \t"), "application/json")
 }
 
 // shown quotes a client's bytes for an error message, cut to a sane length; the
