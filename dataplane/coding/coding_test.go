@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -299,19 +300,123 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// dirty fills the buffers of the default pool with one client's text, as a busy router has them.
+func dirty(upTo int) {
+	for size := membudget.MinBuffer; size <= upTo; size *= 2 {
+		var all []*membudget.Buffer
+		for range 2 {
+			b := membudget.Default.Get(size)
+			for i := range b.B {
+				b.B[i] = "another client's prompt; "[i%25]
+			}
+			all = append(all, b)
+		}
+		for _, b := range all {
+			membudget.Default.Put(b)
+		}
+	}
+}
+
+// text gives n bytes that compress by about ratio.
+func text(rng *rand.Rand, n, ratio int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		if i < 64 || rng.IntN(ratio) == 0 {
+			b[i] = byte(rng.IntN(256))
+		} else {
+			b[i] = b[i-1-rng.IntN(64)]
+		}
+	}
+	return b
+}
+
+// TestDecodeContent compares every byte of decoded bodies, of sizes at which their buffer
+// grows once and several times, with what was encoded, over buffers that others have used.
+func TestDecodeContent(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	budget := membudget.NewBudget(64 << 20)
+	sizes := []int{0, 1, 255, 256, 257, 4095, 4096, 4097, 8191, 8192, 8193, 9247, 16384, 32768, 65536, 1 << 20}
+	for range 100 {
+		sizes = append(sizes, rng.IntN(1<<rng.IntN(20)+1))
+	}
+	for _, n := range sizes {
+		want := text(rng, n, 1+rng.IntN(200))
+		for c, src := range map[Coding][]byte{Gzip: gzipped(t, want), Zstd: zstded(t, want)} {
+			dirty(8 * max(n, 4096))
+			var room membudget.Lease
+			got, err := c.Decode(src, &room, budget, 2<<20)
+			if err != nil {
+				t.Fatalf("%v of %d bytes from %d: %v", c, n, len(src), err)
+			}
+			if at := firstDifference(got, want); at >= 0 {
+				t.Fatalf("%v of %d bytes from %d: byte %d of %d differs: %.60q, not %.60q",
+					c, n, len(src), at, len(got), got[min(at, len(got)):], want[min(at, n):])
+			}
+			room.Release()
+		}
+	}
+}
+
+// firstDifference is the index of the first byte that differs, -1 for none.
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	if len(a) != len(b) {
+		return min(len(a), len(b))
+	}
+	return -1
+}
+
+// reference decodes as Decode is specified, by io.ReadAll; false where it fails.
+func reference(c Coding, src []byte, limit int64) ([]byte, bool) {
+	var r io.Reader
+	switch c {
+	case Gzip:
+		z, err := gzip.NewReader(bytes.NewReader(src))
+		if err != nil {
+			return nil, false
+		}
+		r = z
+	default:
+		z, err := zstd.NewReader(bytes.NewReader(src), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20))
+		if err != nil {
+			return nil, false
+		}
+		defer z.Close()
+		r = z
+	}
+	out, err := io.ReadAll(io.LimitReader(r, limit+1))
+	return out, err == nil && int64(len(out)) <= limit
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(true, []byte{0x1f, 0x8b, 8, 0})
 	f.Add(false, []byte{0x28, 0xb5, 0x2f, 0xfd})
+	var small bytes.Buffer
+	w := gzip.NewWriter(&small)
+	_, _ = w.Write(bytes.Repeat([]byte("0123456789abcdef\n"), 544))
+	_ = w.Close()
+	f.Add(true, small.Bytes())
 	f.Fuzz(func(t *testing.T, isGzip bool, src []byte) {
 		c := Zstd
 		if isGzip {
 			c = Gzip
 		}
 		budget := membudget.NewBudget(1 << 20)
+		dirty(64 << 10)
 		var room membudget.Lease
 		out, err := c.Decode(src, &room, budget, 64<<10)
-		if err == nil && len(out) > 64<<10 {
-			t.Fatalf("%d bytes", len(out))
+		want, ok := reference(c, src, 64<<10)
+		switch {
+		case err == nil && !ok:
+			t.Fatalf("%v: %d bytes of a body that the reference refuses", c, len(out))
+		case err == nil && !bytes.Equal(out, want):
+			t.Fatalf("%v: byte %d differs", c, firstDifference(out, want))
+		case err != nil && ok && !errors.Is(err, ErrBudget):
+			t.Fatalf("%v: %v, and the reference decodes %d bytes", c, err, len(want))
 		}
 		room.Release()
 		if budget.Used() != 0 {

@@ -125,7 +125,7 @@ func unzstd(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
 
 // readAll reads r to its end into room.
 func readAll(c Coding, r io.Reader, room *membudget.Lease, limit int64) ([]byte, error) {
-	buf, n := whole(room), 0
+	buf, n := room.Fill(), 0
 	for {
 		if n == len(buf) {
 			// One byte over the bound tells an end from an excess.
@@ -135,7 +135,7 @@ func readAll(c Coding, r io.Reader, room *membudget.Lease, limit int64) ([]byte,
 			if !room.Grow(int(min(4*int64(n), limit+1))) {
 				return nil, ErrBudget
 			}
-			buf = whole(room)
+			buf = room.Fill()
 		}
 		got, err := r.Read(buf[n:])
 		n += got
@@ -150,11 +150,6 @@ func readAll(c Coding, r io.Reader, room *membudget.Lease, limit int64) ([]byte,
 			return nil, broken(c, err)
 		}
 	}
-}
-
-func whole(room *membudget.Lease) []byte {
-	b := room.Bytes()
-	return b[:cap(b)]
 }
 
 func broken(c Coding, err error) error {

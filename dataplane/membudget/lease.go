@@ -20,17 +20,28 @@ func (p *Pool) Lease(b *Budget, n int) (Lease, bool) {
 	return Lease{budget: b, pool: p, buf: p.Get(n), taken: size}, true
 }
 
-// Bytes is the lent memory; nil when nothing is held. Grow and Release make
-// earlier results void.
+// Bytes is the lent memory; nil when nothing is held. Grow, Fill and Release make
+// earlier results void. Its capacity is its length: Grow keeps the length, so a holder
+// that wrote behind it would lose those bytes to whatever the next buffer held before.
 func (l *Lease) Bytes() []byte {
 	if l.buf == nil {
 		return nil
 	}
+	return l.buf.B[:len(l.buf.B):len(l.buf.B)]
+}
+
+// Fill makes the buffer as long as its level, which the budget has counted already, and
+// returns all of it.
+func (l *Lease) Fill() []byte {
+	if l.buf == nil {
+		return nil
+	}
+	l.buf.B = l.buf.B[:cap(l.buf.B)]
 	return l.buf.B
 }
 
-// Grow makes the buffer n bytes long, keeping what it holds; false, and
-// nothing changed, when the budget is spent.
+// Grow makes the buffer n bytes long and keeps the bytes of its length so far; false, and
+// nothing changed, when the budget is spent. The bytes that are new have any content.
 func (l *Lease) Grow(n int) bool {
 	if l.buf == nil {
 		return false
