@@ -42,8 +42,9 @@ func (r *router) clientTLS() (*tls.Config, error) {
 	return k.Server(least)
 }
 
-// engineTLS is of connections to engines; nil for the system's own rules.
-func (r *router) engineTLS() (*tls.Config, error) {
+// engineTLS makes the configuration of connections to an engine from its host; nil for the
+// system's own rules.
+func (r *router) engineTLS() (func(serverName string) *tls.Config, error) {
 	c := r.cfg.EngineTLS
 	if c.CA == "" && c.Cert == "" {
 		return nil, nil
@@ -52,5 +53,5 @@ func (r *router) engineTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine_tls: %w", err)
 	}
-	return k.Client(), nil
+	return k.Client, nil
 }

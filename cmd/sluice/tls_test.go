@@ -203,3 +203,57 @@ func TestTLSFilesThatCannotBeUsed(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestEngineOfAnotherAddress: an engine that is addressed by its IP must have a certificate
+// of that IP; that the configured CA signed it for another host is not enough.
+func TestEngineOfAnotherAddress(t *testing.T) {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"other.test"}, IPAddresses: []net.IP{net.IPv4(10, 9, 9, 9)}, IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	served, refused := make(chan string, 1), make(chan error, 100)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c := tls.Server(nc, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: k}}})
+			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			if line, err := bufio.NewReader(c).ReadString('\n'); err == nil {
+				served <- line
+			} else {
+				refused <- err
+			}
+			c.Close()
+		}
+	}()
+	r := launchRouter(t, func(c *config.Config) { c.EngineTLS.CA = ca }, config.Worker{ID: "e", URL: "https://" + ln.Addr().String(), Role: worker.Aggregated})
+	for range 3 {
+		select {
+		case line := <-served:
+			t.Fatalf("the router trusts it and sends %q", line)
+		case <-refused:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the router does not connect")
+		}
+	}
+	if status, _ := r.pages.Ready(); status == 200 {
+		t.Error("the router is ready over an engine that is not the one it names")
+	}
+}

@@ -177,29 +177,38 @@ func (k *Keeper) serverOf(s *state, minVersion uint16) *tls.Config {
 	return c
 }
 
-// Client is for connections that we make: it shows the certificate where it is asked
-// for one, and believes servers whose certificate is signed by the CA, without one by
-// those the system trusts.
-func (k *Keeper) Client() *tls.Config {
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
+// Client is for connections to the server whose host is serverName, a DNS name or an IP
+// address, never empty. The config presents the certificate where the server asks for one,
+// and accepts servers whose certificate is valid for serverName and signed by the CA, or
+// without a CA by an authority of the system.
+func (k *Keeper) Client(serverName string) *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
 	if k.files.Cert != "" {
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.current().cert, nil }
 	}
 	if k.files.CA != "" {
 		// A pool in the Config would stay the one of today. So the standard check is
-		// made here, against the pool of now; on resumed sessions too.
+		// made here, against the current pool; on resumed sessions too. The name is not
+		// taken from ConnectionState: crypto/tls leaves it empty for IP addresses, and
+		// x509 checks no name then.
 		c.InsecureSkipVerify = true
-		c.VerifyConnection = func(cs tls.ConnectionState) error {
-			if len(cs.PeerCertificates) == 0 {
-				return errors.New("certs: the server shows no certificate")
-			}
-			between := x509.NewCertPool()
-			for _, cert := range cs.PeerCertificates[1:] {
-				between.AddCert(cert)
-			}
-			_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: cs.ServerName, Roots: k.current().roots, Intermediates: between})
-			return err
-		}
+		c.VerifyConnection = func(cs tls.ConnectionState) error { return k.verifyServer(cs.PeerCertificates, serverName) }
 	}
 	return c
+}
+
+// verifyServer checks the chain that a server presented against the CA, and its name.
+func (k *Keeper) verifyServer(chain []*x509.Certificate, serverName string) error {
+	switch {
+	case serverName == "":
+		return errors.New("certs: cannot verify a server without its name")
+	case len(chain) == 0:
+		return errors.New("certs: the server presents no certificate")
+	}
+	between := x509.NewCertPool()
+	for _, cert := range chain[1:] {
+		between.AddCert(cert)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{DNSName: serverName, Roots: k.current().roots, Intermediates: between})
+	return err
 }

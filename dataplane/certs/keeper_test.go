@@ -39,6 +39,12 @@ func newAuthority(t *testing.T) *authority {
 
 func (a *authority) sign(tmpl *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	a.t.Helper()
+	return a.signFor(tmpl, func(*x509.Certificate) {})
+}
+
+// signFor is sign of a template that mod changes last.
+func (a *authority) signFor(tmpl *x509.Certificate, mod func(*x509.Certificate)) ([]byte, *ecdsa.PrivateKey) {
+	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		a.t.Fatal(err)
@@ -46,6 +52,7 @@ func (a *authority) sign(tmpl *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	tmpl.SerialNumber, _ = rand.Int(rand.Reader, big.NewInt(1<<62))
 	tmpl.Subject = pkix.Name{CommonName: "test"}
 	tmpl.NotBefore, tmpl.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	mod(tmpl)
 	parent, by := a.cert, a.key
 	if parent == nil {
 		parent, by = tmpl, key
@@ -211,37 +218,35 @@ func TestBothSides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := talk(t, addr, router.Client()); err != nil {
+	if _, _, err := talk(t, addr, router.Client("engine.test")); err != nil {
 		t.Fatal(err)
 	}
 	bare, err := New(Files{CA: bundle}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := talk(t, addr, bare.Client()); err == nil {
+	if _, _, err := talk(t, addr, bare.Client("engine.test")); err == nil {
 		t.Error("a client without a certificate was let in")
 	}
-	wrongName := router.Client()
-	wrongName.ServerName = "another.test"
-	if nc, err := tls.Dial("tcp", addr, wrongName); err == nil {
+	if nc, err := tls.Dial("tcp", addr, router.Client("another.test")); err == nil {
 		nc.Close()
 		t.Error("a server was believed under a name that is not its own")
 	}
-	older := router.Client()
-	older.ServerName, older.MaxVersion = "engine.test", tls.VersionTLS12
+	older := router.Client("engine.test")
+	older.MaxVersion = tls.VersionTLS12
 	if nc, err := tls.Dial("tcp", addr, older); err == nil {
 		nc.Close()
 		t.Error("TLS 1.2 was taken where 1.3 is the least")
 	}
 	write(t, bundle, other.pem)
 	router.age()
-	if _, _, err := talk(t, addr, router.Client()); err == nil {
+	if _, _, err := talk(t, addr, router.Client("engine.test")); err == nil {
 		t.Error("a server was believed whose authority is no longer trusted")
 	}
 	write(t, bundle, append(append([]byte(nil), other.pem...), ca.pem...))
 	router.age()
 	engine.age()
-	if _, _, err := talk(t, addr, router.Client()); err != nil {
+	if _, _, err := talk(t, addr, router.Client("engine.test")); err != nil {
 		t.Errorf("both authorities in one file: %v", err)
 	}
 }

@@ -248,8 +248,9 @@ func startEngineOver(t testing.TB, secure bool, serve func(nc net.Conn, req *htt
 		some := httptest.NewTLSServer(nil) // for its certificate
 		some.Close()
 		ln = tls.NewListener(ln, &tls.Config{Certificates: some.TLS.Certificates})
-		url, opt.TLS = "https://"+e.addr, &tls.Config{RootCAs: x509.NewCertPool()}
-		opt.TLS.RootCAs.AddCert(some.Certificate())
+		trust := &tls.Config{RootCAs: x509.NewCertPool()}
+		trust.RootCAs.AddCert(some.Certificate())
+		url, opt.TLS = "https://"+e.addr, func(string) *tls.Config { return trust }
 	}
 	e.ep, err = upstream.NewEndpoint(url, opt)
 	if err != nil {

@@ -109,7 +109,7 @@ func TestCutInHandshake(t *testing.T) {
 		close(got)
 		p.gone()
 	})
-	e, err := NewEndpoint("https://"+srv.ln.Addr().String(), Options{TLS: &tls.Config{ServerName: "engine"}, ConnectTimeout: long})
+	e, err := NewEndpoint("https://"+srv.ln.Addr().String(), Options{TLS: always(&tls.Config{ServerName: "engine"}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -289,7 +289,7 @@ func TestTLS(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
 	_, port, _ := net.SplitHostPort(srv.Listener.Addr().String())
-	e, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: &tls.Config{RootCAs: roots, ServerName: "example.com"}, ConnectTimeout: long})
+	e, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: always(&tls.Config{RootCAs: roots, ServerName: "example.com"}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +302,7 @@ func TestTLS(t *testing.T) {
 	if s := e.Stats(); s.Dialed != 1 {
 		t.Errorf("%+v", s)
 	}
-	other, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: &tls.Config{RootCAs: roots, ServerName: "other.test"}, ConnectTimeout: long})
+	other, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: always(&tls.Config{RootCAs: roots, ServerName: "other.test"}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,11 @@ import (
 
 // Options of an Endpoint; zero values mean the default in brackets.
 type Options struct {
-	TLS            *tls.Config   // for https; ServerName is always set
+	// TLS makes the configuration of connections to an https engine from the host of its
+	// URL, a DNS name or an IP address [the system's roots]. An empty ServerName in it is
+	// set to that host, and its NextProtos are replaced.
+	TLS func(serverName string) *tls.Config
+
 	MaxConns       int           // open at once [4096]; beyond it Do fails with ErrTooManyConns
 	MaxIdle        int           // kept alive [256]
 	IdleTimeout    time.Duration // a connection that was idle for so long is not reused [4s, below uvicorn's 5s]
@@ -130,15 +134,7 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		if port == "" {
 			port = "443"
 		}
-		cfg := opt.TLS.Clone()
-		if cfg == nil {
-			cfg = &tls.Config{MinVersion: tls.VersionTLS12}
-		}
-		if cfg.ServerName == "" {
-			cfg.ServerName = u.Hostname()
-		}
-		cfg.NextProtos = []string{"http/1.1"}
-		e.tls = cfg
+		e.tls = clientTLS(opt.TLS, u.Hostname())
 	} else if port == "" {
 		port = "80"
 	}
@@ -147,6 +143,19 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 	bounds := opt.Bounds()
 	e.bounds.Store(&bounds)
 	return e, nil
+}
+
+// clientTLS is the configuration of connections to host, made by make where that is not nil.
+func clientTLS(make func(string) *tls.Config, host string) *tls.Config {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if make != nil {
+		cfg = make(host).Clone()
+	}
+	if cfg.ServerName == "" {
+		cfg.ServerName = host
+	}
+	cfg.NextProtos = []string{"http/1.1"}
+	return cfg
 }
 
 // Change takes over other Bounds; zero values mean the default. It holds for connections

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -176,4 +177,12 @@ func phaseOf(t testing.TB, err error) Phase {
 		t.Errorf("error text %q", e)
 	}
 	return e.Phase
+}
+
+// always is Options.TLS of one configuration, whatever the engine's host; nil of none.
+func always(c *tls.Config) func(string) *tls.Config {
+	if c == nil {
+		return nil
+	}
+	return func(string) *tls.Config { return c }
 }

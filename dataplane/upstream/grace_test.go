@@ -228,7 +228,7 @@ func TestGraceUnderTLS(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(some.Certificate())
 	d := startDoorstep(t, &tls.Config{Certificates: some.TLS.Certificates})
-	e, err := NewEndpoint("https://"+d.ln.Addr().String(), Options{TLS: &tls.Config{RootCAs: pool}, ConnectTimeout: long})
+	e, err := NewEndpoint("https://"+d.ln.Addr().String(), Options{TLS: always(&tls.Config{RootCAs: pool}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -388,7 +388,7 @@ func TestUnaskedBytes(t *testing.T) {
 			if c.server != nil {
 				scheme = "https://"
 			}
-			e, err := NewEndpoint(scheme+srv.ln.Addr().String(), Options{TLS: c.client, ConnectTimeout: long})
+			e, err := NewEndpoint(scheme+srv.ln.Addr().String(), Options{TLS: always(c.client), ConnectTimeout: long})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -64,7 +64,7 @@ func TestBodyCutUnderTLS(t *testing.T) {
 				}
 				_ = under.Close()
 			})
-			e, err := NewEndpoint("https://"+srv.ln.Addr().String(), Options{TLS: &tls.Config{RootCAs: pool}, ConnectTimeout: 20 * time.Second})
+			e, err := NewEndpoint("https://"+srv.ln.Addr().String(), Options{TLS: always(&tls.Config{RootCAs: pool}), ConnectTimeout: 20 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -463,6 +463,19 @@ func TestCertificates(t *testing.T) {
 	if _, err := with(); err == nil {
 		t.Error("no certificate is needed")
 	}
+
+	// An authority that is taken out of the file is trusted no longer, without a restart.
+	other, err := os.ReadFile(filepath.Join(dir, "stranger.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.crt"), other, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the old authority is refused", func() bool { _, err := with(mine); return err != nil })
+	if _, err := with(strangers); err != nil {
+		t.Errorf("the new authority: %v", err)
+	}
 }
 
 // The client keeps a worker in, through a restart of the router, and takes it

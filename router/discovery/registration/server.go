@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,12 +13,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/certs"
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/worker"
@@ -113,33 +112,19 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// tlsConfig is nil for plain HTTP. The certificate is read at each handshake, so
-// that a new one needs no restart; workers keep their connections.
+// tlsConfig is nil for plain HTTP. The files are read again when they change, so that a
+// new certificate, or a CA that is no longer trusted, needs no restart; connections that
+// are open stay.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	c := &s.opt.Config
 	if c.TLSCert == "" {
 		return nil, nil
 	}
-	load := func() (*tls.Certificate, error) {
-		cert, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
-		return &cert, err
+	keeper, err := certs.New(certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA}, s.log)
+	if err != nil {
+		return nil, fmt.Errorf("registration: register.tls_cert, tls_key, client_ca: %w", err)
 	}
-	if _, err := load(); err != nil {
-		return nil, fmt.Errorf("registration: cannot use register.tls_cert %q: %w", c.TLSCert, err)
-	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() }}
-	if c.ClientCA != "" {
-		pem, err := os.ReadFile(c.ClientCA)
-		if err != nil {
-			return nil, fmt.Errorf("registration: cannot read register.client_ca: %w", err)
-		}
-		conf.ClientAuth, conf.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
-		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("registration: register.client_ca %q holds no PEM certificate", c.ClientCA)
-		}
-	}
-	return conf, nil
+	return keeper.Server(tls.VersionTLS12)
 }
 
 // Addr is the address it listens on, HOST:PORT.
