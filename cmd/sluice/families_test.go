@@ -128,7 +128,7 @@ func TestOrchestratedLabels(t *testing.T) {
 	for _, c := range []struct{ prefill, decode, missing string }{{"llama-p", "llama-d", ""}, {"other", "llama-d", "other"}, {"llama-p", "none", "none"}} {
 		r := startRouter(t, both(family("orchestrated"), func(cfg *config.Config) {
 			cfg.PD.PrefillLabel, cfg.PD.DecodeLabel = []string{c.prefill}, []string{c.decode}
-			cfg.Timeouts.PoolWait = 20 * time.Millisecond
+			cfg.Timeouts.PoolWait, cfg.PD.PlainDecode = 20*time.Millisecond, false
 		}), pw, dw)
 		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "label-1")
 		if c.missing == "" {

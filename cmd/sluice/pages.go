@@ -81,7 +81,39 @@ func (p *pages) Ready() (int, []byte) {
 	if len(waiting) > 0 {
 		return 503, mustJSON(map[string]any{"ready": false, "waiting_for": waiting})
 	}
-	return 200, mustJSON(map[string]any{"ready": true})
+	page := map[string]any{"ready": true}
+	if degraded := p.degraded(); degraded != nil {
+		page["degraded"] = degraded
+	}
+	return 200, mustJSON(page)
+}
+
+// doesWithoutPrefill says whether requests are served although no prefill worker is healthy:
+// there was one, and decode may do whole requests. At the start prefill workers are waited for.
+func (p *pages) doesWithoutPrefill(workers []*worker.Worker) bool {
+	had := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
+		state, _ := w.State()
+		return w.Spec.Role == worker.Prefill && state == worker.Unhealthy
+	})
+	return had && p.r.runner.DecodesAlone()
+}
+
+// degraded says what does not work as configured although every request is answered. Models
+// and workers are for the log and the explain records: these pages ask for no key.
+func (p *pages) degraded() (all []string) {
+	workers := p.r.fleet.View().Workers
+	ready := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
+		state, _ := w.State()
+		return w.Spec.Role == worker.Prefill && state == worker.Ready
+	})
+	if !ready && p.doesWithoutPrefill(workers) {
+		all = append(all, "no prefill worker is healthy; decode workers do whole requests")
+	}
+	for _, a := range p.r.runner.Alone() {
+		line := fmt.Sprintf("a model's requests are decoded without a hand-over from a prefill worker: %s, the last %d requests; the router's log has more", a.Kind, a.Requests)
+		all = append(all, line)
+	}
+	return all
 }
 
 func (p *pages) waitingFor() []string {
@@ -117,7 +149,7 @@ func (p *pages) waitingFor() []string {
 			}
 			states = append(states, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", w.Spec.ID, s, why), ": "))
 		}
-		if !ready {
+		if !ready && !(role == worker.Prefill && p.doesWithoutPrefill(workers)) {
 			waiting = append(waiting, fmt.Sprintf("a healthy %s worker (%s)", role, strings.Join(states, "; ")))
 		}
 	}
@@ -174,7 +206,7 @@ func (p *pages) Health() (int, []byte) {
 		status, word = 503, "not ready"
 	}
 	return status, mustJSON(map[string]any{
-		"status": word, "waiting_for": waiting, "workers": workers,
+		"status": word, "waiting_for": waiting, "degraded": p.degraded(), "workers": workers,
 		"kv_tier": p.r.transfers.Status(),
 		"uptime":  time.Since(p.started).Round(time.Second).String(),
 	})

@@ -14,7 +14,6 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/loop"
-	"sluice/dataplane/membudget"
 	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
@@ -49,7 +48,6 @@ type router struct {
 	tokenizer   *tokenize.Tokenizer
 	metrics     *obs.Metrics
 	runner      *disagg.Runner
-	bodies      *membudget.Budget
 	routed      *routed.Engine
 	wire        *wire.Server // nil: no framed socket
 	wireLoops   *loop.Loops  // that drive its streams; nil: goroutines do
@@ -122,7 +120,6 @@ func assemble(r *router) (_ *router, err error) {
 	if err := r.makeKeys(); err != nil {
 		return nil, err
 	}
-	r.bodies = newBodies(cfg)
 	r.recorder = r.newRecorder()
 	choice := scheduleOptions(cfg)
 	choice.Ended = r.recorder.Ended
@@ -171,7 +168,6 @@ func assemble(r *router) (_ *router, err error) {
 		return nil, err
 	}
 	options := frontOptions(cfg)
-	options.Budget = r.bodies
 	options.Handler, options.Pages, options.Observer, options.Log = r.routed, r.pages, r.metrics, log
 	options.TLS, options.Gate = fromClients, r.gate()
 	if r.front, err = front.New(options); err != nil {
@@ -179,6 +175,7 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.Func(func() float64 { return float64(len(r.runner.Alone())) }, "sluice_models_without_handover")
 	r.metrics.Func(func() float64 { return float64(r.runner.Silent()) }, "sluice_kv_silent_ranks")
 	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
 		r.metrics.Func(func() float64 {

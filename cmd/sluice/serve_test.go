@@ -186,7 +186,7 @@ func TestUnknownModelListsTheKnown(t *testing.T) {
 func TestEmptyPoolIsNamed(t *testing.T) {
 	d := startSim(t, role("decode"))
 	p := startSim(t, role("prefill"))
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = 200 * time.Millisecond },
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = 200*time.Millisecond, false },
 		at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 	p.Close()
 	eventually(t, 4*time.Second, "prefill is named", func() bool {

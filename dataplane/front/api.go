@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"time"
 
-	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -79,11 +78,8 @@ type Options struct {
 	Gate     Gate        // nil: anybody may send requests
 	TLS      *tls.Config // nil: plain HTTP
 
-	MaxBodyBytes    int64 // [32 MiB]
-	BodyBudgetBytes int64 // all bodies together [1 GiB]
-	// Budget counts the bodies, where others count in it too; its limit becomes
-	// BodyBudgetBytes at each Change. [the server's own, of BodyBudgetBytes]
-	Budget            *membudget.Budget
+	MaxBodyBytes      int64         // [32 MiB]
+	BodyBudgetBytes   int64         // all bodies together [1 GiB]
 	MaxHeadBytes      int           // [16 KiB]
 	MaxDepth          int           // JSON nesting [64]
 	HeadTimeout       time.Duration // [10s]

@@ -20,7 +20,6 @@ import (
 
 	"sluice/dataplane/descriptors"
 	"sluice/dataplane/lean"
-	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -93,7 +92,7 @@ func runRouter(engine string) error {
 	fmt.Println(ln.Addr())
 	endWithTest()
 	descriptors.MakeRoom() // as `sluice serve` does both
-	go lean.Keep(context.Background(), lean.Options{Idle: membudget.Default.TrimIdle})
+	go lean.Keep(context.Background())
 	return s.Serve(ln)
 }
 

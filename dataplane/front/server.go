@@ -61,13 +61,10 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if opt.Budget == nil {
-		opt.Budget = membudget.NewBudget(opt.BodyBudgetBytes)
-	}
 	s := &Server{
 		opt:    opt,
 		routes: newRoutes(opt.Pages != nil),
-		budget: opt.Budget,
+		budget: membudget.NewBudget(opt.BodyBudgetBytes),
 		conns:  connSet{byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
 	}

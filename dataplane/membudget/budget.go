@@ -1,9 +1,6 @@
 package membudget
 
-import (
-	"math"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // Budget is a bound in bytes on what many goroutines hold together. Acquire
 // never waits: a caller that is refused says so to its client. Safe for
@@ -13,7 +10,6 @@ type Budget struct {
 	used    atomic.Int64
 	peak    atomic.Int64
 	refused atomic.Uint64
-	parent  *Budget // counts what this one gives too; nil: none
 }
 
 // NewBudget makes a budget of limit bytes; zero or less refuses everything.
@@ -21,13 +17,6 @@ func NewBudget(limit int64) *Budget {
 	b := new(Budget)
 	b.SetLimit(limit)
 	return b
-}
-
-// Within makes a budget that says how much its own users hold of b, which is the bound.
-func (b *Budget) Within() *Budget {
-	part := NewBudget(math.MaxInt64)
-	part.parent = b
-	return part
 }
 
 // SetLimit changes the bound. What is held beyond a lower one stays held; nothing more is
@@ -40,7 +29,7 @@ func (b *Budget) Acquire(n int64) bool {
 		return true
 	}
 	limit := b.limit.Load()
-	if n > limit || b.parent != nil && !b.parent.Acquire(n) {
+	if n > limit {
 		b.refused.Add(1)
 		return false
 	}
@@ -49,7 +38,6 @@ func (b *Budget) Acquire(n int64) bool {
 	used := b.used.Add(n)
 	if used > limit {
 		b.used.Add(-n)
-		b.parent.Release(n)
 		b.refused.Add(1)
 		return false
 	}
@@ -58,9 +46,9 @@ func (b *Budget) Acquire(n int64) bool {
 	return true
 }
 
-// Release gives n acquired bytes back; of a nil Budget, nothing.
+// Release gives n acquired bytes back.
 func (b *Budget) Release(n int64) {
-	for ; b != nil && n > 0; b = b.parent {
+	if n > 0 {
 		b.used.Add(-n)
 	}
 }

@@ -172,9 +172,9 @@ type PD struct {
 	// is left, and a worker that is silent again and again gets no more. 0: they are not
 	// awaited, for prefill workers with pd_skip_proxy_notification [5s].
 	NotifyWait  time.Duration `yaml:"notify_wait" min:"0s"`
-	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request [3]
+	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request, but for those whose connection was refused [3]
 	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
-	PlainDecode bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request [true]
+	PlainDecode bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request at once; false: it waits for a prefill worker [true]
 	// LocalPrefillTokens: no remote prefill where a decode worker would have fewer
 	// tokens of the prompt left to compute [0: always remote].
 	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
@@ -287,7 +287,7 @@ type Timeouts struct {
 	Decode     time.Duration `yaml:"decode" min:"1ms"`              // a decode or aggregated leg in all [600s]
 	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
 	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"`         // between two reads of a stream [120s]
-	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // a request waits for a pool without a healthy worker; then 503 [5s]
+	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // a request waits for a pool without a healthy worker, at its arrival and before its retries; then 503 [5s]
 	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // from /readyz 503 to the end of accepting at SIGTERM, for load balancers that learn of it by asking; 0: 1s at most, while there are requests [0s]
 	Restart    time.Duration `yaml:"restart" min:"100ms" max:"10m"` // a new process has to be ready at a hot restart; else this one goes on [60s]
 	Drain      time.Duration `yaml:"drain" min:"0s"`                // streams under way are let go on at SIGTERM [30s]

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"bytes"
 	"fmt"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 const maxAnswer = 1 << 20
 
 // answered takes a response head: passes it on, or runs the attempt again.
-func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time, candidates []*worker.Rank) legEnd {
+func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) legEnd {
 	opt := q.r.opt()
 	rank := choice.Rank
 	q.hold(false)
@@ -33,8 +34,8 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		opt.Fleet.Answered(rank, resp.Status)
 	}
 	if relays {
-		if q.awaitsBeginning(resp, rank, candidates) {
-			if end, on := q.firstBytes(leg, candidates, choice, call, resp, began); !on {
+		if q.awaitsBeginning(leg, resp, rank) {
+			if end, on := q.firstBytes(leg, choice, call, resp, began); !on {
 				return end
 			}
 		}
@@ -72,7 +73,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		if q.beside != nil {
 			return q.pairBroke(choice, call, err, took)
 		}
-		return q.brokeOff(leg, rank, call, err, took, candidates)
+		return q.brokeOff(leg, rank, call, err, took)
 	}
 	if retry && q.told && q.beside == nil && q.wait.Await() {
 		// It is not the engine that failed but what it was to be given.
@@ -80,6 +81,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	}
 	if !q.settle() && q.beside == nil {
 		return q.lostOn(rank, took) // a 200 too: it may have been made from freed memory
+	}
+	if retry && q.pair.Handle != nil && q.prefillWentDown() && !diedOf(resp.Status, q.reply) {
+		return q.lostOn(rank, took)
 	}
 	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), took)
 	if q.pair.Trial && resp.Status == 200 {
@@ -89,22 +93,26 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	}
 	if b := q.beside; b != nil && resp.Status != 200 {
 		q.r.facts.forget(b.rank)
-		if q.endBeside(); retry && b.failed {
+		if q.endBeside(retry); retry && b.failed {
 			return q.prefillBroke(b) // decode failed for want of it
+		}
+		if resp.Status == 500 && bytes.Contains(q.reply, transferError) {
+			return q.transferFailed(b, rank)
 		}
 	}
 	if retry {
-		q.excluded = append(q.excluded, rank)
+		dies := diedOf(resp.Status, q.reply)
+		q.exclude(rank, failure{down: dies}.setback())
 		q.unsent = false
 		if q.beside != nil {
 			q.handBack(rank)
 		}
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
 		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
-		if diedOf(resp.Status, q.reply) {
+		if dies {
 			q.suspects++
 		}
-		if q.mayRunAgain(candidates) {
+		if q.mayRunAgain(leg, dies) {
 			return legAgain
 		}
 		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
@@ -162,7 +170,7 @@ func (q *request) declined(rank *worker.Rank) legEnd {
 // try runs decode before prefill; declined says that prefill is needed.
 func (q *request) try() (end legEnd, declined bool) {
 	q.pair.Trial = true
-	end = q.decode(schedule.DecodeLeg, q.plan.Decode)
+	end = q.decode(schedule.DecodeLeg)
 	q.pair.Trial = false
 	return end, end == legDeclined
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"syscall"
 	"time"
 
 	"sluice/dataplane/front"
@@ -23,7 +24,7 @@ const maxSuspects = 2
 // runWhole runs a request on one rank, elsewhere again while that is safe.
 func (q *request) runWhole() {
 	for q.attempt = 1; ; q.attempt++ {
-		if !q.again(q.decode(schedule.Whole, q.plan.Whole)) {
+		if !q.again(q.decode(schedule.Whole)) {
 			return
 		}
 	}
@@ -59,22 +60,19 @@ func (q *request) runDisaggregated() {
 		case prefillAnswered:
 			return
 		case prefillLocal:
-			if !q.again(q.decode(schedule.Whole, q.plan.Decode)) {
+			if !q.again(q.decode(schedule.Whole)) {
 				return
 			}
 			continue
 		case prefillAgain:
-			if q.attempt < q.pd.MaxAttempts {
-				q.r.opt().Observer.Retried(schedule.PrefillLeg)
-				continue
-			}
-			fallthrough
+			q.r.opt().Observer.Retried(schedule.PrefillLeg)
+			continue
 		case prefillNone:
 			if !q.decodePlainly() {
 				return
 			}
 		}
-		if !q.again(q.decode(schedule.DecodeLeg, q.plan.Decode)) {
+		if !q.again(q.decode(schedule.DecodeLeg)) {
 			return
 		}
 	}
@@ -86,8 +84,13 @@ func (q *request) runDisaggregated() {
 func (q *request) begin() (prefill schedule.Choice, end prefillEnd) {
 	q.hold(false)
 	q.startPair()
-	if q.attempt > q.pd.MaxAttempts {
+	if q.plainly || q.attempt-q.free > q.pd.MaxAttempts {
 		return prefill, prefillNone
+	}
+	if q.attempt > 1 || q.taking != nil {
+		if q.renew(); !q.other(q.plan.Prefill) && !q.decodesAlone() {
+			q.anotherRank(schedule.PrefillLeg) // else the choice says that there is none
+		}
 	}
 	chosen := false
 	candidates := q.telling(q.nextNamed(q.plan.Prefill))
@@ -134,8 +137,10 @@ func (q *request) decodePlainly() bool {
 		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
 		return false
 	}
-	tries := ", after " + strconv.Itoa(q.attempt) + " tries, and "
+	tries := ", after " + counted(q.tries[schedule.PrefillLeg], "try", "tries") + q.waitedFor() + ", and "
 	switch {
+	case q.goneWaiting():
+		return false
 	case q.plan.Traits.NoPlain:
 		q.refuse(front.UpstreamFailed, "prefill could not be had"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
 		return false
@@ -143,8 +148,29 @@ func (q *request) decodePlainly() bool {
 		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use"+tries+"pd.plain_decode is off", time.Second)
 		return false
 	}
+	kind, detail := q.fell, q.fellFor
+	if kind == "" {
+		kind, detail = noPrefill, q.lacking()
+	}
 	q.fellBack("plain_decode", "decode does the whole request")
+	q.decodedAlone(kind, detail)
 	return true
+}
+
+// counted is a number of things.
+func counted(n int, one, many string) string {
+	if n == 1 {
+		many = one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// waitedFor says for an error how long the request's retries have waited for workers.
+func (q *request) waitedFor() string {
+	if q.waited == 0 {
+		return ""
+	}
+	return " and " + q.waited.Round(time.Millisecond).String() + " of waiting for a worker"
 }
 
 // again says whether a leg's end calls for another attempt; when not, the
@@ -157,9 +183,16 @@ func (q *request) again(end legEnd) bool {
 	return true
 }
 
-// mayRunAgain says whether a failed leg may be run on another rank.
-func (q *request) mayRunAgain(candidates []*worker.Rank) bool {
-	return q.attempt < q.pd.MaxAttempts && !q.late() && q.suspects < maxSuspects && (!q.shown || q.unsent) && q.other(candidates) && q.retryGranted()
+// mayRunAgain says whether a failed leg may be run again. Where its engine went down and
+// there is no other it waits for one, or for that engine (anotherRank).
+func (q *request) mayRunAgain(leg schedule.Leg, down bool) bool {
+	if !q.triesLeft() || q.late() || q.suspects >= maxSuspects || q.shown && !q.unsent {
+		return false
+	}
+	if q.renew(); !q.other(q.candidates(leg)) && (!down || !q.anotherRank(leg)) {
+		return false
+	}
+	return q.retryGranted()
 }
 
 // other says whether a candidate is left that has not failed this request.
@@ -258,6 +291,10 @@ type failure struct {
 	suspect bool
 	// ofEngine: the failure counts against the worker's health.
 	ofEngine bool
+	// down: the engine is gone, or its connection broke. It may come back soon.
+	down bool
+	// refused: the connection was refused at once, which costs a request no try.
+	refused bool
 }
 
 func sort(err error) failure {
@@ -276,7 +313,7 @@ func sort(err error) failure {
 		// A slow answer to a long prompt is no sign of ill health; a connection
 		// that cannot be made is. But a request that hangs engines must not be
 		// walked through the fleet either.
-		f.ofEngine = f.unsent
+		f.ofEngine, f.down = f.unsent, f.unsent
 		f.suspect = !f.unsent
 	case errors.Is(err, upstream.ErrCoded), errors.Is(err, upstream.ErrRedirected):
 		f.reason = front.UpstreamGarbage
@@ -285,8 +322,17 @@ func sort(err error) failure {
 		f.suspect = true
 	default:
 		f.suspect = !f.unsent
+		f.down, f.refused = true, f.unsent && errors.Is(err, syscall.ECONNREFUSED)
 	}
 	return f
+}
+
+// setback is why a rank with such a failure is excluded from the request's further tries.
+func (f failure) setback() setback {
+	if f.down {
+		return wentDown
+	}
+	return answeredBadly
 }
 
 // failed books a failed leg: against the worker, against the request, in the
@@ -306,7 +352,10 @@ func (q *request) note(r *worker.Rank, leg string, f failure, err error) {
 	if f.suspect {
 		q.suspects++
 	}
-	q.excluded = append(q.excluded, r)
+	if f.refused && q.free < maxFree {
+		q.free++
+	}
+	q.exclude(r, f.setback())
 	q.r.opt().Scheduler.Note(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
 }
@@ -330,22 +379,34 @@ func (q *request) legFailed(leg schedule.Leg, rank *worker.Rank, call *upstream.
 
 // againOr runs the attempt again behind a failed leg where it may be, if again; else it
 // tells the client.
-func (q *request) againOr(f failure, leg schedule.Leg, rank *worker.Rank, err error, candidates []*worker.Rank, again bool) legEnd {
-	if again && q.mayRunAgain(candidates) {
+func (q *request) againOr(f failure, leg schedule.Leg, rank *worker.Rank, err error, again bool) legEnd {
+	if again && q.mayRunAgain(leg, f.down) {
 		return legAgain
 	}
-	q.refuse(f.reason, fmt.Sprintf("%s on %s failed: %s", legName(leg), rank.ID, upstream.Told(err)), 0)
+	if q.goneWaiting() {
+		return legAnswered
+	}
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed%s: %s", legName(leg), rank.ID, q.afterTries(leg), upstream.Told(err)), 0)
 	return legAnswered
+}
+
+// afterTries says for an error how often a leg was tried, "" where once.
+func (q *request) afterTries(leg schedule.Leg) string {
+	n := q.tries[leg]
+	if n < 2 && q.waited == 0 {
+		return ""
+	}
+	return ", after " + counted(n, "try", "tries") + q.waitedFor()
 }
 
 // brokeOff takes in that an answer broke off behind its head, of which the client has seen
 // nothing. One that took too long is not waited for again.
-func (q *request) brokeOff(leg schedule.Leg, rank *worker.Rank, call *upstream.Call, err error, took time.Duration, candidates []*worker.Rank) legEnd {
+func (q *request) brokeOff(leg schedule.Leg, rank *worker.Rank, call *upstream.Call, err error, took time.Duration) legEnd {
 	f, end, over := q.legFailed(leg, rank, call, err, took)
 	if over {
 		return end
 	}
-	return q.againOr(f, leg, rank, err, candidates, f.reason != front.UpstreamTimeout)
+	return q.againOr(f, leg, rank, err, f.reason != front.UpstreamTimeout)
 }
 
 // worthRetry: statuses that speak of the worker's state, not of the request.

@@ -94,11 +94,11 @@ func (q *request) notWritten() prefillEnd {
 	q.pair.Handle, q.prefilled, q.unsent = nil, false, false
 	silent := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.pair.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
 	q.fellBack("not_completed", silent+"; "+q.pair.Decode.ID.String()+" may have blocks of it that were never written")
-	q.excluded = append(q.excluded, q.pair.Prefill)
+	q.exclude(q.pair.Prefill, answeredBadly)
 	if !q.taint(silent + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.notify_wait 0)") {
 		return prefillAnswered
 	}
-	if q.attempt < q.pd.MaxAttempts && q.other(q.plan.Prefill) && q.retryGranted() {
+	if q.renew(); q.triesLeft() && q.other(q.plan.Prefill) && q.retryGranted() {
 		return prefillAgain
 	}
 	return prefillNone
@@ -114,7 +114,7 @@ func (q *request) taint(why string) bool {
 	switch {
 	case d == nil || !q.plan.Traits.NamesDecode || q.isExcluded(d):
 	case q.others(q.plan.Decode, d):
-		q.excluded = append(q.excluded, d)
+		q.exclude(d, spoiled)
 	default:
 		q.refuse(front.KVNotWritten, fmt.Sprintf("%s may hold blocks of this prompt that were never written, and no other decode worker is left: %s", d.ID, why), 0)
 		return false
@@ -138,12 +138,12 @@ func (q *request) lostParty() *worker.Rank {
 // transferLost takes in that a transfer will not end.
 func (q *request) transferLost(lost *worker.Rank) prefillEnd {
 	q.pair.Handle, q.prefilled = nil, false
-	q.excluded = append(q.excluded, lost)
+	q.exclude(lost, wentDown)
 	q.fellBack("transfer_lost", lost.ID.String()+" is not ready any more; the pair is run again")
 	if !q.taint(lost.ID.String() + " is not ready any more, and has not told that it has written") {
 		return prefillAnswered
 	}
-	if q.other(q.plan.Prefill) && q.other(q.plan.Decode) {
+	if q.renew(); q.triesLeft() && q.other(q.plan.Prefill) && q.other(q.plan.Decode) {
 		return prefillAgain
 	}
 	return prefillNone

@@ -123,12 +123,27 @@ func statusIn(object []byte, name string) int {
 // client: where a hand-over may be lost, where what follows repeats its first event, and
 // where it could be run again and could not go on elsewhere later, unless comments are to
 // go out from the engine's head on.
-func (q *request) awaitsBeginning(resp *upstream.Response, rank *worker.Rank, candidates []*worker.Rank) bool {
+func (q *request) awaitsBeginning(leg schedule.Leg, resp *upstream.Response, rank *worker.Rank) bool {
 	switch {
 	case q.beside != nil, q.pair.Trial, q.told, q.taking != nil, q.vigil.watches(), q.firstByText():
 		return true
 	}
-	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && !q.x.Comments() && q.attempt < q.pd.MaxAttempts && q.others(candidates, rank)
+	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && !q.x.Comments() && q.triesLeft() && q.knowsOthers(leg, rank)
+}
+
+// knowsOthers says whether a leg could be run on another rank than one: on one that is ready,
+// or that may be by the time it is needed.
+func (q *request) knowsOthers(leg schedule.Leg, but *worker.Rank) bool {
+	if q.others(q.candidates(leg), but) {
+		return true
+	}
+	workers := 0
+	for role, n := range q.pool.Members {
+		if q.takes(leg, worker.Role(role)) {
+			workers += n
+		}
+	}
+	return workers > 1
 }
 
 // goesOn says whether the stream will be carried (see carry), who then takes care of what
@@ -165,7 +180,7 @@ func (q *request) beginning(resp *upstream.Response) (seen []byte, declined bool
 // firstBytes waits for the beginning of a stream, before anything of it goes
 // to the client: until then a pair that breaks can be run again, and a trial
 // can be declined. on says that the stream is to be relayed.
-func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
+func (q *request) firstBytes(leg schedule.Leg, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
 	q.x.OnGone(q.cutBoth(call))
 	defer q.x.OnGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
@@ -180,14 +195,16 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	}
 	if b := q.beside; err == nil && b != nil {
 		if status := failsAtOnce(seen); worthRetry(status) {
-			err = fmt.Errorf("its stream begins with an error of status %d", status)
+			if err = fmt.Errorf("its stream begins with an error of status %d", status); bytes.Contains(seen, transferError) {
+				err = errTransfer
+			}
 		} else if bytes.Contains(seen, dataLine) && !b.arrived() {
 			err = upstream.ErrCut
 		} else if resp.Status == 200 {
 			err = q.join()
 		}
 	}
-	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, candidates, choice.Rank, seen) {
+	if err == nil && !declined && q.beside == nil && q.beginsBadly(leg, choice.Rank, seen) {
 		defer choice.Reservation.Release()
 		defer resp.Release()
 		reclaimBehind(q.given, q.grace())
@@ -212,17 +229,18 @@ func (q *request) firstBytes(leg schedule.Leg, candidates []*worker.Rank, choice
 	case q.beside != nil:
 		return q.pairBroke(choice, call, err, took), false
 	}
-	return q.brokeOff(leg, choice.Rank, call, err, took, candidates), false
+	return q.brokeOff(leg, choice.Rank, call, err, took), false
 }
 
 // beginsBadly says whether a stream whose first event is an error may be run again; where
 // it may not, what the engine says is the client's to see.
-func (q *request) beginsBadly(leg schedule.Leg, candidates []*worker.Rank, rank *worker.Rank, seen []byte) bool {
+func (q *request) beginsBadly(leg schedule.Leg, rank *worker.Rank, seen []byte) bool {
 	status := failsAtOnce(seen)
 	if !worthRetry(status) || !q.settle() {
 		return false
 	}
 	q.r.opt().Fleet.Answered(rank, status)
-	q.note(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: diedOf(status, seen)}, fmt.Errorf("its stream begins with an error of status %d", status))
-	return q.mayRunAgain(candidates)
+	dies := diedOf(status, seen)
+	q.note(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: dies, down: dies}, fmt.Errorf("its stream begins with an error of status %d", status))
+	return q.mayRunAgain(leg, dies)
 }

@@ -142,7 +142,7 @@ func (q *request) startBeside(choice *schedule.Choice) *beside {
 	b.over.Store(false)
 	b.users.Store(2)
 	b.done.Add(1)
-	q.r.opt().Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	q.legStarted(schedule.PrefillLeg, rank)
 	go b.start()
 	return b
 }
@@ -340,9 +340,19 @@ func (b *beside) leave() {
 	}()
 }
 
+// besideSettles is how long a prefill leg may take to end by itself when its decode has
+// failed: the death of a prefill engine fails both, and either may be seen first.
+const besideSettles = 50 * time.Millisecond
+
 // endBeside cuts the leg beside and waits for its end. An answer that is on its way
-// is read where the blocks it speaks of can be freed (handBack).
-func (q *request) endBeside() {
+// is read where the blocks it speaks of can be freed (handBack). settles says that decode's
+// failure may be the consequence of prefill's.
+func (q *request) endBeside(settles bool) {
+	if b := q.beside; settles && !b.call.WasCut() {
+		for end := time.Now().Add(besideSettles); !b.over.Load() && time.Now().Before(end); {
+			time.Sleep(besideSettles / 20)
+		}
+	}
 	if q.plan.Traits.Keyed {
 		q.beside.call.HangUp()
 	} else {
@@ -353,10 +363,13 @@ func (q *request) endBeside() {
 
 // both runs a Concurrent pair: prefill beside, decode here.
 func (q *request) both(prefill schedule.Choice) legEnd {
-	choice, ok := q.takeDecode(schedule.DecodeLeg, q.plan.Decode)
+	choice, ok := q.takeDecode(schedule.DecodeLeg)
+	if !ok && q.anotherRank(schedule.DecodeLeg) {
+		choice, ok = q.takeDecode(schedule.DecodeLeg)
+	}
 	if !ok {
 		prefill.Reservation.Release()
-		q.refuse(front.UpstreamFailed, "every decode worker tried has failed this request", time.Second)
+		q.noneLeft(schedule.DecodeLeg)
 		return legAnswered
 	}
 	choice.Reservation.PullsNothing()
@@ -384,14 +397,13 @@ func (q *request) both(prefill schedule.Choice) legEnd {
 
 // besideDecode is decode's part of it.
 func (q *request) besideDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
-	opt := q.r.opt()
-	opt.Observer.LegStarted(schedule.DecodeLeg, choice.Rank.ID)
+	q.legStarted(schedule.DecodeLeg, choice.Rank)
 	began := time.Now()
 	resp, err := q.callDecode(choice.Rank, call, began)
 	if err != nil {
 		return q.pairBroke(choice, call, err, time.Since(began))
 	}
-	return q.answered(schedule.DecodeLeg, choice, call, resp, began, q.plan.Decode)
+	return q.answered(schedule.DecodeLeg, choice, call, resp, began)
 }
 
 // pairBroke takes in that the decode leg of a Concurrent pair failed, or was
@@ -400,7 +412,7 @@ func (q *request) besideDecode(choice *schedule.Choice, call *upstream.Call) leg
 func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err error, took time.Duration) legEnd {
 	opt, b := q.r.opt(), q.beside
 	left := b.call.WasCut() // by its client's leaving: nobody else has cut it so far
-	q.endBeside()
+	q.endBeside(!sort(err).unsent)
 	choice.Reservation.Release()
 	rank := choice.Rank
 	switch {
@@ -414,12 +426,32 @@ func (q *request) pairBroke(choice *schedule.Choice, call *upstream.Call, err er
 	case !q.settle():
 		q.r.facts.forget(b.rank)
 		return q.lostOn(rank, took)
+	case errors.Is(err, errTransfer):
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, statusClass(500), took)
+		return q.transferFailed(b, rank)
 	}
 	q.r.facts.forget(b.rank)
 	f := q.failed(rank, "decode", err)
 	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), took)
 	q.handBack(rank)
-	return q.againOr(f, schedule.DecodeLeg, rank, err, q.plan.Decode, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(b.began))
+	return q.againOr(f, schedule.DecodeLeg, rank, err, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(b.began))
+}
+
+// errTransfer: a decode engine says that the KV did not come. It is well itself.
+var errTransfer = errors.New("the transfer of the KV failed")
+
+// transferError is in the answer of an SGLang decode engine (500) whose KV did not come,
+// because prefill's engine is gone or the network between them.
+var transferError = []byte("KVTransferError(")
+
+// transferFailed takes in that the KV of a Concurrent pair did not come to a decode engine,
+// which says so. The pair is run again; that engine may decode it.
+func (q *request) transferFailed(b *beside, decode *worker.Rank) legEnd {
+	q.r.facts.forget(b.rank)
+	q.unsent = false
+	q.exclude(b.rank, wentDown)
+	q.fellBack("transfer_failed", "of the KV from "+b.rank.ID.String()+", as "+decode.ID.String()+" says")
+	return q.pairAgain(b.rank, front.UpstreamFailed, errTransfer)
 }
 
 // prefillBroke takes in that the prefill leg of a Concurrent pair failed.
@@ -427,11 +459,12 @@ func (q *request) prefillBroke(b *beside) legEnd {
 	if errors.Is(b.err, errStale) { // the true one is known by now
 		q.fellBack("stale_fact", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
+		q.awaitReturn(b.rank)
 		return q.pairAgain(b.rank, front.UpstreamFailed, b.err)
 	}
 	q.r.facts.forget(b.rank)
 	if errors.Is(b.err, ErrIncompleteHandle) {
-		q.excluded = append(q.excluded, b.rank)
+		q.exclude(b.rank, answeredBadly)
 		q.fellBack("incomplete_handle", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
 		return q.pairAgain(b.rank, front.UpstreamFailed, b.err)
@@ -453,7 +486,8 @@ func (q *request) prefillBroke(b *beside) legEnd {
 		q.note(b.rank, "prefill", f, err)
 	} else {
 		err = fmt.Errorf("it answered %d", b.status)
-		q.note(b.rank, "prefill", failure{suspect: diedOf(b.status, b.answer)}, err)
+		dies := diedOf(b.status, b.answer)
+		q.note(b.rank, "prefill", failure{suspect: dies, down: dies}, err)
 	}
 	if q.suspects >= maxSuspects {
 		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.Told(err)), 0)
@@ -468,10 +502,10 @@ func (q *request) pairAgain(rank *worker.Rank, reason front.Reason, err error) l
 	switch {
 	case q.retryGranted():
 	case q.plan.Traits.NoPlain, !q.pd.PlainDecode:
-		q.refuse(reason, fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err)), time.Second)
+		q.refuse(reason, fmt.Sprintf("prefill on %s failed%s: %s", rank.ID, q.afterTries(schedule.PrefillLeg), upstream.Told(err)), time.Second)
 		return legAnswered
 	default:
-		q.attempt = q.pd.MaxAttempts // no more pairs
+		q.plainly = true
 	}
 	return legAgain
 }

@@ -91,7 +91,7 @@ func (q *request) leave(r *worker.Rank, candidates []*worker.Rank) bool {
 		if len(candidates) < 2 {
 			return false // as good as nobody
 		}
-		q.excluded = append(q.excluded, r)
+		q.exclude(r, wentDown)
 	}
 	return q.isExcluded(r) && q.other(candidates)
 }

@@ -23,12 +23,12 @@ const (
 // decode runs the last leg: decode with the handle, plain decode without one, or
 // the whole request. With a handle it may try more than one rank, as long as no
 // engine has seen the handle and the lease lasts.
-func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
+func (q *request) decode(leg schedule.Leg) legEnd {
 	opt := q.r.opt()
 	for try := 1; ; try++ {
 		if q.pair.Handle != nil && q.leaseOver() {
 			q.fellBack("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
-			if q.attempt < q.pd.MaxAttempts {
+			if q.triesLeft() {
 				return legAgain
 			}
 			if !q.decodePlainly() {
@@ -43,12 +43,15 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 				return legAnswered
 			}
 		}
-		choice, ok := q.takeDecode(leg, candidates)
+		choice, ok := q.takeDecode(leg)
 		if !ok {
-			if q.refuseFull(leg, candidates) {
+			if q.refuseFull(leg, q.candidates(leg)) {
 				return legAnswered
 			}
-			q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request", legName(leg)), time.Second)
+			if try <= maxFree && q.anotherRank(leg) {
+				continue // and look at the lease again
+			}
+			q.noneLeft(leg)
 			return legAnswered
 		}
 		rank := choice.Rank
@@ -56,25 +59,50 @@ func (q *request) decode(leg schedule.Leg, candidates []*worker.Rank) legEnd {
 		if leg == schedule.DecodeLeg && q.pair.Handle == nil {
 			choice.Reservation.PullsNothing()
 		}
-		opt.Observer.LegStarted(leg, rank.ID)
+		q.legStarted(leg, rank)
 		call := q.newCall()
 		began := time.Now()
 		resp, err := q.callDecode(rank, call, began)
 		q.settleHandle(resp, call, err)
 		if err == nil {
-			return q.answered(leg, &choice, call, resp, began, candidates)
+			return q.answered(leg, &choice, call, resp, began)
 		}
 		choice.Reservation.Release()
 		f, end, over := q.legFailed(leg, rank, call, err, time.Since(began))
 		switch {
 		case over:
 			return end
-		case f.unsent && try < q.pd.DecodeTries && q.other(candidates) && !q.plan.Traits.NamesDecode:
+		case q.mayOfferAgain(leg, f, try):
 			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
 		default:
-			return q.againOr(f, leg, rank, err, candidates, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(began))
+			return q.againOr(f, leg, rank, err, f.reason != front.UpstreamTimeout || f.unsent || !q.overdue(began))
 		}
 	}
+}
+
+// mayOfferAgain says whether a leg that no engine has seen is to be sent once more as it is,
+// in the same attempt; it may have waited for a rank.
+func (q *request) mayOfferAgain(leg schedule.Leg, f failure, try int) bool {
+	if !f.unsent || q.plan.Traits.NamesDecode || q.late() {
+		return false
+	}
+	if q.renew(); q.other(q.candidates(leg)) {
+		return try < q.pd.DecodeTries
+	}
+	return f.refused && try < maxFree && q.anotherRank(leg)
+}
+
+// noneLeft refuses a request whose leg no rank is left for.
+func (q *request) noneLeft(leg schedule.Leg) {
+	if q.goneWaiting() {
+		return
+	}
+	n := q.tries[leg]
+	if n == 0 {
+		q.refuse(front.NoDecodeWorker, fmt.Sprintf("no healthy %s worker is left for model %q%s", legName(leg), q.pool.Model, q.waitedFor()), time.Second)
+		return
+	}
+	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request, after %s%s", legName(leg), counted(n, "try", "tries"), q.waitedFor()), time.Second)
 }
 
 // settleHandle says what becomes of the handle's blocks after the call. It stays
@@ -132,7 +160,8 @@ func (q *request) bookDecode() bool {
 
 // takeDecode is the choice booked before, once, or a new one: where there was
 // none, and where its rank has left or failed meanwhile and no handle names it.
-func (q *request) takeDecode(leg schedule.Leg, candidates []*worker.Rank) (schedule.Choice, bool) {
+func (q *request) takeDecode(leg schedule.Leg) (schedule.Choice, bool) {
+	candidates := q.candidates(leg)
 	if c := q.booked; c.Rank != nil {
 		q.booked = schedule.Choice{}
 		if named := q.plan.Traits.NamesDecode && q.pair.Handle != nil; named || !q.leave(c.Rank, candidates) {

@@ -104,9 +104,9 @@ func (q *request) findFact() prefillEnd {
 		q.refuse(front.ClientGone, "the client closed the connection before prefill", 0)
 		return prefillAnswered
 	}
-	q.excluded = append(q.excluded, rank)
+	q.exclude(rank, answeredBadly)
 	q.fellBack("no_fact", fmt.Sprintf("%s cannot be used: %v", rank.ID, err))
-	if q.other(q.plan.Prefill) {
+	if q.renew(); q.triesLeft() && q.other(q.plan.Prefill) {
 		return prefillAgain
 	}
 	return prefillNone

@@ -62,6 +62,7 @@ func (q *request) nameWorkers(choice *schedule.Choice) {
 	if q.prefilled = q.beside != nil || q.pair.Handle != nil; q.prefilled {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.pair.Prefill.ID.Worker)
 		cached = max(cached, q.prefillCached)
+		q.handedOver()
 	}
 	if q.planned != "" {
 		q.x.SetHeader(headerPlan, q.planned)

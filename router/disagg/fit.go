@@ -41,6 +41,6 @@ func (q *request) fit() bool {
 		q.refuse(reason, "family "+q.plan.Family.Name()+" cannot hand this request over ("+why+"), and pd.plain_decode is off", 0)
 		return false
 	}
-	q.plan.Whole, q.plan.Family, q.plan.Why = q.plan.Decode, nil, why
+	q.plan.decodeAlone(why)
 	return true
 }

@@ -30,7 +30,7 @@ func (q *request) giveBack() {
 		if q.leaseOver() {
 			return
 		}
-		choice, ok := q.takeDecode(schedule.DecodeLeg, q.plan.Decode)
+		choice, ok := q.takeDecode(schedule.DecodeLeg)
 		if !ok {
 			return // nobody to read them: the lease ends
 		}

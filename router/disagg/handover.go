@@ -70,7 +70,7 @@ func (q *request) lostOn(rank *worker.Rank, took time.Duration) legEnd {
 		why = "prefill_down"
 	}
 	if q.handOverLost(why) == legPlain {
-		q.attempt = q.pd.MaxAttempts
+		q.plainly = true
 	}
 	return legAgain
 }
@@ -92,12 +92,12 @@ func (q *request) handOverLost(why string) legEnd {
 	if why == "expired" {
 		q.passOn() // there is nothing left to release
 	} else {
-		q.excluded = append(q.excluded, prefill)
+		q.exclude(prefill, wentDown)
 		if decode != nil && !q.isExcluded(decode) && q.others(q.plan.Decode, decode) {
-			q.excluded = append(q.excluded, decode)
+			q.exclude(decode, answeredBadly)
 		}
 	}
-	if q.attempt < q.pd.MaxAttempts && q.retryGranted() {
+	if q.triesLeft() && q.retryGranted() {
 		return legAgain
 	}
 	return legPlain

@@ -313,7 +313,7 @@ func (s *streamEnd) Next(b relay.Break, client front.Leaver) (*upstream.Response
 		failed = append(failed, from)
 		s.breakLeg(b)
 	}
-	t := c.take(client, open, failed, grammar)
+	t := c.take(client, open, failed, b.Cause, grammar)
 	if t == nil {
 		if !client.Gone() {
 			opt.Observer.Migrated("failed")

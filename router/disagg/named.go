@@ -111,7 +111,8 @@ func (q *request) restNamed() {
 			return
 		}
 	}
-	q.plan.Whole, q.plan.Family, q.plan.Why = q.plan.Decode, nil, "prefill_resting"
+	q.plan.decodeAlone("prefill_resting")
+	q.plan.lacks = true
 }
 
 // nextNamed are the candidates of a prefill leg: of workers that the request

@@ -23,14 +23,27 @@ type Plan struct {
 	// Why one rank does it all although the pool could disaggregate; "" when
 	// it could not, or does.
 	Why string
+	on  wholeOn // whom Whole lists
+	// lacks: one rank does it all for want of a healthy prefill worker.
+	lacks bool
 	// Unfit: the pool has legs only, and none of them can take this request.
 	Unfit bool
 }
 
+// wholeOn says which ranks of a pool may run a whole request.
+type wholeOn uint8
+
+const (
+	onWhole      wholeOn = iota // wholeRanks
+	onAny                       // anyRank
+	onDecode                    // those of the decode leg
+	onAggregated                // the aggregated ones alone
+)
+
 // planFor makes the plan of a request over a pool.
 func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD) Plan {
 	if !ep.Disaggregable {
-		return Plan{Whole: anyRank(pool)}
+		return Plan{Whole: anyRank(pool), on: onAny}
 	}
 	if !disaggregated(pool, m) {
 		return Plan{Whole: wholeRanks(pool)}
@@ -39,7 +52,7 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 		Family:  m.family,
 		Traits:  m.traits,
 		Prefill: labelled(pool.Prefill, m.pd.PrefillLabel),
-		Decode:  labelled(decodeRanks(pool, m), m.pd.DecodeLabel),
+		Decode:  labelled(decodeRanks(pool, m.traits), m.pd.DecodeLabel),
 	}
 	why := ""
 	if !m.traits.Kinds.Has(ep.Kind) {
@@ -53,12 +66,36 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	if why == "" {
 		return p
 	}
-	p.Whole, p.Family, p.Why = p.Decode, nil, why
+	p.decodeAlone(why)
 	if m.traits.NoPlain {
-		p.Whole = pool.Aggregated
+		p.Whole, p.on = pool.Aggregated, onAggregated
 		p.Unfit = pool.Members[worker.Aggregated] == 0
 	}
 	return p
+}
+
+// noPrefill is the Why of a plan that lacks a healthy prefill worker.
+const noPrefill = "no_prefill_worker"
+
+// withoutPrefill has one rank do the whole request at once where no prefill worker is
+// healthy, if the configuration lets it and the family's engines can.
+func (p *Plan) withoutPrefill(pool *fleet.Pool, plainDecode bool) {
+	if p.Family == nil || len(p.Prefill) > 0 || !plainDecode {
+		return
+	}
+	switch {
+	case !p.Traits.NoPlain && len(p.Decode) > 0:
+		p.decodeAlone(noPrefill)
+	case p.Traits.NoPlain && len(pool.Aggregated) > 0:
+		p.decodeAlone(noPrefill)
+		p.Whole, p.on = pool.Aggregated, onAggregated
+	}
+	p.lacks = p.Family == nil
+}
+
+// decodeAlone has one decode rank do the whole request; why is one word for the reason.
+func (p *Plan) decodeAlone(why string) {
+	p.Whole, p.Family, p.Why, p.on = p.Decode, nil, why, onDecode
 }
 
 // notOne says why a request is more than one hand-over can serve, "" when not.
@@ -108,9 +145,9 @@ func several(n []byte) bool {
 	return len(n) > 0 && !bytes.Equal(n, jsonOne) && string(n) != "null"
 }
 
-// disaggregated says whether the members of a pool ask for two legs. Members,
-// not Ready ranks: an unhealthy prefill pool must be waited for and named, not
-// silently skipped. Where decode workers cannot prefill they alone ask for it.
+// disaggregated says whether the members of a pool ask for two legs. Members, not
+// Ready ranks: without a healthy prefill worker the request falls back to one leg
+// (Plan.withoutPrefill), which is counted and shown, or waits for one. Where decode workers cannot prefill they alone ask for it.
 func disaggregated(pool *fleet.Pool, m *modelPD) bool {
 	if m.family == nil {
 		return false
@@ -132,8 +169,8 @@ func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 // decodeRanks are the candidates of the decode leg: decode workers, or, where a
 // pool has none, its aggregated ones (kv_both, in vLLM's words), where such
 // engines can take a hand-over.
-func decodeRanks(pool *fleet.Pool, m *modelPD) []*worker.Rank {
-	if pool.Members[worker.Decode] > 0 || m.traits.NoPlain {
+func decodeRanks(pool *fleet.Pool, t Traits) []*worker.Rank {
+	if pool.Members[worker.Decode] > 0 || t.NoPlain {
 		return pool.Decode
 	}
 	return pool.Aggregated

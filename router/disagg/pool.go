@@ -3,6 +3,7 @@ package disagg
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,15 +47,7 @@ func (q *request) findPool() bool {
 	if !q.waitsSince.IsZero() {
 		began = q.waitsSince
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), began.Add(opt.Timeouts.PoolWait))
-	defer cancel()
-	q.x.OnGone(cancel)
-	defer q.x.OnGone(nil)
-	view, ok := opt.Fleet.Wait(ctx, func(v *fleet.View) bool {
-		q.takeView(v)
-		return q.missing() == "" || q.pool == nil && v.Settled()
-	})
-	q.takeView(view)
+	view, ok := q.awaitPlan(began.Add(opt.Timeouts.PoolWait))
 	q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
 	if ok && q.missing() == "" {
 		return true
@@ -72,7 +65,36 @@ func (q *request) findPool() bool {
 	return false
 }
 
+// awaitPlan waits until there are workers for each leg of the plan, or it is known that the
+// model does not exist; ok is false where by came first, or the client left.
+func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
+	ctx, cancel := context.WithDeadline(context.Background(), by)
+	defer cancel()
+	q.x.OnGone(cancel)
+	defer q.x.OnGone(nil)
+	view, ok = q.r.opt().Fleet.Wait(ctx, func(v *fleet.View) bool {
+		q.takeView(v)
+		return q.missing() == "" || q.pool == nil && v.Settled()
+	})
+	q.takeView(view)
+	return view, ok
+}
+
+// lacking names the prefill workers that are not ready.
+func (q *request) lacking() string {
+	for _, w := range q.r.opt().Fleet.View().Workers {
+		if w.Spec.Role != worker.Prefill || !slices.Contains(w.Info().Models, q.pool.Model) {
+			continue
+		}
+		if state, why := w.State(); state != worker.Ready {
+			return fmt.Sprintf("%s is %s: %s", w.Spec.ID, state, why)
+		}
+	}
+	return "no prefill worker is ready"
+}
+
 func (q *request) takeView(v *fleet.View) {
+	q.seen = v
 	pool, ok := q.poolOf(v)
 	if !ok {
 		q.pool = nil
@@ -82,6 +104,9 @@ func (q *request) takeView(v *fleet.View) {
 	m := q.r.pdOf(pool.Model)
 	q.pd = &m.pd
 	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
+	if !q.asksPrefillOnly() {
+		q.plan.withoutPrefill(pool, q.pd.PlainDecode)
+	}
 	q.restNamed()
 }
 

@@ -42,7 +42,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.leg.reset()
 	q.plan.Family.Prefill(&q.leg, &q.pair)
 
-	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	q.legStarted(schedule.PrefillLeg, rank)
 	began := time.Now()
 	call := q.newCall()
 	// While prefill runs nothing is pinned yet: a client that leaves takes it down at
@@ -66,21 +66,18 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	case status == 200:
 	case worthRetry(status):
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
-		q.excluded = append(q.excluded, rank)
+		dies := diedOf(status, q.answer)
+		q.exclude(rank, failure{down: dies}.setback())
 		q.unsent = false
 		opt.Scheduler.Note(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
 		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
-		if diedOf(status, q.answer) {
+		if dies {
 			if q.suspects++; q.suspects >= maxSuspects {
 				q.end(resp, status)
 				return prefillAnswered
 			}
 		}
-		if !q.other(q.plan.Prefill) || !q.retryGranted() {
-			opt.Observer.FellBack("prefill_failed")
-			return prefillNone
-		}
-		return prefillAgain
+		return q.anotherPrefill(dies)
 	default:
 		// What prefill refuses decode would refuse too: the client's to see.
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
@@ -188,11 +185,19 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.Told(err)), 0)
 		return prefillAnswered
 	}
-	if !q.other(q.plan.Prefill) || !q.retryGranted() {
-		opt.Observer.FellBack("prefill_failed")
-		return prefillNone
+	return q.anotherPrefill(f.down)
+}
+
+// anotherPrefill says what follows a prefill leg that failed: another one, for whose worker
+// it waits where the engine went down and decode cannot do without, or none.
+func (q *request) anotherPrefill(down bool) prefillEnd {
+	leg := schedule.PrefillLeg
+	q.renew()
+	if q.triesLeft() && !q.late() && (q.other(q.candidates(leg)) || down && !q.decodesAlone() && q.anotherRank(leg)) && q.retryGranted() {
+		return prefillAgain
 	}
-	return prefillAgain
+	q.fellBack("prefill_failed", "of the prefill workers that are ready none is left")
+	return prefillNone
 }
 
 func statusClass(status int) string {

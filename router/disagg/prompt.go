@@ -184,6 +184,7 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 		q.query.Pulls = q.r.opt().Transfers.From(q.pair.Prefill)
 	}
 	c, ok := q.chooseWithin(&q.query)
+	q.noteChoice(leg, c.Rank)
 	q.tell(c, ok)
 	return c, ok
 }
@@ -191,6 +192,7 @@ func (q *request) choose(leg schedule.Leg, candidates []*worker.Rank) (schedule.
 // chose takes in a choice that was made beside choose.
 func (q *request) chose(leg schedule.Leg, candidates []*worker.Rank, c schedule.Choice) {
 	q.query = q.queryOf(leg, candidates)
+	q.noteChoice(leg, c.Rank)
 	q.tell(c, true)
 }
 

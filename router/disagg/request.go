@@ -40,17 +40,18 @@ type scratch struct {
 	between *between
 	rooms   rooms
 
-	excluded []*worker.Rank
-	passed   []*worker.Rank // passed over by the last choice: excluded, or full
-	fields   []upstream.Field
-	leg      Leg // what the Family writes
-	segments [][]byte
-	answer   []byte // prefill's whole response; pair.Handle borrows from it
-	reply    []byte // decode's, where it is held whole
-	shaped   []byte // it, as the client gets it, where the family changes it
-	ticket   []byte // scratch of pair.Ticket
-	learned  []byte // what a Learner found
-	vigil    *vigil // over prefill's engine while decode waits for its KV; nil until one was needed
+	excluded   []*worker.Rank // they have failed the request, see exclude
+	exclusions []exclusion    // why, one for each of excluded
+	passed     []*worker.Rank // passed over by the last choice: excluded, or full
+	fields     []upstream.Field
+	leg        Leg // what the Family writes
+	segments   [][]byte
+	answer     []byte // prefill's whole response; pair.Handle borrows from it
+	reply      []byte // decode's, where it is held whole
+	shaped     []byte // it, as the client gets it, where the family changes it
+	ticket     []byte // scratch of pair.Ticket
+	learned    []byte // what a Learner found
+	vigil      *vigil // over prefill's engine while decode waits for its KV; nil until one was needed
 }
 
 // run is all else of it: the next one's begins empty.
@@ -63,18 +64,27 @@ type run struct {
 	pd    *config.PD
 	plan  Plan
 
+	seen      *fleet.View   // that the plan's candidates are of
+	waited    time.Duration // for workers, by retries
+	pause     time.Duration // the last, see waitForRank
+	warming   bool          // the request is prefill-only
+	chosenFor [3]chosenRank // by schedule.Leg
+
 	steering steering
 	named    Named      // what headers name, where there is a Namer
 	own      fleet.Pool // the pool with what was named in it
 
 	stream    bool
 	maxTokens int
-	attempt   int  // counts prefill/decode pairs from 1
-	reserved  int  // tokens of the client's key, see reserve
-	paid      bool // what was reserved is settled, or the stream's to settle
-	engaged   bool // a leg was given to an engine
-	suspects  int  // engines that broke after this request was sent to them
-	unsent    bool // the last leg failed before its engine saw anything of it
+	attempt   int    // counts prefill/decode pairs from 1
+	free      int    // attempts that do not count, see triesLeft
+	plainly   bool   // no more pairs: decode does the whole request
+	tries     [3]int // legs sent, by schedule.Leg
+	reserved  int    // tokens of the client's key, see reserve
+	paid      bool   // what was reserved is settled, or the stream's to settle
+	engaged   bool   // a leg was given to an engine
+	suspects  int    // engines that broke after this request was sent to them
+	unsent    bool   // the last leg failed before its engine saw anything of it
 
 	media      []Medium  // of the prompt, where the caller told them
 	waitsSince time.Time // it waited for a worker before it came here; zero: it did not
@@ -114,6 +124,7 @@ type run struct {
 	told  bool              // the decode engine chosen runs the connector
 
 	booked        schedule.Choice // of decode, made before prefill was sent
+	fell, fellFor string          // the last kind and detail of fellBack
 	planned       string          // X-Sluice-Plan, "" for none
 	prefillCached int             // predicted, tokens
 	prefilled     bool            // pair.Prefill's work is in the answer
@@ -159,7 +170,7 @@ func (s *scratch) empty() {
 	s.rooms = s.rooms.again()
 	clear(s.excluded[:cap(s.excluded)]) // lets go of ranks that have left
 	clear(s.passed[:cap(s.passed)])
-	s.excluded, s.passed = s.excluded[:0], s.passed[:0]
+	s.excluded, s.exclusions, s.passed = s.excluded[:0], s.exclusions[:0], s.passed[:0]
 	clear(s.fields[:cap(s.fields)])
 	clear(s.leg.Edits[:cap(s.leg.Edits)])
 	clear(s.segments[:cap(s.segments)])

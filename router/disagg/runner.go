@@ -115,6 +115,7 @@ type Runner struct {
 	besides   sync.Pool
 	facts     facts
 	silences  silences
+	alone     alone
 	censuses  censuses
 	next      atomic.Uint32 // rotates whom we ask to tokenize
 	pinned    atomic.Int64  // see Pinned
@@ -206,8 +207,11 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 		return
 	}
 	q.handedIn()
-	if q.plan.Why != "" {
-		q.fellBack(q.plan.Why, "one rank does the whole request")
+	if why := q.plan.Why; why != "" {
+		q.fellBack(why, "one rank does the whole request")
+		if q.planned = "local; reason=" + why; q.plan.lacks {
+			q.decodedAlone(why, q.lacking())
+		}
 	}
 	if !q.admitted() {
 		return
@@ -280,6 +284,7 @@ func (q *request) endRecord(out schedule.Outcome) {
 
 // fellBack counts a departure from the plan, logs it and notes it for explain.
 func (q *request) fellBack(kind, detail string) {
+	q.fell, q.fellFor = kind, detail
 	q.r.opt().Observer.FellBack(kind)
 	q.r.opt().Scheduler.Note(q.x.RequestID, kind+": "+detail)
 	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)

@@ -1,12 +1,14 @@
 package disagg
 
 import (
+	"context"
 	"math"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/fleet"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -42,7 +44,7 @@ const maxMoved = 1 << 20
 
 // take has another engine, none of those that failed, go on with the open choices of the
 // stream, held to a grammar by a member of the request or not; nil when none did.
-func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*worker.Rank, grammar []byte) *taking {
+func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*worker.Rank, cause relay.Cause, grammar []byte) *taking {
 	s := c.s
 	opt := s.r.opt()
 	q := s.r.requests.Get().(*request)
@@ -52,15 +54,8 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 	q.taking, q.before, q.by = t, int(c.attempt), c.deadline.time()
 	q.steering = c.few().steering
 
-	pool, ok := opt.Fleet.View().Pool(c.model)
-	if !ok {
-		return nil
-	}
-	candidates := wholeRanks(pool)
-	if m := s.r.pdOf(c.model); disaggregated(pool, m) {
-		candidates = decodeRanks(pool, m)
-	}
-	length := shortest(candidates)
+	waits := cause != relay.Cut // else its engine is well, and the stream stays there
+	length := shortest(c.takers(client, waits))
 	conts := make([]Continuation, len(open))
 	most, least, total := 0, 0, 0
 	for i, o := range open {
@@ -101,14 +96,19 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 		s.note("not migrated: " + err.Error())
 		return nil
 	}
-	if q.takeView(opt.Fleet.View()); q.missing() != "" || q.plan.Unfit {
+	if q.takeView(opt.Fleet.View()); q.pool != nil && q.missing() != "" && waits {
+		q.awaitPlan(time.Now().Add(opt.Timeouts.PoolWait))
+	}
+	if q.missing() != "" || q.plan.Unfit {
 		s.note("not migrated: no other worker can take the stream")
 		return nil
 	}
 	q.plan.Prefill = fittingOr(&q.steering, q.plan.Prefill)
 	q.plan.Decode = fittingOr(&q.steering, q.plan.Decode)
 	q.plan.Whole = fittingOr(&q.steering, q.plan.Whole)
-	q.excluded = append(q.excluded[:0], failed...)
+	for i, r := range failed {
+		q.exclude(r, failure{down: cause.EngineFailed() && i == len(failed)-1}.setback())
+	}
 	q.suspects = max(int(c.suspects)-opt.Migration.Max+1, 0)
 	q.salted = c.salt
 	q.lookUp(time.Now())
@@ -116,7 +116,7 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 		return nil
 	}
 	if q.plan.Family != nil && !q.handsOver() {
-		q.plan.Whole, q.plan.Family = q.plan.Decode, nil
+		q.plan.decodeAlone("")
 	}
 	if q.plan.Family == nil {
 		q.runWhole()
@@ -132,6 +132,39 @@ func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*wo
 		return nil
 	}
 	return t
+}
+
+// takers are the ready ranks that may go on with the stream, the failed one among them.
+// Where there are none and waits says so, they are waited for: for timeouts.pool_wait, and
+// while the client is there.
+func (c *carried) takers(client front.Leaver, waits bool) (ranks []*worker.Rank) {
+	r := c.s.r
+	opt := r.opt()
+	look := func(v *fleet.View) bool {
+		pool, ok := v.Pool(c.model)
+		if !ok {
+			return !waits
+		}
+		ranks = wholeRanks(pool)
+		if m := r.pdOf(c.model); disaggregated(pool, m) {
+			ranks = decodeRanks(pool, m.traits)
+		}
+		return len(ranks) > 0
+	}
+	if look(opt.Fleet.View()) || !waits {
+		return ranks
+	}
+	n := r.waiting.Add(1)
+	defer r.waiting.Add(-1)
+	if opt.PoolWaiters > 0 && n > int64(opt.PoolWaiters) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), opt.Timeouts.PoolWait)
+	defer cancel()
+	client.OnGone(cancel)
+	defer client.OnGone(nil)
+	opt.Fleet.Wait(ctx, look)
+	return ranks
 }
 
 // fittingOr are the ranks that the request's headers leave.

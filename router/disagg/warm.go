@@ -70,6 +70,16 @@ func (q *request) warms() (by string, answered bool) {
 	return by, false
 }
 
+// asksPrefillOnly says whether the request is to be prefilled only, as far as that can be
+// told before its workers are known; see warms.
+func (q *request) asksPrefillOnly() bool {
+	switch string(q.x.Header(headerPrefillOnly)) {
+	case "true", "1":
+		return true
+	}
+	return q.r.opt().Steering.PrefillOnly == "any" && q.asksNothing()
+}
+
 // asksNothing says whether the body asks for no output at all: engines refuse
 // that, but for clients that want the prompt's own scores (echo, logprobs), who
 // are left to them. SGLang's own endpoint takes 0 and answers with scores.
@@ -107,26 +117,24 @@ func (q *request) asksNothing() bool {
 // in pools without on one that does whole requests. The prefill leg of a hand-over
 // would not do: its handle pins the blocks until a decode comes or the lease ends.
 func (q *request) warm(by string) {
-	candidates := q.plan.Prefill
-	if len(candidates) == 0 {
-		candidates = q.plan.Whole
-	}
+	q.warming = true
 	q.planned = "prefill_only; reason=" + by
 	for q.attempt = 1; ; q.attempt++ {
 		planned := q.planned
 		q.startPair()
 		q.planned = planned
+		candidates := q.candidates(schedule.PrefillLeg)
 		choice, ok := q.choose(schedule.PrefillLeg, q.nextNamed(candidates))
 		if !ok {
 			if !q.refuseFull(schedule.PrefillLeg, candidates) {
-				q.refuse(front.UpstreamFailed, "every worker tried has failed this request", time.Second)
+				q.noneLeft(schedule.PrefillLeg)
 			}
 			return
 		}
 		if q.attempt == 1 {
 			q.r.opt().Observer.Planned("prefill_only", by)
 		}
-		if !q.warmOn(choice, candidates) {
+		if !q.warmOn(choice) {
 			return
 		}
 		q.r.opt().Observer.Retried(schedule.PrefillLeg)
@@ -134,13 +142,13 @@ func (q *request) warm(by string) {
 }
 
 // warmOn runs one attempt; true: it failed and may run again elsewhere.
-func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (again bool) {
+func (q *request) warmOn(choice schedule.Choice) (again bool) {
 	opt, rank := q.r.opt(), choice.Rank
 	defer choice.Reservation.Release()
 	q.pair.Prefill = rank
 	q.leg.reset()
 	q.leg.warm(&q.pair)
-	opt.Observer.LegStarted(schedule.PrefillLeg, rank.ID)
+	q.legStarted(schedule.PrefillLeg, rank)
 	began := time.Now()
 	var call upstream.Call
 	q.engaged = true
@@ -156,10 +164,12 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 		}
 		f := q.failed(rank, "prefill", err)
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
-		if (f.reason != front.UpstreamTimeout || f.unsent) && q.mayRunAgain(candidates) {
+		if (f.reason != front.UpstreamTimeout || f.unsent) && q.mayRunAgain(schedule.PrefillLeg, f.down) {
 			return true
 		}
-		q.refuse(f.reason, fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err)), 0)
+		if !q.goneWaiting() {
+			q.refuse(f.reason, fmt.Sprintf("prefill on %s failed%s: %s", rank.ID, q.afterTries(schedule.PrefillLeg), upstream.Told(err)), 0)
+		}
 		return false
 	}
 	defer resp.Release()
@@ -168,8 +178,9 @@ func (q *request) warmOn(choice schedule.Choice, candidates []*worker.Rank) (aga
 	q.nameWarmed(rank, choice.CachedTokens)
 	if status != 200 {
 		if worthRetry(status) {
-			q.note(rank, "prefill", failure{suspect: diedOf(status, q.answer)}, fmt.Errorf("it answered %d", status))
-			if q.mayRunAgain(candidates) {
+			dies := diedOf(status, q.answer)
+			q.note(rank, "prefill", failure{suspect: dies, down: dies}, fmt.Errorf("it answered %d", status))
+			if q.mayRunAgain(schedule.PrefillLeg, dies) {
 				return true
 			}
 		}

@@ -83,6 +83,15 @@ func (s *server) lives() {
 	}
 }
 
+// Admissions counts how often the rank's server was taken in: it grows when an engine that
+// had gone down, or has restarted, is back in the choice. It is cheap.
+func (f *Fleet) Admissions(r *worker.Rank) uint32 {
+	if t := f.seat(r); t != nil {
+		return t.s.admissions.Load()
+	}
+	return 0
+}
+
 // Refuses says whether the rank's server has refused a connection since it fell:
 // nothing listens there, so the process is gone.
 func (f *Fleet) Refuses(r *worker.Rank) bool {

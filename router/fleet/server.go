@@ -33,6 +33,8 @@ type server struct {
 
 	up, live atomic.Bool
 	downs    atomic.Uint32
+	// admissions counts how often the server became live; see Fleet.Admissions.
+	admissions atomic.Uint32
 
 	trafficFails atomic.Int32
 	answered     atomic.Bool // traffic was answered since the present probe began
@@ -213,6 +215,7 @@ func (s *server) lower(reason string) {
 func (s *server) admitted(downs uint32) {
 	if s.up.Load() && s.downs.Load() == downs {
 		s.live.Store(true)
+		s.admissions.Add(1)
 		s.refused.Store(false)
 		for _, t := range s.seats {
 			t.reset()

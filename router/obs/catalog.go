@@ -32,6 +32,7 @@ var Catalog = []Family{
 	{"sluice_leg_duration_seconds", "histogram", "leg", "From an engine call's start to its end."},
 	{"sluice_leg_retries_total", "counter", "leg", "Legs that were run again on another rank."},
 	{"sluice_fallbacks_total", "counter", "kind", "Requests whose prefill/decode plan was not run as made, by why (incomplete_handle, plain_decode, lease_expired, prefill_failed, …)."},
+	{"sluice_models_without_handover", "gauge", "", "Models whose last requests (10 or more in a row) were all decoded without the hand-over that pd configures, because no prefill worker is healthy or what prefill answers cannot be handed over; /readyz, /health and the log say why."},
 	{"sluice_migrations_total", "counter", "outcome", "Streams whose engine failed under way: done (they go on from another), failed (no other took them), limit, or why they could not; and those that left a worker that drains: drained (docs/migration.md)."},
 	{"sluice_plans_total", "counter", "plan, reason", "Choices between prefill on another rank (plan remote) and on the decode rank (local), by why (few_uncached, faster, uncached, unknown_prompt; not_asked where only the ranks were chosen together); and prefill-only requests (prefill_only), by what asked for it (header, max_tokens)."},
 

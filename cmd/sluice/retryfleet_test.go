@@ -1,0 +1,311 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// holds stops requests on e before the response head, until the test ends.
+func holds(t *testing.T, e *sim.Engine, f sim.Fault) {
+	t.Helper()
+	until := make(chan struct{})
+	t.Cleanup(func() { close(until) })
+	f.Kind, f.Until = sim.Stall, until
+	e.Fault(f)
+}
+
+// posted sends a request from a goroutine of its own.
+func posted(t *testing.T, url, body string) <-chan *answer {
+	t.Helper()
+	got := make(chan *answer, 1)
+	go func() {
+		a, err := tryPost(t.Context(), url, body)
+		if err != nil {
+			t.Error(err)
+			a = &answer{}
+		}
+		got <- a
+	}()
+	return got
+}
+
+func (r *testRouter) becomes(t *testing.T, id string, want worker.State) {
+	t.Helper()
+	eventually(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.state(id) == want })
+}
+
+// TestRetryTakesTheFleetAsItIs: a request whose only worker dies goes on with one that
+// became ready after the request had arrived.
+func TestRetryTakesTheFleetAsItIs(t *testing.T) {
+	for _, more := range []string{"", `,"stream":true`} {
+		for _, phase := range []string{"", "body"} { // before and behind the response head
+			t.Run(more+" "+phase, func(t *testing.T) {
+				t.Parallel()
+				plain, a, b := startSim(t, nil), startSim(t, nil), startSim(t, nil)
+				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+				b.Crash()
+				r.becomes(t, "b", worker.Unhealthy)
+				holds(t, a, sim.Fault{Phase: phase})
+				want := post(t, plain.URL()+"/v1/chat/completions", chat(more))
+				got := posted(t, r.URL+"/v1/chat/completions", chat(more))
+				eventually(t, 10*time.Second, "the request is on a", func() bool { return len(generating(a)) == 1 })
+				if err := b.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				r.becomes(t, "b", worker.Ready)
+				a.Crash()
+				if got := <-got; got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" || got.text(t) != want.text(t) {
+					t.Errorf("status %d on %q: %s", got.Status, got.Header.Get("X-Sluice-Worker"), got.Body)
+				}
+				quiet(t, r, 10*time.Second, b)
+			})
+		}
+	}
+}
+
+// TestRetryWaitsForARestart: the engine that dies under a request is the only one, and is
+// back within timeouts.pool_wait.
+func TestRetryWaitsForARestart(t *testing.T) {
+	for _, more := range []string{"", `,"stream":true`} {
+		for _, leg := range []string{"whole", "decode", "prefill"} {
+			t.Run(leg+more, func(t *testing.T) {
+				t.Parallel()
+				plain, e := startSim(t, nil), startSim(t, func(o *sim.Options) {
+					if o.Role = leg; leg == "whole" {
+						o.Role = ""
+					}
+				})
+				workers := []config.Worker{at(e, worker.Aggregated, "e")}
+				if leg != "whole" {
+					other := map[string]string{"decode": "prefill", "prefill": "decode"}[leg]
+					roles := map[string]worker.Role{"decode": worker.Decode, "prefill": worker.Prefill}
+					workers = []config.Worker{at(e, roles[leg], "e"), at(startSim(t, role(other)), roles[other], "o")}
+				}
+				r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.Timeouts.PoolWait = false, 20*time.Second }, workers...)
+				holds(t, e, sim.Fault{})
+				want := post(t, plain.URL()+"/v1/chat/completions", chat(more))
+				got := posted(t, r.URL+"/v1/chat/completions", chat(more))
+				eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generating(e)) == 1 })
+				e.Crash()
+				e.ClearFaults()
+				r.becomes(t, "e", worker.Unhealthy)
+				if err := e.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				a := <-got
+				if a.Status != 200 || a.text(t) != want.text(t) {
+					t.Errorf("status %d: %s", a.Status, a.Body)
+				}
+				if a.Header.Get("X-Sluice-Waited") == "" {
+					t.Error("no X-Sluice-Waited")
+				}
+				quiet(t, r, 10*time.Second, e)
+			})
+		}
+	}
+}
+
+// TestRestartsLoseNoRequest: with one prefill worker, or one decode worker, that restarts
+// under load, and no plain decode, every request is answered.
+func TestRestartsLoseNoRequest(t *testing.T) {
+	for _, family := range []string{"nixl", "sglang"} {
+		for _, restarts := range []string{"prefill", "decode"} {
+			t.Run(family+" "+restarts, func(t *testing.T) {
+				fam := matrixFamilyNamed(t, family)
+				p, pw := sidecarEngine(t, fam, worker.Prefill)
+				d, dw := sidecarEngine(t, fam, worker.Decode)
+				r := startRouter(t, func(c *config.Config) {
+					c.PD.Family, c.PD.PlainDecode, c.Timeouts.PoolWait = family, false, 20*time.Second
+					c.Fleet.RetryShare, c.Fleet.RetryPerSecond = 1, 1000
+				}, pw, dw)
+				e := p
+				if restarts == "decode" {
+					e = d
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				var mu sync.Mutex
+				answered, bad := 0, []string{}
+				for i := range 8 {
+					wg.Go(func() {
+						for n := 0; ctx.Err() == nil; n++ {
+							a, err := tryPost(t.Context(), r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, n, i%2 == 0 && restarts == "prefill")))
+							mu.Lock()
+							if answered++; err != nil || a.Status != 200 || strings.Contains(string(a.Body), `"error"`) {
+								bad = append(bad, fmt.Sprintf("%v %d %v %s", err, a.Status, a.Header, a.Body))
+							}
+							mu.Unlock()
+						}
+					})
+				}
+				down := []time.Duration{0, 500 * time.Millisecond, time.Second}
+				if os.Getenv("SLUICE_SOAK") != "" {
+					down = append(down, 500*time.Millisecond, 1200*time.Millisecond, 1800*time.Millisecond, 2400*time.Millisecond)
+				}
+				for _, d := range down {
+					before := e.Stats().Sum().Requests
+					eventually(t, 20*time.Second, "requests are answered", func() bool { return e.Stats().Sum().Requests > before+20 })
+					e.Crash()
+					time.Sleep(d) // how long the engine takes to start
+					if err := e.Restart(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				stop()
+				wg.Wait()
+				t.Logf("%d of %d requests failed over %d restarts", len(bad), answered, len(down))
+				if len(bad) > 0 {
+					t.Errorf("the first: %.600s", bad[0])
+				}
+				quiet(t, r, 20*time.Second) // what a dead decode has left on prefill stays to the lease
+			})
+		}
+	}
+}
+
+// TestRefusalTellsTheTries: an error names as many tries as were made.
+func TestRefusalTellsTheTries(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		var workers []config.Worker
+		for i := range n {
+			workers = append(workers, startScripted(t, reply(500, `{"error":{"message":"boom"}}`)).at(worker.Prefill, fmt.Sprint("p", i)))
+		}
+		d := startSim(t, role("decode"))
+		r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.PD.MaxAttempts = false, 8 }, append(workers, at(d, worker.Decode, "d0"))...)
+		a := post(t, r.URL+"/v1/chat/completions", chat(""))
+		wantReason(t, a, 502, "upstream_failed")
+		if msg, _, _ := a.errorOf(t); !strings.Contains(msg, map[int]string{1: "1 try", 2: "2 tries"}[n]) {
+			t.Errorf("%d prefill workers: %s", n, msg)
+		}
+	}
+}
+
+// TestEngineThatComesBackUnseen: the fleet does not notice that the engine was gone, for
+// it needs more failures than one request makes.
+func TestEngineThatComesBackUnseen(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, at(e, worker.Aggregated, "e"))
+	e.Crash()
+	got := posted(t, r.URL+"/v1/chat/completions", chat(""))
+	eventually(t, 10*time.Second, "a try has failed", func() bool {
+		return r.metric(`sluice_legs_total{leg="whole",outcome="upstream_failed"}`) > 0
+	})
+	if err := e.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, <-got, 200)
+	// Nor does it come back: the wait ends with timeouts.pool_wait.
+	r2 := startRouter(t, func(c *config.Config) {
+		c.Health.FailAfter, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
+	}, at(e, worker.Aggregated, "e"))
+	e.Crash()
+	began := time.Now()
+	wantReason(t, post(t, r2.URL+"/v1/chat/completions", chat("")), 502, "upstream_failed")
+	if took := time.Since(began); took < 250*time.Millisecond || took > 5*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+}
+
+// A worker that only answers badly is not waited for: its answer is the client's.
+func TestAnswersAreNotWaitedFor(t *testing.T) {
+	bad := startScripted(t, reply(503, `{"error":{"message":"full"}}`))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, bad.at(worker.Aggregated, "bad"))
+	began := time.Now()
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 503)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestMigrationWaitsForAWorker: a stream whose engine dies goes on with a worker that is
+// ready a moment later.
+func TestMigrationWaitsForAWorker(t *testing.T) {
+	m := startMigrants(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
+	m.engines[1].Crash()
+	m.becomes(t, "d1", worker.Unhealthy)
+	holds(t, m.engines[0], sim.Fault{After: 5})
+	body := chat(`,"stream":true`)
+	want := post(t, m.plain.URL()+"/v1/chat/completions", body)
+	began, once := make(chan struct{}), sync.Once{}
+	got := make(chan *answer, 1)
+	go func() {
+		a, err := readAfter(m.URL+"/v1/chat/completions", body, func(read []byte) {
+			if bytes.Count(read, []byte("content")) == 5 {
+				once.Do(func() { close(began) })
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	<-began
+	m.engines[0].Crash()
+	m.becomes(t, "d0", worker.Unhealthy)
+	if err := m.engines[1].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	sameTelling(t, <-got, want)
+}
+
+// readAfter posts a body and reads the answer by events; seen is called behind each with
+// all that has come.
+func readAfter(url, body string, seen func([]byte)) (*answer, error) {
+	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return &answer{}, err
+	}
+	defer resp.Body.Close()
+	a := &answer{Status: resp.StatusCode, Header: resp.Header}
+	for br := bufio.NewReader(resp.Body); ; {
+		line, err := br.ReadBytes('\n')
+		a.Body = append(a.Body, line...)
+		if err == io.EOF {
+			return a, nil
+		} else if err != nil {
+			return a, err
+		} else if len(line) == 1 {
+			seen(a.Body)
+		}
+	}
+}
+
+// A client that leaves while its request waits for a worker ends the wait.
+func TestLeavesWhileARetryWaits(t *testing.T) {
+	e := startSim(t, nil)
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, at(e, worker.Aggregated, "e"))
+	holds(t, e, sim.Fault{})
+	ctx, leave := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); tryPost(ctx, r.URL+"/v1/chat/completions", chat("")) }()
+	eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generating(e)) == 1 })
+	e.Crash()
+	eventually(t, 10*time.Second, "it waits", func() bool { return r.metric("sluice_pool_waiters") == 1 })
+	leave()
+	<-done
+	eventually(t, 10*time.Second, "it waits no more", func() bool { return r.metric("sluice_pool_waiters") == 0 })
+	quiet(t, r, 10*time.Second)
+}
+
+func matrixFamilyNamed(t *testing.T, name string) *matrixFamily {
+	t.Helper()
+	i := slices.IndexFunc(matrixFamilies, func(f matrixFamily) bool { return f.name == name })
+	if i < 0 {
+		t.Fatalf("no family %q", name)
+	}
+	return &matrixFamilies[i]
+}
