@@ -11,7 +11,7 @@ func frontOptions(cfg *config.Config) front.Options {
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, BodyIdleTimeout: cfg.Timeouts.BodyIdle, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
+		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, MediaHosts: cfg.MediaHosts, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
 		EarlyHead: cfg.Relay.HeadAfter >= 0, EarlyHeadAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,
 		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 		Proxies: front.Proxies{Trusted: cfg.TrustedProxies()},

@@ -219,7 +219,7 @@ func TestLMCacheFailures(t *testing.T) {
 func TestLMCacheWhatItCannotCarry(t *testing.T) {
 	requests := map[string]string{
 		"tools":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
-		"media":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]}`,
+		"media":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`,
 		"reasoning":    `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"}`,
 		"many_choices": `{"model":"sim","max_tokens":5,"n":2,"messages":[{"role":"user","content":"a"}]}`,
 	}

@@ -264,7 +264,7 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		{"structured", "/v1/chat/completions", chat + `"response_format":{"type":"json_object"}`},
 		{"structured", "/v1/chat/completions", chat + `"guided_regex":"a*"`},
 		{"tools", "/v1/chat/completions", chat + `"tools":[{"type":"function","function":{"name":"f"}}]`},
-		{"media", "/v1/chat/completions", `"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x/y"}}]}]`},
+		{"media", "/v1/chat/completions", `"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]`},
 		{"echo", "/v1/completions", `"prompt":"a b c","echo":true`},
 		{"beam_search", "/v1/completions", `"prompt":"a b c","use_beam_search":true`},
 		{"batch_prompt", "/v1/completions", `"prompt":["a b c","d"]`},

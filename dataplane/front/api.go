@@ -121,6 +121,9 @@ type Options struct {
 	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
 	// disaggregated_params sent by a client are cut out instead of refused.
 	StripForbidden bool
+	// MediaHosts are the hosts from which engines may fetch images, video and audio that
+	// clients name by URL [none: data: URLs only].
+	MediaHosts MediaHosts
 }
 
 // Leaver tells of a client's leaving; see Exchange.OnGone and Exchange.Gone.

@@ -244,43 +244,31 @@ func (x *Exchange) bodyFailed(err error) bool {
 	return false
 }
 
-// forbidden are the fields that name hosts the engine would connect to, or take
-// the place of what the router itself adds.
-var forbidden = [...]struct {
-	key  jsonscan.Key
-	name string
-}{
-	{jsonscan.KeyKVTransferParams, "kv_transfer_params"},
-	{jsonscan.KeyDisaggPrefillResp, "disagg_prefill_resp"},
-	{jsonscan.KeyBootstrapHost, "bootstrap_host"},
-	{jsonscan.KeyBootstrapPort, "bootstrap_port"},
-	{jsonscan.KeyBootstrapRoom, "bootstrap_room"},
-	{jsonscan.KeyBootstrapPairKey, "bootstrap_pair_key"},
-	{jsonscan.KeyDisaggregatedParams, "disaggregated_params"},
-	{jsonscan.KeyECTransferParams, "ec_transfer_params"},
-}
-
-// scan fills Doc and deals with forbidden fields; a null one is harmless and
-// passes. When it refuses, it has answered and gives false.
+// scan fills Doc, and deals with the members that a client may not send or not send so (see
+// engineFields). When it refuses, it has answered and gives false.
 func (x *Exchange) scan() bool {
 	limits := jsonscan.Limits{MaxDepth: x.srv.live().MaxDepth}
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
 		return x.badBody(err)
 	}
-	if x.smuggles(jsonscan.KeyVLLMXArgs) || x.smuggles(jsonscan.KeySamplingExtraArgs) {
+	if !x.checkFields() {
 		return false
 	}
-	var edits [len(forbidden)]jsonscan.Edit
+	var edits [16]jsonscan.Edit // more than engineFields has keys
 	cut := 0
-	for i := range forbidden {
-		f := &forbidden[i]
-		if !x.Doc.Has(f.key) {
+	for i := range engineFields {
+		f := &engineFields[i]
+		switch {
+		case f.key == noKey || !x.Doc.Has(f.key):
+			continue
+		case f.rule == routerOnly && !x.srv.live().StripForbidden:
+			x.Error(ForbiddenField, f.name, "field "+strconv.Quote(f.name)+" "+routersOwn, 0)
+			return false
+		case f.rule == requestName && x.Endpoint.Kind != ResponsesAPI:
 			continue
 		}
-		if !x.srv.live().StripForbidden {
-			x.Error(ForbiddenField, f.name, "field "+strconv.Quote(f.name)+" is set by the router and may not be sent by a client; leave it out", 0)
-			return false
-		}
+		// A request_id of the Responses API is cut whatever it is: vLLM stores the
+		// answer under it, in the place of another client's of that id.
 		edits[cut] = jsonscan.Edit{Key: f.key, Op: jsonscan.Remove}
 		cut++
 	}
@@ -297,26 +285,6 @@ func (x *Exchange) scan() bool {
 		return x.badBody(err)
 	}
 	return true
-}
-
-// smuggles looks for forbidden fields in an object that vLLM merges into the
-// arguments among which it looks for its own kv_transfer_params. No honest
-// client writes them there, so they are refused even where top-level ones are
-// cut. When it finds one, it has answered.
-func (x *Exchange) smuggles(in jsonscan.Key) bool {
-	if !x.Doc.Has(in) {
-		return false
-	}
-	for it := jsonscan.Walk(x.Doc.Raw(in)); it.Next(); {
-		for i := range forbidden {
-			if it.Value.Kind > jsonscan.Null && it.IsKey(forbidden[i].name) {
-				field := in.Name() + "." + forbidden[i].name
-				x.Error(ForbiddenField, field, "field "+strconv.Quote(field)+" is set by the router and may not be sent by a client; leave it out", 0)
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func (x *Exchange) badBody(err error) bool {

@@ -16,7 +16,7 @@ func (o Options) Changeable() Options {
 
 // into writes what may change while a Server runs over the same of at.
 func (o Options) into(at *Options) {
-	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden
+	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden, at.MediaHosts = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden, o.MediaHosts
 	at.BodyBudgetBytes, at.HeadTimeout, at.IdleTimeout = o.BodyBudgetBytes, o.HeadTimeout, o.IdleTimeout
 	at.BodyIdleTimeout = o.BodyIdleTimeout
 	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout

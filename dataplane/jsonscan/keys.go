@@ -55,6 +55,10 @@ const (
 	KeyStopTokenIDs
 	KeyPromptLogprobs
 	KeyThinking             // of /v1/messages
+	KeyLoRARequest          // TensorRT-LLM
+	KeyEncoderURLs          // SGLang's /generate
+	KeyHTTPWorkerIPC        // likewise
+	KeyKVHints              // likewise
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -191,6 +195,10 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyStopTokenIDs, "stop_token_ids")
 	anyOf(KeyPromptLogprobs, "prompt_logprobs")
 	anyOf(KeyThinking, "thinking")
+	anyOf(KeyLoRARequest, "lora_request")
+	anyOf(KeyEncoderURLs, "encoder_urls")
+	anyOf(KeyHTTPWorkerIPC, "http_worker_ipc")
+	anyOf(KeyKVHints, "kv_hints")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -307,6 +315,14 @@ func topKey(name []byte) Key {
 		return KeyPromptLogprobs
 	case "thinking":
 		return KeyThinking
+	case "lora_request":
+		return KeyLoRARequest
+	case "encoder_urls":
+		return KeyEncoderURLs
+	case "http_worker_ipc":
+		return KeyHTTPWorkerIPC
+	case "kv_hints":
+		return KeyKVHints
 	}
 	return noKey
 }

@@ -32,6 +32,10 @@ type Doc struct {
 	samplingMembers int    // members of sampling_params, where that is an object
 	present         uint64 // by Key: which of Values are not Absent; the others are not looked at
 
+	// Watched: a member somewhere in the body, at whatever depth, may have one of the
+	// names that IsWatched knows.
+	Watched bool
+
 	ids   []uint32 // of the member idsOf, see TakeIDs; its memory is the next scan's
 	idsOf Key
 	box   *[]uint32 // of ids, if borrowed
@@ -78,7 +82,7 @@ func (d *Doc) forget() {
 	for set := d.present; set != 0; set &= set - 1 {
 		d.Values[bits.TrailingZeros64(set)] = Value{}
 	}
-	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present = nil, 0, 0, 0, 0, 0
+	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.Watched = nil, 0, 0, 0, 0, 0, false
 	d.keep(d.ids)
 }
 
@@ -253,6 +257,9 @@ func (s *scanner) object(i, depth int, in scope) int {
 			i = skipSpace(b, i)
 		}
 		if in == scopeNone {
+			if s.doc != nil && mayBeWatched(b[key+1:keyEnd-1]) {
+				s.doc.Watched = true
+			}
 			i, _ = s.value(i, depth+1)
 		} else {
 			i = s.knownMember(key, keyEnd, i, depth, in)
@@ -306,6 +313,7 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 		k = samplingKey(name)
 	}
 	if k == noKey {
+		s.doc.Watched = s.doc.Watched || mayBeWatched(name)
 		end, _ := s.value(i, depth+1)
 		return end
 	}

@@ -126,6 +126,7 @@ func (c *Config) check(f *faults) {
 	c.checkTLS(bad)
 	c.checkProxies(bad)
 	c.checkCORS(bad)
+	c.checkMediaHosts(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	c.checkRouted(bad)

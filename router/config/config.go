@@ -63,6 +63,10 @@ type Config struct {
 	// StripForbidden cuts client-sent kv_transfer_params & co. out of a body
 	// instead of refusing the request [false].
 	StripForbidden bool `yaml:"strip_forbidden"`
+	// MediaHosts are the hosts from which engines may fetch images, video and audio that
+	// clients name by URL: names, "*.example.com", IP addresses, "*" for any; see
+	// docs/access.md [none: clients send data: URLs].
+	MediaHosts []string `yaml:"media_hosts"`
 
 	// origins says where each value that is no default was given, by its path,
 	// for the errors of checks made later.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 
@@ -63,6 +64,23 @@ func (c *Config) checkCORS(bad report) {
 			}) {
 				bad(fmt.Sprintf("cors.%s[%d]", field, i), "%s is no name; want a word as POST or X-Request-Id", quoted(w))
 			}
+		}
+	}
+}
+
+// checkMediaHosts wants hosts without scheme, port or path: they are compared with the host
+// of a URL alone.
+func (c *Config) checkMediaHosts(bad report) {
+	for i, h := range c.MediaHosts {
+		name := strings.TrimPrefix(h, "*.")
+		_, err := netip.ParseAddr(name)
+		if h == "*" || err == nil && name == h {
+			continue
+		}
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == '_')
+		}) {
+			bad(fmt.Sprintf("media_hosts[%d]", i), "%s; want a host name, *.example.com for all below it, an IP address, or * for any host, without scheme and port", quoted(h))
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 // come and go. What each of these becomes in a running router stands in cmd/sluice
 // (reload.go), and a test holds the two together.
 var live = []string{
-	"log.level", "proxies", "cors", "compression", "strip_forbidden", "migration", "steering", "relay.head_after", "relay.keep_alive",
+	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.head_after", "relay.keep_alive",
 	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",

@@ -45,7 +45,7 @@ var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream
 	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
 	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
 	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "structured_outputs",
-	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc")
+	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc", "encoder_urls", "lora_request", "kv_hints", "image_data", "video_data", "audio_data")
 
 // reservedSampling are the same of sampling_options.
 var reservedSampling = names("max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
@@ -53,7 +53,7 @@ var reservedSampling = names("max_tokens", "min_tokens", "max_new_tokens", "min_
 
 // smuggled are names under which engines look for what names hosts, wherever an
 // object of their own is merged.
-var smuggled = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params")
+var smuggled = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls")
 
 func names(list ...string) map[string]bool {
 	m := make(map[string]bool, len(list))
