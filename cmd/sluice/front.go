@@ -2,8 +2,22 @@ package main
 
 import (
 	"sluice/dataplane/front"
+	"sluice/dataplane/membudget"
 	"sluice/router/config"
 )
+
+// keptShare is the part of limits.body_budget, one in so many bytes, that stays in memory
+// between requests for the next ones' bodies.
+const keptShare = 8
+
+// newBodies makes the budget that all bodies count in, whatever listener they come by.
+func newBodies(cfg *config.Config) *membudget.Budget {
+	keepBuffers(cfg.Limits.BodyBudget)
+	return membudget.NewBudget(cfg.Limits.BodyBudget)
+}
+
+// keepBuffers bounds the buffers that are kept between requests, by limits.body_budget.
+func keepBuffers(budget int64) { membudget.Default.Retain(budget / keptShare) }
 
 // frontOptions are those of the front that the configuration says.
 func frontOptions(cfg *config.Config) front.Options {

@@ -55,6 +55,7 @@ func (r *router) set(s settings) error {
 	if err := r.runner.Change(s.Runner); err != nil {
 		return err
 	}
+	keepBuffers(s.Front.BodyBudgetBytes)
 	r.scheduler.Tune(s.Choice)
 	r.fleet.Change(s.Fleet)
 	r.tokenizer.Change(s.Tokens)

@@ -121,7 +121,7 @@ func (r *router) newRouted() (err error) {
 	}
 	r.wire, err = wire.New(wire.Options{
 		Handler: r.routed, Log: r.log, Token: c.Token, Agent: "sluice/" + version, Admit: r.routed.Admit,
-		MaxConns: c.MaxConns, MaxStreams: c.MaxStreams, MaxFrame: int(c.MaxFrame), RequestBudget: r.cfg.Limits.BodyBudget,
+		MaxConns: c.MaxConns, MaxStreams: c.MaxStreams, MaxFrame: int(c.MaxFrame), Budget: r.bodies,
 		ReadTimeout: r.cfg.Timeouts.Body, Heartbeat: c.Heartbeat, StallTimeout: r.cfg.Timeouts.Write, WriteTimeout: r.cfg.Timeouts.Write,
 	})
 	if err != nil {

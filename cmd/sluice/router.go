@@ -14,6 +14,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/loop"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
@@ -48,6 +49,7 @@ type router struct {
 	tokenizer   *tokenize.Tokenizer
 	metrics     *obs.Metrics
 	runner      *disagg.Runner
+	bodies      *membudget.Budget
 	routed      *routed.Engine
 	wire        *wire.Server // nil: no framed socket
 	wireLoops   *loop.Loops  // that drive its streams; nil: goroutines do
@@ -120,6 +122,7 @@ func assemble(r *router) (_ *router, err error) {
 	if err := r.makeKeys(); err != nil {
 		return nil, err
 	}
+	r.bodies = newBodies(cfg)
 	r.recorder = r.newRecorder()
 	choice := scheduleOptions(cfg)
 	choice.Ended = r.recorder.Ended
@@ -168,6 +171,7 @@ func assemble(r *router) (_ *router, err error) {
 		return nil, err
 	}
 	options := frontOptions(cfg)
+	options.Budget = r.bodies
 	options.Handler, options.Pages, options.Observer, options.Log = r.routed, r.pages, r.metrics, log
 	options.TLS, options.Gate = fromClients, r.gate()
 	if r.front, err = front.New(options); err != nil {

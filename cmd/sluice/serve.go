@@ -12,6 +12,7 @@ import (
 
 	"sluice/dataplane/descriptors"
 	"sluice/dataplane/lean"
+	"sluice/dataplane/membudget"
 	"sluice/router/config"
 	"sluice/router/obs"
 )
@@ -79,7 +80,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if !given.Replaces() { // it was printed once, for whoever started the first
 		fmt.Fprintln(stdout, r.Addr())
 	}
-	go lean.Keep(ctx)
+	go lean.Keep(ctx, lean.Options{Idle: membudget.Default.TrimIdle})
 	if err := runSignalled(ctx, r); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1

@@ -7,9 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"time"
 
+	"sluice/dataplane/lean"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/takeover"
 	"sluice/router/config"
 	"sluice/router/disagg"
@@ -75,9 +76,6 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if err != nil {
 		return fail(err)
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(sidecarGC)
-	}
 	r, err := newSidecar(cfg, flags, given, log)
 	if err != nil {
 		given.Failed(err)
@@ -87,6 +85,7 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if !given.Replaces() {
 		fmt.Fprintln(stdout, r.Addr())
 	}
+	go lean.Keep(ctx, lean.Options{Percent: sidecarGC, Idle: membudget.Default.TrimIdle})
 	if err := runSignalled(ctx, r); err != nil {
 		return fail(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -78,8 +79,11 @@ type Options struct {
 	Gate     Gate        // nil: anybody may send requests
 	TLS      *tls.Config // nil: plain HTTP
 
-	MaxBodyBytes      int64         // [32 MiB]
-	BodyBudgetBytes   int64         // all bodies together [1 GiB]
+	MaxBodyBytes    int64 // [32 MiB]
+	BodyBudgetBytes int64 // all bodies together [1 GiB]
+	// Budget counts the bodies, where others count in it too; its limit becomes
+	// BodyBudgetBytes at each Change. [the server's own, of BodyBudgetBytes]
+	Budget            *membudget.Budget
 	MaxHeadBytes      int           // [16 KiB]
 	MaxDepth          int           // JSON nesting [64]
 	HeadTimeout       time.Duration // [10s]

@@ -20,6 +20,7 @@ import (
 
 	"sluice/dataplane/descriptors"
 	"sluice/dataplane/lean"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -92,7 +93,7 @@ func runRouter(engine string) error {
 	fmt.Println(ln.Addr())
 	endWithTest()
 	descriptors.MakeRoom() // as `sluice serve` does both
-	go lean.Keep(context.Background())
+	go lean.Keep(context.Background(), lean.Options{Idle: membudget.Default.TrimIdle})
 	return s.Serve(ln)
 }
 

@@ -61,10 +61,13 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if opt.Budget == nil {
+		opt.Budget = membudget.NewBudget(opt.BodyBudgetBytes)
+	}
 	s := &Server{
 		opt:    opt,
 		routes: newRoutes(opt.Pages != nil),
-		budget: membudget.NewBudget(opt.BodyBudgetBytes),
+		budget: opt.Budget,
 		conns:  connSet{byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
 	}

@@ -5,5 +5,6 @@
 // give what is free back to the system. A program calls it once, at its start; it
 // changes nothing else, and keeps out of the way of traffic: while there is enough of that
 // for Go to collect every few seconds, it only looks, and what it does takes a hundredth of
-// the time at the most. It imports nothing of ours.
+// the time at the most. Memory outside of Go's heap is its owner's: Options.Idle says when to
+// let go of what nobody uses. It imports nothing of ours.
 package lean

@@ -36,7 +36,19 @@ const (
 	share = 100
 	// every is how often it is looked at.
 	every = time.Second
+	// idleLooks is how many looks lie between two calls of Options.Idle.
+	idleLooks = 3
 )
+
+// Options of Keep.
+type Options struct {
+	// Percent is how much a small heap may grow before it is collected (GOGC); 0: 100.
+	Percent int
+	// Idle is called every few seconds, to let go of memory outside of Go's heap that
+	// nobody has used meanwhile; nil: there is none. It is called whatever the
+	// environment says of Go's collector.
+	Idle func()
+}
 
 // sample is what one look finds.
 type sample struct {
@@ -50,6 +62,7 @@ type sample struct {
 // collector decides what Keep does.
 type collector struct {
 	percent int
+	small   int    // percent of a small heap
 	before  sample // the last look's
 	calm    int    // looks since Go has collected
 	asked   sample // when a collection was asked for last
@@ -65,7 +78,7 @@ func (c *collector) look(s sample) (quiet bool) {
 	case s.live >= tightFrom:
 		c.percent = tight
 	case s.live < tightUntil:
-		c.percent = roomy
+		c.percent = c.small
 	}
 	if c.calm++; s.cycles != c.before.cycles {
 		c.calm = 0
@@ -120,24 +133,36 @@ func (m source) read() (s sample, ok bool) {
 	}, true
 }
 
-// Keep sets the collector by what is in use until ctx ends. What GOGC or GOMEMLIMIT
-// say in the environment is left as it is: then it does nothing.
-func Keep(ctx context.Context) {
-	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
-		return
+// Keep sets the collector by what is in use until ctx ends, and calls opt.Idle. The
+// collector is left as it is where GOGC or GOMEMLIMIT say something in the environment.
+func Keep(ctx context.Context, opt Options) {
+	small := opt.Percent
+	if small <= 0 {
+		small = roomy
+	}
+	adjusts := os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == ""
+	if adjusts && small != roomy {
+		debug.SetGCPercent(small)
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	c, from := collector{percent: roomy}, newSource()
-	for now := roomy; ; {
+	c, from := collector{percent: small, small: small}, newSource()
+	for now, looks := small, 0; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		if looks++; opt.Idle != nil && looks%idleLooks == 0 {
+			opt.Idle()
+		}
+		if !adjusts {
+			continue
+		}
 		s, ok := from.read()
 		if !ok {
-			return
+			adjusts = false
+			continue
 		}
 		quiet := c.look(s)
 		if c.percent != now { // to set it stops the world for a moment

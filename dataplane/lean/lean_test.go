@@ -11,7 +11,7 @@ import (
 
 func TestLook(t *testing.T) {
 	const mib = 1 << 20
-	c := collector{percent: roomy}
+	c := collector{percent: roomy, small: roomy}
 	for i, step := range []struct {
 		cycles, live, held, made, goroutines uint64
 		percent                              int
@@ -49,7 +49,7 @@ func TestLook(t *testing.T) {
 // TestLookOnceMore: what is kept for use again ends without a sign, so a collection is
 // asked for once more behind the one that traffic has brought, and then no more.
 func TestLookOnceMore(t *testing.T) {
-	c := collector{percent: roomy}
+	c := collector{percent: roomy, small: roomy}
 	s := sample{cycles: 1, held: held, made: made}
 	var asked []int
 	for i := range 10 * late {
@@ -81,7 +81,7 @@ func TestKeep(t *testing.T) {
 	t.Setenv("GOMEMLIMIT", "")
 	ctx, end := context.WithCancel(t.Context())
 	over := make(chan struct{})
-	go func() { defer close(over); Keep(ctx) }()
+	go func() { defer close(over); Keep(ctx, Options{}) }()
 	defer func() { end(); <-over }()
 	var burst atomic.Pointer[[][]byte]
 	blocks := make([][]byte, 4096)

@@ -1,6 +1,9 @@
 package membudget
 
-import "sync/atomic"
+import (
+	"math"
+	"sync/atomic"
+)
 
 // Budget is a bound in bytes on what many goroutines hold together. Acquire
 // never waits: a caller that is refused says so to its client. Safe for
@@ -10,6 +13,7 @@ type Budget struct {
 	used    atomic.Int64
 	peak    atomic.Int64
 	refused atomic.Uint64
+	parent  *Budget // counts what this one gives too; nil: none
 }
 
 // NewBudget makes a budget of limit bytes; zero or less refuses everything.
@@ -17,6 +21,13 @@ func NewBudget(limit int64) *Budget {
 	b := new(Budget)
 	b.SetLimit(limit)
 	return b
+}
+
+// Within makes a budget that says how much its own users hold of b, which is the bound.
+func (b *Budget) Within() *Budget {
+	part := NewBudget(math.MaxInt64)
+	part.parent = b
+	return part
 }
 
 // SetLimit changes the bound. What is held beyond a lower one stays held; nothing more is
@@ -29,7 +40,7 @@ func (b *Budget) Acquire(n int64) bool {
 		return true
 	}
 	limit := b.limit.Load()
-	if n > limit {
+	if n > limit || b.parent != nil && !b.parent.Acquire(n) {
 		b.refused.Add(1)
 		return false
 	}
@@ -38,6 +49,7 @@ func (b *Budget) Acquire(n int64) bool {
 	used := b.used.Add(n)
 	if used > limit {
 		b.used.Add(-n)
+		b.parent.Release(n)
 		b.refused.Add(1)
 		return false
 	}
@@ -46,9 +58,9 @@ func (b *Budget) Acquire(n int64) bool {
 	return true
 }
 
-// Release gives n acquired bytes back.
+// Release gives n acquired bytes back; of a nil Budget, nothing.
 func (b *Budget) Release(n int64) {
-	if n > 0 {
+	for ; b != nil && n > 0; b = b.parent {
 		b.used.Add(-n)
 	}
 }

@@ -62,6 +62,21 @@ func TestBudgetTogether(t *testing.T) {
 	}
 }
 
+// What a part gives counts in the whole, which bounds it.
+func TestWithin(t *testing.T) {
+	b := NewBudget(100)
+	one, other := b.Within(), b.Within()
+	if !one.Acquire(60) || other.Acquire(50) || !other.Acquire(40) || b.Acquire(1) {
+		t.Errorf("used %d + %d of %d", one.Used(), other.Used(), b.Used())
+	}
+	if one.Used() != 60 || other.Used() != 40 || b.Used() != 100 || other.Refused() != 1 {
+		t.Errorf("used %d + %d of %d, refused %d", one.Used(), other.Used(), b.Used(), other.Refused())
+	}
+	if one.Release(60); one.Used() != 0 || b.Used() != 40 || !b.Acquire(60) {
+		t.Errorf("used %d of %d", one.Used(), b.Used())
+	}
+}
+
 // A lower bound takes nothing back, and gives nothing more.
 func TestSetLimit(t *testing.T) {
 	b := NewBudget(100)

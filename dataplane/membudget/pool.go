@@ -3,22 +3,30 @@ package membudget
 import (
 	"math/bits"
 	"sync"
+	"sync/atomic"
+
+	"sluice/dataplane/reuse"
 )
 
 // The levels: powers of two from MinBuffer to MaxBuffer bytes.
 const (
-	minShift  = 8
-	maxShift  = 25
-	numLevels = maxShift - minShift + 1
+	minShift = 8
+	maxShift = 25
 
 	MinBuffer = 1 << minShift // 256 bytes: what a stream keeps of an event that has not come whole
 	Page      = 4 << 10       // what most heads and short bodies fit in
 	MaxBuffer = 1 << maxShift // 32 MiB
 
-	// Up to smallMax buffers lie in sync.Pools, which the garbage collector
-	// empties; larger ones in lists of at most retain bytes a level.
-	smallShift = 16
-	retain     = 32 << 20
+	// Buffers of up to 1<<smallShift bytes lie in sync.Pools, which the garbage collector
+	// empties. Larger ones lie outside of Go's heap, in the lists of their levels: what
+	// they take is exactly what is lent and kept, and does not wait for a collection.
+	smallShift = 14
+	numSmall   = smallShift - minShift + 1
+	numLarge   = maxShift - smallShift
+
+	// defaultRetain is how many bytes of large buffers a Pool keeps in memory while nobody
+	// has them, see Retain.
+	defaultRetain = 32 << 20
 )
 
 // Buffer is a lent piece of memory. B has the length that was asked for and
@@ -27,102 +35,228 @@ const (
 type Buffer struct {
 	B     []byte
 	full  []byte
-	level int8 // -1: beyond MaxBuffer, belongs to no level
+	level int8 // numSmall+numLarge: beyond MaxBuffer
+	// poisoned says that full is filled with reuse's pattern: it was released while
+	// checking is on.
+	poisoned bool
 }
 
 // Pool lends buffers by level. The zero value is ready and safe for concurrent
 // use. Default is the process's own.
 type Pool struct {
-	small [smallShift - minShift + 1]sync.Pool
-	large [numLevels]struct {
-		mu   sync.Mutex
-		free []*Buffer
-	}
+	small  [numSmall]sync.Pool
+	large  [numLarge + 1]level // the last one's are beyond MaxBuffer, of different sizes
+	retain atomic.Int64        // what Retain said; 0: nothing
+	kept   atomic.Int64        // bytes in the kept lists
+}
+
+// level has the large buffers of one size that nobody holds.
+type level struct {
+	mu    sync.Mutex
+	kept  []*Buffer // in memory
+	empty []*Buffer // addresses without memory: a page that is touched is made anew, of zeros
+	used  bool      // since another level last wanted its memory
+	busy  bool      // used since the last TrimIdle
 }
 
 // Default is the pool the data plane shares.
 var Default = new(Pool)
 
-// levelOf is the smallest level that holds n bytes, -1 when none does.
+// levelOf is the smallest level that holds n bytes.
 func levelOf(n int) int {
-	if n <= MinBuffer {
+	switch {
+	case n <= MinBuffer:
 		return 0
-	}
-	if n > MaxBuffer {
-		return -1
+	case n > MaxBuffer:
+		return numSmall + numLarge
 	}
 	return bits.Len(uint(n-1)) - minShift
 }
 
 // SizeOf is the memory that Get(n) takes, in bytes: what a Budget should count.
 func SizeOf(n int) int {
-	if level := levelOf(n); level >= 0 {
-		return MinBuffer << level
+	if n <= MaxBuffer {
+		return MinBuffer << levelOf(n)
 	}
-	return n
+	return (n + Page - 1) &^ (Page - 1)
 }
 
-// Get lends a buffer with len(B) == n; its content is arbitrary. Beyond
-// MaxBuffer it is made for the occasion and not kept.
+// Get lends a buffer with len(B) == n; its content is arbitrary. One beyond MaxBuffer has
+// the capacity that SizeOf says.
 func (p *Pool) Get(n int) *Buffer {
-	level := levelOf(n)
-	if level < 0 {
-		b := make([]byte, n)
-		return &Buffer{B: b, full: b, level: -1}
+	at := levelOf(n)
+	var buf *Buffer
+	if at < numSmall {
+		if buf, _ = p.small[at].Get().(*Buffer); buf == nil {
+			buf = &Buffer{full: make([]byte, MinBuffer<<at), level: int8(at)}
+		}
+	} else if buf = p.take(at-numSmall, n); buf == nil {
+		buf = p.make(at, n)
 	}
-	buf := p.take(level)
-	if buf == nil {
-		buf = &Buffer{full: make([]byte, MinBuffer<<level), level: int8(level)}
+	if buf.poisoned {
+		buf.poisoned = false
+		reuse.Verify(buf.full, "membudget.Buffer")
 	}
-	buf.B = buf.full[:n]
+	buf.B = buf.full[:n:min(len(buf.full), SizeOf(n))]
 	return buf
 }
 
-func (p *Pool) take(level int) *Buffer {
-	if level < len(p.small) {
-		buf, _ := p.small[level].Get().(*Buffer)
-		return buf
-	}
-	l := &p.large[level]
+// take lends a large buffer that was released; nil: there is none of n bytes.
+func (p *Pool) take(at, n int) *Buffer {
+	l := &p.large[at]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.free) == 0 {
-		return nil
+	l.used, l.busy = true, true
+	if last := len(l.kept) - 1; last >= 0 {
+		buf := l.kept[last]
+		l.kept[last] = nil
+		l.kept = l.kept[:last]
+		p.kept.Add(-int64(len(buf.full)))
+		return buf
 	}
-	last := len(l.free) - 1
-	buf := l.free[last]
-	l.free[last] = nil
-	l.free = l.free[:last]
-	return buf
+	for i := len(l.empty) - 1; i >= 0; i-- {
+		if buf := l.empty[i]; len(buf.full) >= n {
+			last := len(l.empty) - 1
+			l.empty[i], l.empty[last] = l.empty[last], nil
+			l.empty = l.empty[:last]
+			return buf
+		}
+	}
+	return nil
+}
+
+// slab is how many bytes of small buffers are mapped at once.
+const slab = 1 << 20
+
+// make makes a large buffer for n bytes, and more where several fit in a slab.
+func (p *Pool) make(at, n int) *Buffer {
+	size := SizeOf(n)
+	if n > MaxBuffer {
+		size = (n + MaxBuffer - 1) &^ (MaxBuffer - 1) // so that it will do for others
+	}
+	if !mapped || size >= slab {
+		return &Buffer{full: newMemory(size), level: int8(at)}
+	}
+	memory := newMemory(slab)
+	var more []*Buffer
+	for from := size; from < len(memory); from += size {
+		more = append(more, &Buffer{full: memory[from : from+size : from+size], level: int8(at)})
+	}
+	l := &p.large[at-numSmall]
+	l.mu.Lock()
+	l.empty = append(l.empty, more...)
+	l.mu.Unlock()
+	return &Buffer{full: memory[:size:size], level: int8(at)}
 }
 
 // Put takes a buffer back; nil is allowed. The buffer must not be used again.
 func (p *Pool) Put(buf *Buffer) {
-	if buf == nil || buf.level < 0 {
+	if buf == nil {
 		return
 	}
 	buf.B = nil
-	level := int(buf.level)
-	if level < len(p.small) {
-		p.small[level].Put(buf)
+	if reuse.Checking() {
+		reuse.Poison(buf.full)
+		buf.poisoned = true
+	}
+	if at := int(buf.level); at < numSmall {
+		p.small[at].Put(buf)
 		return
 	}
-	l := &p.large[level]
-	l.mu.Lock()
-	if len(l.free) < max(1, retain/(MinBuffer<<level)) {
-		l.free = append(l.free, buf)
+	at := int(buf.level) - numSmall
+	size := int64(len(buf.full))
+	l := &p.large[at]
+	if at < numLarge && (p.kept.Load()+size <= p.retained() || p.makeRoom(at, size)) {
+		p.kept.Add(size)
+		l.mu.Lock()
+		l.kept = append(l.kept, buf)
+		l.mu.Unlock()
+		return
 	}
+	p.empty(l, buf)
+}
+
+// empty gives a buffer's memory back to the system; its addresses stay, so whoever
+// reads a released buffer reads zeros.
+func (p *Pool) empty(l *level, buf *Buffer) {
+	if !giveBack(buf.full) {
+		return // to the garbage collector
+	}
+	l.mu.Lock()
+	l.empty = append(l.empty, buf)
 	l.mu.Unlock()
 }
 
-// Retained is how many bytes the pool keeps in its large levels.
-func (p *Pool) Retained() int {
-	total := 0
-	for level := range p.large {
-		l := &p.large[level]
-		l.mu.Lock()
-		total += len(l.free) * (MinBuffer << level)
-		l.mu.Unlock()
+func (p *Pool) retained() int64 {
+	if n := p.retain.Load(); n > 0 {
+		return n
 	}
-	return total
+	return defaultRetain
 }
+
+// Retain bounds the large buffers that are kept in memory while nobody has them, in bytes;
+// what is kept beyond a lower bound goes back at once.
+func (p *Pool) Retain(n int64) {
+	p.retain.Store(max(n, 1))
+	if p.kept.Load() > n {
+		p.Trim()
+	}
+}
+
+// makeRoom gives kept buffers of levels back that have not been used since it last came by,
+// until size bytes more may be kept of level at; false where that is not enough.
+func (p *Pool) makeRoom(at int, size int64) bool {
+	most := p.retained()
+	if size > most {
+		return false
+	}
+	for i := range p.large[:numLarge] {
+		l := &p.large[i]
+		for i != at {
+			l.mu.Lock()
+			last := len(l.kept) - 1
+			if last < 0 || l.used {
+				l.used = false
+				l.mu.Unlock()
+				break
+			}
+			buf := l.kept[last]
+			l.kept[last] = nil
+			l.kept = l.kept[:last]
+			l.mu.Unlock()
+			p.kept.Add(-int64(len(buf.full)))
+			p.empty(l, buf)
+			if p.kept.Load()+size <= most {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Trim gives the memory of all large buffers that nobody has back to the system.
+func (p *Pool) Trim() { p.trim(true) }
+
+// TrimIdle is Trim of the sizes that nobody has asked for since the last TrimIdle. It is
+// called every few seconds, see package lean.
+func (p *Pool) TrimIdle() { p.trim(false) }
+
+func (p *Pool) trim(all bool) {
+	for i := range p.large {
+		l := &p.large[i]
+		var kept []*Buffer
+		l.mu.Lock()
+		if all || !l.busy {
+			kept, l.kept = l.kept, nil
+		}
+		l.busy = false
+		l.mu.Unlock()
+		for _, buf := range kept {
+			p.kept.Add(-int64(len(buf.full)))
+			p.empty(l, buf)
+		}
+	}
+}
+
+// Retained is how many bytes of large buffers the pool keeps in memory.
+func (p *Pool) Retained() int { return int(p.kept.Load()) }

@@ -1,14 +1,17 @@
 package membudget
 
 import (
+	"strings"
 	"sync"
 	"testing"
+
+	"sluice/dataplane/reuse"
 )
 
 func TestSizes(t *testing.T) {
 	for n, want := range map[int]int{
 		0: MinBuffer, 1: MinBuffer, MinBuffer: MinBuffer, MinBuffer + 1: 2 * MinBuffer, 65536: 65536, 65537: 131072,
-		MaxBuffer - 1: MaxBuffer, MaxBuffer: MaxBuffer, MaxBuffer + 1: MaxBuffer + 1,
+		MaxBuffer - 1: MaxBuffer, MaxBuffer: MaxBuffer, MaxBuffer + 1: MaxBuffer + Page,
 	} {
 		p := new(Pool)
 		b := p.Get(n)
@@ -33,19 +36,97 @@ func TestReuse(t *testing.T) {
 	}
 }
 
+// What is kept while nobody has it is bounded, over all sizes together, and Trim lets go of it.
 func TestRetentionIsBounded(t *testing.T) {
 	p := new(Pool)
-	for _, size := range []int{128 << 10, MaxBuffer, MaxBuffer + 1} {
+	for _, most := range []int{defaultRetain, 3 << 20} {
+		if most != defaultRetain {
+			p.Retain(int64(most))
+		}
+		for _, size := range []int{128 << 10, 300 << 10, MaxBuffer, MaxBuffer + 1} {
+			var held []*Buffer
+			for range most/min(size, MaxBuffer) + 2 {
+				held = append(held, p.Get(size))
+			}
+			for _, b := range held {
+				p.Put(b)
+			}
+			if n := p.Retained(); n > most {
+				t.Errorf("after buffers of %d: %d bytes retained, over %d", size, n, most)
+			}
+		}
+		if p.Retained() == 0 {
+			t.Error("nothing is kept for the next")
+		}
+	}
+	if p.Trim(); p.Retained() != 0 {
+		t.Errorf("%d bytes retained after Trim", p.Retained())
+	}
+}
+
+// A size that is used takes the place of one that is not.
+func TestRetentionFollowsUse(t *testing.T) {
+	p := new(Pool)
+	p.Retain(4 << 20)
+	fill := func(size int) {
 		var held []*Buffer
-		for range retain/min(size, MaxBuffer) + 2 {
+		for range 4 << 20 / size {
 			held = append(held, p.Get(size))
 		}
 		for _, b := range held {
 			p.Put(b)
 		}
 	}
-	if n := p.Retained(); n > 2*retain || n < retain {
-		t.Errorf("%d bytes retained", n)
+	fill(64 << 10)
+	for range 3 {
+		fill(1 << 20)
+	}
+	if n := len(p.large[levelOf(1<<20)-numSmall].kept); n != 4 {
+		t.Errorf("%d buffers of 1 MiB are kept of the 4 that are used again and again", n)
+	}
+}
+
+// Whoever reads a large buffer that was given back to the system reads zeros, and whoever
+// gets it next too.
+func TestGivenBackIsEmpty(t *testing.T) {
+	if !mapped || reuse.Checking() {
+		t.Skip("buffers are the garbage collector's here, or keep their pattern")
+	}
+	for _, size := range []int{32 << 10, 200 << 10, 3 << 20, MaxBuffer + 1} {
+		p := new(Pool)
+		b := p.Get(size)
+		copy(b.B, "another client's prompt")
+		stale := b.B
+		p.Put(b)
+		p.Trim()
+		if stale[0] != 0 {
+			t.Errorf("%d bytes: a reader of what was given back sees %q", size, stale[:10])
+		}
+		if b := p.Get(size); &b.B[0] != &stale[0] || b.B[0] != 0 {
+			t.Errorf("%d bytes: the addresses were not used again", size)
+		}
+	}
+}
+
+// A write to a buffer after its release is found when it is lent again.
+func TestWriteAfterRelease(t *testing.T) {
+	if !reuse.Checking() {
+		t.Skip("under the race detector only")
+	}
+	for _, size := range []int{64 << 10, 1 << 20} {
+		p := new(Pool)
+		b := p.Get(size)
+		stale := b.B
+		p.Put(b)
+		stale[size/2] = 'x'
+		func() {
+			defer func() {
+				if text, _ := recover().(string); !strings.Contains(text, "membudget.Buffer was written to after its release") {
+					t.Errorf("%d bytes: panic %q", size, text)
+				}
+			}()
+			p.Get(size)
+		}()
 	}
 }
 

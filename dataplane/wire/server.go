@@ -34,9 +34,11 @@ type Options struct {
 	// which may be empty, and is borrowed. It must not block.
 	Admit func(key []byte, unix bool) *Error
 
-	MaxConns      int           // [256]
-	MaxStreams    int           // open on one connection [16384]
-	MaxFrame      int           // a REQUEST's payload, bytes [8 MiB]
+	MaxConns   int // [256]
+	MaxStreams int // open on one connection [16384]
+	MaxFrame   int // a REQUEST's payload, bytes [8 MiB]
+	// Budget bounds what RequestBudget counts, where others count in it too. [RequestBudget alone]
+	Budget        *membudget.Budget
 	RequestBudget int64         // the payloads of all requests under way, and what they are made into (Stream.Lend), bytes [1 GiB]
 	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
 	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
@@ -106,8 +108,12 @@ func New(opt Options) (*Server, error) {
 		return nil, errors.New("wire: cannot make a server without a Handler")
 	}
 	opt.defaults()
+	budget := membudget.NewBudget(opt.RequestBudget)
+	if opt.Budget != nil {
+		budget = opt.Budget.Within()
+	}
 	return &Server{
-		opt: opt, budget: membudget.NewBudget(opt.RequestBudget),
+		opt: opt, budget: budget,
 		conns: make(map[*Conn]struct{}), done: make(chan struct{}),
 	}, nil
 }

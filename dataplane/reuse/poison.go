@@ -1,0 +1,84 @@
+package reuse
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"unsafe"
+)
+
+// Pattern is what released memory is filled with: no UTF-8, so no JSON.
+const Pattern = 0xDB
+
+// checking is whether released memory is filled and looked at again.
+var checking = raceEnabled
+
+// Check turns the checking on, for good. Tests call it before anything is pooled, from a
+// package's init or TestMain.
+func Check() { checking = true }
+
+// Checking says whether the checking is on.
+func Checking() bool { return checking }
+
+// Poison fills b, memory that has been released.
+func Poison(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	b[0] = Pattern
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+}
+
+// pattern is what Verify compares with, a piece at a time.
+var pattern = func() (b [64 << 10]byte) {
+	Poison(b[:])
+	return b
+}()
+
+// Verify panics when b, memory that is lent again, is not as Poison left it.
+func Verify(b []byte, what string) {
+	for from := 0; from < len(b); from += len(pattern) {
+		piece := b[from:min(from+len(pattern), len(b))]
+		if bytes.Equal(piece, pattern[:len(piece)]) {
+			continue
+		}
+		at := 0
+		for piece[at] == Pattern {
+			at++
+		}
+		text, _, _ := bytes.Cut(piece[at:min(at+40, len(piece))], []byte{Pattern})
+		panic(fmt.Sprintf("reuse: %s was written to after its release: byte %d of %d is %#x (%q)", what, from+at, len(b), piece[at], text))
+	}
+}
+
+// free calls f for the memory of *object that its next holder writes before it reads: the
+// part behind the length of slices of numbers, whole arrays of bytes. Pointers, strings,
+// maps and interfaces are not followed: what they lead to may be shared.
+func free(v reflect.Value, f func([]byte)) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			free(v.Field(i), f)
+		}
+	case reflect.Array:
+		switch {
+		case v.Type().Elem().Kind() == reflect.Uint8:
+			if v.Len() > 0 {
+				f(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()))
+			}
+		case v.Type().Elem().Kind() == reflect.Struct:
+			for i := range v.Len() {
+				free(v.Index(i), f)
+			}
+		}
+	case reflect.Slice:
+		if size := int(v.Type().Elem().Size()); isNumber(v.Type().Elem().Kind()) && v.Cap() > v.Len() {
+			whole := unsafe.Slice((*byte)(v.UnsafePointer()), v.Cap()*size)
+			f(whole[v.Len()*size:])
+		}
+	}
+}
+
+func isNumber(k reflect.Kind) bool { return k >= reflect.Int && k <= reflect.Complex128 }

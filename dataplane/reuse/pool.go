@@ -1,0 +1,37 @@
+package reuse
+
+import (
+	"reflect"
+	"sync"
+)
+
+// Pool is a sync.Pool of *T. The zero value is ready; New, where it is set, makes an
+// object when the pool has none. It is safe for concurrent use and must not be copied.
+type Pool[T any] struct {
+	New  func() *T
+	pool sync.Pool
+}
+
+// Get lends an object: one that was released, else a new one; nil when there is neither a
+// released one nor New.
+func (p *Pool[T]) Get() *T {
+	if x, _ := p.pool.Get().(*T); x != nil {
+		if checking {
+			what := reflect.TypeFor[T]().String()
+			free(reflect.ValueOf(x).Elem(), func(b []byte) { Verify(b, what) })
+		}
+		return x
+	}
+	if p.New == nil {
+		return nil
+	}
+	return p.New()
+}
+
+// Put releases an object; nobody may use it, or memory that is its own, from then on.
+func (p *Pool[T]) Put(x *T) {
+	if checking {
+		free(reflect.ValueOf(x).Elem(), Poison)
+	}
+	p.pool.Put(x)
+}
