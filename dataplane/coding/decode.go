@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"runtime"
-	"sync"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/reuse"
 )
 
 // What Decode fails with, beside a body that is not what it says.
@@ -26,22 +27,36 @@ const inflation = 4
 
 // Decode takes coding c (Gzip or Zstd) off src. What it gives lies in room, which
 // it leases from budget and the caller must Release whatever the outcome; it is at
-// most limit bytes long. Beside room a decoder keeps its window: 32 KiB of gzip's,
-// at most 8 MiB of zstd's, of whose decoders there are as many as cores.
+// most limit bytes long. While it decodes, budget counts the decoder's memory as well:
+// 64 KiB of gzip's, zstd's window of at most 8 MiB and what lies beside it. It waits for
+// its turn as turns says, and fails with ErrBusy where that does not come.
 func (c Coding) Decode(src []byte, room *membudget.Lease, budget *membudget.Budget, limit int64) ([]byte, error) {
-	first := min(max(inflation*int64(len(src)), membudget.Page), limit+1)
+	first := min(max(inflation*int64(len(src)), membudget.Page), max(limit, 1))
 	lease, ok := membudget.Default.Lease(budget, int(first))
 	if !ok {
 		return nil, ErrBudget
 	}
 	*room = lease
+	own, err := decoding.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer own.end()
+	o := output{room: room, limit: limit, turn: &own}
 	switch c {
 	case Gzip:
-		return gunzip(src, room, limit)
+		return o.gunzip(src, budget)
 	case Zstd:
-		return unzstd(src, room, limit)
+		return o.unzstd(src, budget)
 	}
 	return nil, fmt.Errorf("coding: cannot decode %v", c)
+}
+
+// output is where a body is decoded to.
+type output struct {
+	room  *membudget.Lease
+	limit int64
+	turn  *turn
 }
 
 type gzipReader struct {
@@ -77,10 +92,17 @@ func (r *gzipReader) Read(p []byte) (int, error) {
 	}
 }
 
-var gzipReaders = sync.Pool{New: func() any { return new(gzipReader) }}
+var gzipReaders = reuse.Pool[gzipReader]{New: func() *gzipReader { return new(gzipReader) }}
 
-func gunzip(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
-	r, _ := gzipReaders.Get().(*gzipReader)
+// gzipMemory is about what a gzip decoder takes: its window, its tables.
+const gzipMemory = 64 << 10
+
+func (o *output) gunzip(src []byte, budget *membudget.Budget) ([]byte, error) {
+	if !budget.Acquire(gzipMemory) {
+		return nil, ErrBudget
+	}
+	defer budget.Release(gzipMemory)
+	r := gzipReaders.Get()
 	defer func() {
 		r.src.Reset(nil)
 		gzipReaders.Put(r)
@@ -89,65 +111,132 @@ func gunzip(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
 	if err := r.next(); err != nil {
 		return nil, broken(Gzip, err)
 	}
-	return readAll(Gzip, r, room, limit)
+	return o.readAll(Gzip, r)
 }
 
-// maxWindow is the largest window that zstd may have as a content coding (RFC 9659).
-const maxWindow = 8 << 20
+// The windows of zstd's decoders: powers of two from minWindow to maxWindow, which is the
+// largest that zstd may have as a content coding (RFC 9659). besideWindow is about what a
+// decoder takes beside its window.
+const (
+	minWindow    = 128 << 10
+	maxWindow    = 8 << 20
+	besideWindow = 448 << 10
+)
 
-// unzstds are the decoders, each of which may keep a window: as many as cores, for
-// decoding waits for nothing but them.
-var unzstds = sync.OnceValue(func() chan *zstd.Decoder {
-	all := make(chan *zstd.Decoder, runtime.GOMAXPROCS(0))
-	for range cap(all) {
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeBuffersBelow(0))
-		if err != nil {
-			panic(err) // the options are constants
-		}
-		all <- d
+// kept are zstd decoders that nobody uses, by the logarithm of their window over minWindow.
+// Those of larger windows are made for the occasion.
+var kept [5]chan *zstd.Decoder
+
+func init() {
+	for i := range kept {
+		kept[i] = make(chan *zstd.Decoder, min(runtime.GOMAXPROCS(0), 2))
 	}
-	return all
-})
+}
 
-func unzstd(src []byte, room *membudget.Lease, limit int64) ([]byte, error) {
-	all := unzstds()
-	d := <-all
-	defer func() {
-		_ = d.Reset(nil)
-		all <- d
-	}()
+// keptOf are those of a window; nil where none are kept, which lends none and takes none.
+func keptOf(window uint64) chan *zstd.Decoder {
+	if at := bits.Len64(window / minWindow); at <= len(kept) {
+		return kept[at-1]
+	}
+	return nil
+}
+
+func lendDecoder(window uint64) *zstd.Decoder {
+	select {
+	case d := <-keptOf(window):
+		return d
+	default:
+	}
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(window), zstd.WithDecodeBuffersBelow(0))
+	if err != nil {
+		panic(err) // the options are constants
+	}
+	return d
+}
+
+func releaseDecoder(d *zstd.Decoder, window uint64) {
+	if d.Reset(nil) == nil {
+		select {
+		case keptOf(window) <- d:
+			return
+		default:
+		}
+	}
+	d.Close()
+}
+
+// windowOf is the least window of ours that the first frame of src fits in.
+func windowOf(src []byte) uint64 {
+	var head zstd.Header
+	if head.Decode(src) != nil {
+		return minWindow // the decoder will say what is wrong
+	}
+	window := head.WindowSize
+	if head.SingleSegment {
+		window = head.FrameContentSize
+	}
+	switch {
+	case window <= minWindow:
+		return minWindow
+	case window >= maxWindow:
+		return maxWindow // or more, which the decoder refuses
+	}
+	return 1 << bits.Len64(window-1)
+}
+
+func (o *output) unzstd(src []byte, budget *membudget.Budget) ([]byte, error) {
+	window := windowOf(src)
+	b, err := o.unzstdWithin(window, src, budget)
+	if window < maxWindow && errors.Is(err, zstd.ErrWindowSizeExceeded) { // by a later frame
+		return o.unzstdWithin(maxWindow, src, budget)
+	}
+	return b, err
+}
+
+// unzstdWithin decodes frames with windows of up to window bytes.
+func (o *output) unzstdWithin(window uint64, src []byte, budget *membudget.Budget) ([]byte, error) {
+	if !budget.Acquire(int64(window) + besideWindow) {
+		return nil, ErrBudget
+	}
+	defer budget.Release(int64(window) + besideWindow)
+	d := lendDecoder(window)
+	defer releaseDecoder(d, window)
 	if err := d.Reset(bytes.NewReader(src)); err != nil {
 		return nil, broken(Zstd, err)
 	}
-	return readAll(Zstd, d, room, limit)
+	return o.readAll(Zstd, d)
 }
 
-// readAll reads r to its end into room.
-func readAll(c Coding, r io.Reader, room *membudget.Lease, limit int64) ([]byte, error) {
-	buf, n := room.Fill(), 0
+// readAll reads r to its end into the room.
+func (o *output) readAll(c Coding, r io.Reader) ([]byte, error) {
+	buf, n := o.room.Fill(), 0
+	var beyond [1]byte
 	for {
-		if n == len(buf) {
-			// One byte over the bound tells an end from an excess.
-			if int64(n) > limit {
-				return nil, ErrTooLarge
-			}
-			if !room.Grow(int(min(4*int64(n), limit+1))) {
+		into := buf[n:min(len(buf), n+slice)]
+		if int64(n) >= o.limit {
+			into = beyond[:] // one byte over the bound tells an end from an excess
+		} else if len(into) == 0 {
+			if !o.room.Grow(int(min(4*int64(n), o.limit))) {
 				return nil, ErrBudget
 			}
-			buf = room.Fill()
+			buf = o.room.Fill()
+			continue
 		}
-		got, err := r.Read(buf[n:])
-		n += got
-		switch {
-		case err == io.EOF && int64(n) > limit:
+		got, err := r.Read(into)
+		if n += got; int64(n) > o.limit {
 			return nil, ErrTooLarge
+		}
+		switch {
 		case err == io.EOF:
 			return buf[:n], nil
 		case n > 0 && errors.Is(err, zstd.ErrMagicMismatch):
 			return nil, broken(c, errBehind)
 		case err != nil:
 			return nil, broken(c, err)
+		}
+		if err := o.turn.decoded(got); err != nil {
+			return nil, err
 		}
 	}
 }

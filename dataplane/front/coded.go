@@ -29,6 +29,8 @@ func (x *Exchange) decode(c coding.Coding) bool {
 		x.Error(BodyTooLarge, "", "the request body is larger than "+strconv.FormatInt(limit, 10)+" bytes when its "+c.String()+" is decoded", 0)
 	case errors.Is(err, coding.ErrBudget):
 		return x.budgetSpent()
+	case errors.Is(err, coding.ErrBusy):
+		x.Error(DecodersBusy, "", "too many compressed request bodies are being decoded; try again, or send the body without Content-Encoding", budgetRetry)
 	default:
 		x.Error(BadHTTP, "", "cannot decode the request body: "+err.Error(), 0)
 	}

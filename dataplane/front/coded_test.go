@@ -25,7 +25,7 @@ func TestEncodedRequest(t *testing.T) {
 	const limit = 64 << 10
 	text := `{"model":"m","prompt":"` + strings.Repeat("a long prompt ", 1000) + `"}`
 	bodies := make(chan string, 1)
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) {
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 16 * limit}, func(x *Exchange) {
 		bodies <- string(x.Doc.Body)
 		if len(x.Header("Content-Encoding")) == 0 {
 			t.Error("the handler does not see the client's header lines as they came")

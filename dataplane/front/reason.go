@@ -20,6 +20,7 @@ const (
 	RequestTimeout     Reason = "request_timeout"
 	HeadTooLarge       Reason = "head_too_large"
 	BudgetSpent        Reason = "memory_budget"
+	DecodersBusy       Reason = "decoders_busy" // too many compressed bodies at once
 	UnknownRoute       Reason = "unknown_route"
 	WrongMethod        Reason = "wrong_method"
 	WrongContentType   Reason = "wrong_content_type"
@@ -67,6 +68,7 @@ var reasonTable = map[Reason]reasonRow{
 	RequestTimeout:     {408, "invalid_request_error", ""},
 	HeadTooLarge:       {431, "invalid_request_error", ""},
 	BudgetSpent:        {503, "server_overloaded", ""},
+	DecodersBusy:       {503, "server_overloaded", ""},
 	UnknownRoute:       {404, "invalid_request_error", "unknown_url"},
 	WrongMethod:        {405, "invalid_request_error", ""},
 	WrongContentType:   {415, "invalid_request_error", ""},
