@@ -51,6 +51,9 @@ type Fault struct {
 	Leg string
 	// Phase is "" as the kind says; "body": not before the head is out, when After is 0 before the
 	// first event; "role": of a stream, behind the event that tells the role, before any token.
+	// "answer", of a Stall only: the engine core has finished the request, with what it keeps
+	// for decode, and the API server holds the whole answer back. A client that leaves then
+	// loses the answer; the core has nothing left to abort.
 	Phase  string
 	ID     string        // prefix of X-Request-Id, or of a body's rid
 	Body   string        // the body contains it
@@ -60,8 +63,8 @@ type Fault struct {
 	Status int           // of Status, 0 means 503
 	Delay  time.Duration // real time; of Stall, Slow, Refuse
 	After  int           // events that still get out
-	// Until, closed, ends a Stall before the head early: what a test does meanwhile takes a busy
-	// machine as long as it likes. nil never does.
+	// Until, closed, ends a Stall before the head or of the answer early: what a test does
+	// meanwhile takes a busy machine as long as it likes. nil never does.
 	Until <-chan struct{}
 }
 
@@ -90,8 +93,8 @@ func ParseFault(s string) (Fault, error) {
 			}
 			f.Leg = v
 		case "phase":
-			if v != "body" && v != "role" {
-				err = fmt.Errorf("want body or role")
+			if !slices.Contains(faultPhases, v) {
+				err = fmt.Errorf("want %s", strings.Join(faultPhases, ", "))
 			}
 			f.Phase = v
 		case "id":
@@ -125,6 +128,8 @@ func ParseFault(s string) (Fault, error) {
 	}
 	return f, nil
 }
+
+var faultPhases = []string{"body", "role", "answer"}
 
 var faultLegs = []string{"prefill", "decode", "plain", "handover", "bootstrap"}
 

@@ -24,6 +24,7 @@ type job struct {
 	fault    *Fault
 	events   int  // events or tokens out, for faults that count
 	headOut  bool // a stream's head is written
+	finished bool // the rank is done with it, and its answer is held back
 	over     bool // answered or dropped; the rank's goroutine decides once
 	done     chan struct{}
 	rids     []string // SGLang: the client's ids, one a prompt

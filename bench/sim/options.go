@@ -167,7 +167,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Records, "records", 1024, "requests remembered for tests; -1 for none")
 	fs.Uint64Var(&o.FaultSeed, "fault-seed", 0, "decides the faults that have a probability")
 	fs.BoolVar(&o.DisableScaleUp, "no-scale-out", false, "/inference/v1/* answers 403")
-	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,phase=body|role][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faultKinds[:], ", "), func(s string) error {
+	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,phase=body|role|answer][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faultKinds[:], ", "), func(s string) error {
 		f, err := ParseFault(s)
 		if err == nil {
 			o.Faults = append(o.Faults, f)

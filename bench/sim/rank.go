@@ -217,8 +217,13 @@ func (r *rank) abort(j *job) {
 	if j.over {
 		return
 	}
-	r.n.aborted++
-	r.drop(j)
+	if !j.finished { // else what it keeps is kept
+		r.n.aborted++
+		r.drop(j)
+	}
+	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.cancelFrees() {
+		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
+	}
 	r.end(j)
 }
 

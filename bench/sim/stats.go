@@ -19,6 +19,7 @@ type counters struct {
 	pullsFailed, garbage                        int64
 	roomsReused, roomsFailed                    int64
 	roomsTimedOut, roomsMismatched              int64
+	answering                                   int64 // of now
 	transferTime                                time.Duration
 }
 
@@ -53,6 +54,7 @@ type Stats struct {
 type RankStats struct {
 	Requests, Failed, Aborted int
 	Running, Waiting          int // sequences; Waiting includes those whose KV is being pulled
+	Answering                 int // requests whose answer a fault holds back (Phase "answer")
 	WaitingTokens             int // prompt tokens that those in the queue have still to compute
 	BlocksTotal               int // without the null block
 	BlocksFree                int // cached or not
@@ -68,7 +70,7 @@ type RankStats struct {
 	GeneratedTokens           int
 	LeasesGiven, LeasesFreed  int // prefill side: handles given, fetched or given back
 	LeasesExpired             int
-	LateNotifications         int // done came after expiry
+	LateNotifications         int // done came for blocks that were not kept: after expiry, or a second time
 	Heartbeats                int // received
 	Transfers                 int // decode side
 	TransferBytes             int
@@ -95,6 +97,7 @@ func (r *rank) stats() (s RankStats) {
 		s = RankStats{
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
 			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.holds),
+			Answering:   int(n.answering),
 			BlocksTotal: r.pool.total(), BlocksFree: r.pool.nfree, BlocksCached: r.pool.copies,
 			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.held),
 			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
@@ -141,6 +144,7 @@ func (s Stats) Sum() (t RankStats) {
 		t.Failed += r.Failed
 		t.Aborted += r.Aborted
 		t.Running += r.Running
+		t.Answering += r.Answering
 		t.Waiting += r.Waiting
 		t.WaitingTokens += r.WaitingTokens
 		t.BlocksTotal += r.BlocksTotal

@@ -153,9 +153,41 @@ func (r *rank) retire(s *seq) {
 		r.scratch.finish()
 	} else {
 		b := j.format.whole(make([]byte, 0, 1024), j)
+		if f := j.fault; f != nil && f.Phase == "answer" {
+			r.answerLate(j, f, b)
+			return
+		}
 		j.c.respond(j.req, 200, "application/json", b)
 	}
 	r.end(j)
+}
+
+// answerLate sends a whole answer when the fault's time is over, unless the client has left
+// by then: an API server answers a moment after its core has finished.
+func (r *rank) answerLate(j *job, f *Fault, body []byte) {
+	j.finished = true
+	r.n.answering++
+	r.l.wg.Go(func() {
+		after := make(<-chan time.Time) // never
+		if f.Delay > 0 {
+			t := time.NewTimer(f.Delay)
+			defer t.Stop()
+			after = t.C
+		}
+		select {
+		case <-after:
+		case <-f.Until:
+		case <-j.done:
+		case <-r.l.stopc:
+		}
+		r.post(func() {
+			r.n.answering--
+			if !j.over {
+				j.c.respond(j.req, 200, "application/json", body)
+				r.end(j)
+			}
+		})
+	})
 }
 
 // trip makes the job's fault happen when its time has come; true when s gets no
@@ -173,7 +205,7 @@ func (r *rank) trip(s *seq) bool {
 		s.heldTo = time.Time{}
 		return false
 	}
-	if j.events < f.After {
+	if j.events < f.After || f.Phase == "answer" {
 		return false
 	}
 	if f.Phase == "role" && j.headOut && !s.started {

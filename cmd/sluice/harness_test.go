@@ -53,6 +53,22 @@ func standstill(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	})
 }
 
+// holdAnswers has engines finish what f matches and not answer it until release, unlike
+// standstill with all else as it was.
+func holdAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
+	until := make(chan struct{})
+	f.Kind, f.Phase, f.Until = sim.Stall, "answer", until
+	for _, e := range engines {
+		e.Fault(f)
+	}
+	return sync.OnceFunc(func() {
+		for _, e := range engines {
+			e.ClearFaults()
+		}
+		close(until)
+	})
+}
+
 func role(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
 
 // testRouter is a whole router in this process, on free ports.

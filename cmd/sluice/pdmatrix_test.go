@@ -134,6 +134,9 @@ func allMatrixCases() (cases []matrixCase) {
 		add("client leaves in prefill, "+s.name, func(f *matrixFleet, t *testing.T) string {
 			return f.leaves(t, s.extra, departure{at: f.prefills, fault: sim.Fault{Kind: sim.Stall}, seen: f.prefills})
 		})
+		add("… while prefill answers, "+s.name, func(f *matrixFleet, t *testing.T) string {
+			return f.leaves(t, s.extra, departure{at: f.prefills, seen: f.prefills, fault: sim.Fault{Phase: "answer"}, answering: true})
+		})
 		add("… in the hand-over, "+s.name, func(f *matrixFleet, t *testing.T) string {
 			return f.leaves(t, s.extra, f.handOver())
 		})
@@ -221,7 +224,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 		c.Schedule.Policy = "round_robin"   // every engine gets its turn
 		c.Health.BreakAfter = 1000          // one decode engine fails again and again
 		c.Health.Timeout = 20 * time.Second // one that stands still is not out
-		c.PD.CutAfter = time.Second
+		c.PD.CutAfter, c.PD.AbandonedDecode = time.Second, 0
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -352,6 +355,7 @@ type departure struct {
 	fault          sim.Fault
 	held, decoding bool
 	late           bool // decode takes the request in when its client has left
+	answering      bool // prefill has finished, and answers when its client has left
 }
 
 // handOver is leaving between the legs.
@@ -362,8 +366,11 @@ func (f *matrixFleet) handOver() departure {
 // hold arms the fault. How long its client needs to leave is nothing to bet on, so a
 // decode that is late is so until release.
 func (d *departure) hold() (release func()) {
-	if d.late {
+	switch {
+	case d.late:
 		return standstill(d.fault, d.at...)
+	case d.answering:
+		return holdAnswers(d.fault, d.at...)
 	}
 	for _, e := range d.at {
 		e.Fault(d.fault)
@@ -397,6 +404,9 @@ func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 	if d.held {
 		eventually(t, patience, "an engine holds something of it", f.holding)
 	}
+	if d.answering {
+		eventually(t, patience, "prefill answers", func() bool { return answering(f.prefills) > 0 })
+	}
 	if d.decoding {
 		eventually(t, patience, "tokens are made", func() bool { return generated(f.decodes) > made })
 	} else {
@@ -418,6 +428,14 @@ func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 	}
 	f.restart()
 	return "freed with the lease"
+}
+
+// answering is how many answers engines hold back.
+func answering(engines []*sim.Engine) (n int) {
+	for _, e := range engines {
+		n += e.Stats().Sum().Answering
+	}
+	return n
 }
 
 // generated is how many tokens engines have made.
@@ -580,8 +598,11 @@ time. Every answer called right was compared with that of an undisturbed engine.
 - **freed at once**: every block, room, lease and reservation was gone, by nobody's time-out; the leases of these engines are 30 s and longer.
 - **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
+- **while prefill answers**: its engine has finished and keeps the blocks, and its answer, the only thing that names them, is on its way. The router waits for it, for a second and, where the
+  prefill is expected to take up to two seconds more, for that time as well; then it hangs up.
 - A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
   questions, one after the other, that were put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
+  From vLLM 0.21 on it may go on for ` + "`" + `pd.abandoned_decode` + "`" + ` before that (0 here): cut, its engine tells prefill a second time of blocks that it has read, and prefill logs an error.
   A stream is cut behind its first event, or ` + "`" + `pd.cut_after` + "`" + ` behind its head: vLLM sends the head before its engine has the request.
 `)
 	return b.String()

@@ -170,6 +170,11 @@ type PD struct {
 	// stream so long behind its head, if no event comes first; another for so long at least,
 	// and its engine must also have answered a later question [500ms].
 	CutAfter time.Duration `yaml:"cut_after" min:"0s"`
+	// AbandonedDecode is how long a decode that is not streamed goes on for a client that
+	// left, where its engine is vLLM 0.21 or later without Sluice's connector. Cut, such a
+	// decode makes its prefill engine log "Potentially invalid KV blocks" and count a
+	// notification after expiry. 0 cuts it as soon as cut_after allows [10s].
+	AbandonedDecode time.Duration `yaml:"abandoned_decode" min:"0s"`
 	// NotifyWait is how long after prefill's answer the completions of a transfer are awaited
 	// that come from elsewhere (family lmcache), never beyond lease minus lease_margin; then
 	// others run the request, or it is refused (kv_not_written) where no other decode worker

@@ -14,7 +14,7 @@ func Default() *Config {
 		Proxies: Proxies{Protocol: "off", Forwarded: "off"},
 		CORS:    CORS{MaxAge: 10 * time.Minute},
 		PD: PD{
-			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 500 * time.Millisecond,
+			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 500 * time.Millisecond, AbandonedDecode: 10 * time.Second,
 			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
 		},
 		LMCache: LMCache{

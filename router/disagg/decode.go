@@ -238,6 +238,9 @@ func (q *request) cutWhenGone(rank *worker.Rank, call *upstream.Call, began time
 		r: q.r, rank: rank, call: call, beside: q.beside, streamed: q.stream, releases: q.kept.Releases(),
 		by: by, known: began.Add(q.pd.CutAfter), begin: q.leaves.begin,
 	}
+	if q.tellsTwice(rank) {
+		q.leaves.twice, q.leaves.finish = true, q.pd.AbandonedDecode
+	}
 	return q.leaves.begin
 }
 

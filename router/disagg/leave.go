@@ -24,6 +24,9 @@ import (
 // pinned any more. Where the router can have the blocks released it waits no longer
 // than releaseAfter and has every handle reclaimed of a leg whose head has not come:
 // one request may be held up in an engine that answers all others.
+//
+// An engine that tells prefill of every leg that is cut, and so a second time of one whose
+// blocks it has read, is not cut before PD.AbandonedDecode: see tellsTwice.
 type leaving struct {
 	r         *Runner
 	rank      *worker.Rank
@@ -31,7 +34,10 @@ type leaving struct {
 	beside    *beside // of a Concurrent pair: prefill, which is cut first
 	streamed  bool
 	releases  bool
-	by, known time.Time // known: by PD.CutAfter
+	twice     bool          // tellsTwice
+	finish    time.Duration // PD.AbandonedDecode, where twice
+	by, known time.Time     // known: by PD.CutAfter
+	until     time.Time     // the leg may go on, where twice; set by gone
 
 	begin func()      // gone, made once
 	told  atomic.Bool // that the client has left: what gone has started holds it yet
@@ -88,10 +94,22 @@ func (l *leaving) gone() {
 		l.beside.keep()
 		l.beside.call.HangUp()
 	}
-	if at := time.Now().Add(releaseAfter); l.releases && at.Before(l.by) {
+	now := time.Now()
+	l.until = now.Add(l.finish)
+	if at := now.Add(releaseAfter); l.releases && at.Before(l.by) {
 		l.by = at
+		if l.twice { // an engine that shows in time that it has the leg needs no other's word
+			l.by = later(at, l.known.Add(mostGrace))
+		}
 	}
 	go l.run()
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // wasTold says that gone was called. A nil one takes it.
@@ -115,7 +133,11 @@ func (l *leaving) run() {
 	if l.beside != nil {
 		l.beside.wait()
 	}
-	if sure := l.admitted() && !l.releases; !l.over.Load() {
+	sure := l.admitted() && (!l.releases || l.twice)
+	if sure && l.twice {
+		l.sleepUntil(l.until)
+	}
+	if !l.over.Load() {
 		l.doubt.Store(!sure)
 		l.call.Cut()
 	}
@@ -151,10 +173,27 @@ func (l *leaving) sleep(d time.Duration) bool {
 	if late {
 		at = l.by
 	}
+	return l.sleepUntil(at) && !late
+}
+
+// sleepUntil is false when the call has ended.
+func (l *leaving) sleepUntil(at time.Time) bool {
 	for left := time.Until(at); left > 0 && !l.over.Load(); left = time.Until(at) {
 		time.Sleep(min(left, lookAgain))
 	}
-	return !late && !l.over.Load()
+	return !l.over.Load()
+}
+
+// tellsTwice says whether a decode engine, cut while it answers a request that is not
+// streamed, tells prefill that the blocks can go although it has told so before.
+//
+// vLLM does from 0.21 on: the API server takes the cancelled call for one that its engine
+// never knew. Prefill logs "Potentially invalid KV blocks for unrecognized request" and
+// counts a notification after expiry, which are the signs of a real fault. Sluice's
+// connector keeps that second notification back.
+func (q *request) tellsTwice(rank *worker.Rank) bool {
+	_, pulls := q.plan.Family.(nixlPull)
+	return pulls && !q.stream && q.pair.Handle != nil && atLeast(rank, 0, 21, 0) && option(rank, "connector") != "true"
 }
 
 // inquiries ask engines a small thing, to learn that what they were sent before has

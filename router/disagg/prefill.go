@@ -45,25 +45,29 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.legStarted(schedule.PrefillLeg, rank)
 	began := time.Now()
 	call := q.newCall()
-	// While prefill runs nothing is pinned yet: a client that leaves takes it down at
-	// once. An answer that was on its way is read all the same, for its handle is the
-	// one thing by which its blocks can be freed.
 	if q.plan.Traits.Unleased {
-		q.x.OnGone(call.Cutter())
+		q.x.OnGone(call.Cutter()) // nothing is pinned
 	} else {
-		q.x.OnGone(call.Hanger())
+		q.untilAnswered(call, choice.Reservation)
 	}
 	status, resp, err := q.callPrefill(rank, call, began)
-	q.x.OnGone(nil)
+	left := q.answerCame()
 	took := time.Since(began)
 
 	if err != nil {
+		if left {
+			return q.prefillLeft(rank, call, err, took)
+		}
 		return q.prefillFailed(rank, call, err, took)
 	}
 	defer resp.Release()
 	opt.Fleet.Answered(rank, status)
 	switch {
 	case status == 200:
+	case left:
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
+		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+		return prefillAnswered
 	case worthRetry(status):
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
 		dies := diedOf(status, q.answer)
@@ -167,6 +171,18 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 		return 0, nil, err
 	}
 	return resp.Status, resp, nil
+}
+
+// prefillLeft ends a request whose client left while its prefill ran, and whose prefill
+// failed then or was hung up. It is not run again.
+func (q *request) prefillLeft(rank *worker.Rank, call *upstream.Call, err error, took time.Duration) prefillEnd {
+	outcome := q.whyGone()
+	if !call.WasCut() {
+		outcome = string(q.failed(rank, "prefill", err).reason)
+	}
+	q.r.opt().Observer.LegEnded(schedule.PrefillLeg, rank.ID, outcome, took)
+	q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+	return prefillAnswered
 }
 
 func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err error, took time.Duration) prefillEnd {

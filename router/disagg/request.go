@@ -36,6 +36,8 @@ type scratch struct {
 
 	call *upstream.Call // of the last leg, for the next; nil: somebody else may cut it yet
 	left *leaving       // the memory of leaves
+	// answers is the memory of untilAnswered; nil until a prefill leg was sent.
+	answers *lateAnswer
 	// between is the memory of await; nil until a completion was waited for.
 	between *between
 	rooms   rooms
@@ -166,6 +168,9 @@ func (s *scratch) empty() {
 	}
 	if s.between != nil && len(s.between.gone) > 0 {
 		s.between = nil // somebody has left
+	}
+	if s.answers.wasTold() { // behind a panic
+		s.call, s.answers = nil, nil
 	}
 	s.rooms = s.rooms.again()
 	clear(s.excluded[:cap(s.excluded)]) // lets go of ranks that have left

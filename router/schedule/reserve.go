@@ -105,6 +105,17 @@ func (res *Reservation) show() {
 	res.rank.Requests.Add(1)
 }
 
+// Remaining is how much longer the prefill is expected to take: the time for the tokens
+// that were reserved before it on its rank and for its own, less the time since it was
+// reserved. It is 0 or negative where that time is over, and 0 without a prefill.
+func (res *Reservation) Remaining() time.Duration {
+	if res == nil || res.prefill == 0 {
+		return 0
+	}
+	takes := time.Duration(res.ahead+res.prefill) * time.Duration(res.s.rates.of(res.rank, worker.Prefilling))
+	return takes - (time.Since(res.s.started) - time.Duration(res.begun))
+}
+
 // PrefillDone takes the prefill work off the rank: its first token has come.
 // Call it only when it has, not for a leg that failed.
 func (res *Reservation) PrefillDone() {

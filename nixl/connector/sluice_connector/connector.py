@@ -7,8 +7,6 @@ worker's side each poll's results are told to the reporter. Everything of ours
 is caught here: an error costs the report, never the request.
 """
 
-import logging
-
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 try:
@@ -16,12 +14,12 @@ try:
 except ImportError:  # before vLLM 0.20 it was one module
     from vllm.distributed.kv_transfer.kv_connector.v1 import nixl_connector as stock
 
+from .handles import Handles
+from .log import logger
 from .report import Origin, hand_out
 from .reporter import Reporter
 from .settings import read
 from .watch import Watch
-
-logger = logging.getLogger("sluice_connector")
 
 _TICKETS = "_sluice_tickets"  # on the connector's metadata, which is pickled with it
 
@@ -37,6 +35,7 @@ class _Told:
         self._sluice = None  # the Watch of a worker
         self._sluice_reporter = None
         self._sluice_tickets = {}
+        self._sluice_handles = Handles()
         try:
             self._sluice_start(vllm_config, role)
         except Exception as e:
@@ -69,6 +68,8 @@ class _Told:
             ticket = hand_out(params)
             if ticket is not None and len(self._sluice_tickets) < 65536:
                 self._sluice_tickets[request.request_id] = ticket
+        if params:
+            self._sluice_handles.allocated(params)
         return super().update_state_after_alloc(request, *args, **kwargs)
 
     def build_connector_meta(self, *args, **kwargs):
@@ -112,9 +113,24 @@ class _Told:
         return super().shutdown()
 
 
+def _once(base, name):
+    """vLLM's method of that name, without a second notification of one handle."""
+    finished = getattr(base, name)
+
+    def request_finished(self, request, *args, **kwargs):
+        self._sluice_handles.finished(getattr(request, "kv_transfer_params", None))
+        return finished(self, request, *args, **kwargs)
+
+    return request_finished
+
+
 def _told(base):
     """vLLM's class with ours mixed in, under vLLM's name for it."""
     members = {"__module__": __name__, "__doc__": base.__doc__}
+    if "Push" not in base.__name__:  # there decode asks prefill, and tells it nothing else
+        for name in ("request_finished", "request_finished_all_groups"):
+            if hasattr(base, name):
+                members[name] = _once(base, name)
     if hasattr(base, "get_transfer_results"):  # since vLLM 0.31
 
         def get_transfer_results(self, *args, **kwargs):

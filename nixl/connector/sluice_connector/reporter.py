@@ -11,9 +11,8 @@ import threading
 import time
 
 from . import channels, endpoint as endpoints, report as reports
+from .log import logger
 from .settings import Settings
-
-logger = logging.getLogger("sluice_connector")
 
 QUEUE = 4096  # reports; the oldest go first, counted
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds between tries to reach the router

@@ -13,12 +13,10 @@ release: the report is then poorer, and the engine runs on as it would.
 Releases are those looked at; tests/test_releases.py runs it beside the code of each.
 """
 
-import logging
 import time
 
+from .log import logger
 from .report import EXPIRED, FAILED, OK, RECV, SENT, Report
-
-logger = logging.getLogger("sluice_connector")
 
 
 class Watch:

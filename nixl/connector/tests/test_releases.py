@@ -18,6 +18,7 @@ import typing
 import unittest
 import unittest.mock
 
+from sluice_connector.log import logger
 from sluice_connector.report import EXPIRED, FAILED, OK, RECV, SENT
 from sluice_connector.watch import Watch
 
@@ -80,7 +81,7 @@ class ReleasesTest(unittest.TestCase):
         log = logging.getLogger("vllm")
         log.propagate = False
         log.addHandler(logging.NullHandler())
-        return unittest.mock.patch.object(logging.getLogger("sluice_connector"), "disabled", True)
+        return unittest.mock.patch.object(logger, "disabled", True)
 
     def pop(self, release, worker, state):
         worker.nixl_wrapper.check_xfer_state = lambda handle: state

@@ -80,7 +80,7 @@ class WatchTest(unittest.TestCase):
         self.assertEqual(self.got[0].event, EXPIRED)
 
     def test_a_worker_that_has_none_of_it(self):
-        with self.assertLogs("sluice_connector", "WARNING"):
+        with self.assertLogs("vllm.sluice_connector", "WARNING"):
             watch = Watch(object(), self.got.append)
         watch.ended({"s"}, {"r"})
         self.assertEqual({(t.event, t.request) for t in self.got}, {(SENT, "s"), (RECV, "r")})
@@ -94,13 +94,13 @@ class WatchTest(unittest.TestCase):
         worker = Odd()
         watch = Watch(worker, self.got.append)
         worker._reqs_to_send = {"r": (1.0, "another form of deadline")}
-        with self.assertLogs("sluice_connector", "WARNING") as said:
+        with self.assertLogs("vllm.sluice_connector", "WARNING") as said:
             for _ in range(3):
                 self.assertEqual(watch.overdue(), set())
         self.assertEqual(len(said.output), 1, "once")
         before, Telemetry.totalBytes = Telemetry.totalBytes, "many"
         self.addCleanup(setattr, Telemetry, "totalBytes", before)
-        with self.assertLogs("sluice_connector", "WARNING"):
+        with self.assertLogs("vllm.sluice_connector", "WARNING"):
             self.assertEqual(worker._pop_done_transfers({"r": [object()]}), ({"r"}, set()))
 
     def test_a_push_leaves_nothing_at_prefill(self):
