@@ -10,8 +10,10 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/takeover"
 	"sluice/router/admin"
 	"sluice/router/discovery/registration"
@@ -155,6 +157,7 @@ func (r *router) takePlace(ctx context.Context) error {
 			r.given.Failed(err)
 			return err
 		}
+		r.takeClients()
 		if err := r.given.Ready(); err != nil {
 			return err
 		}
@@ -213,10 +216,62 @@ func (r *router) hasAll(ids []string) bool {
 	return true
 }
 
+// heirOfClients is the new process as the front's Heir.
+type heirOfClients struct {
+	to     *takeover.Successor
+	passed atomic.Int64
+	failed atomic.Pointer[error]
+}
+
+// Take implements front.Heir.
+func (h *heirOfClients) Take(fd int, about front.Passed) bool {
+	state, err := json.Marshal(about)
+	if err != nil {
+		return false
+	}
+	taken, err := h.to.Pass(fd, state)
+	if err != nil {
+		h.failed.CompareAndSwap(nil, &err)
+	}
+	if taken {
+		h.passed.Add(1)
+	}
+	return taken
+}
+
+// takeClients serves the client connections that the router before this one passes. Where
+// it listens elsewhere that router keeps them.
+func (r *router) takeClients() {
+	r.given.Connections(socketClient, func(fd int, state []byte) bool {
+		var about front.Passed
+		if err := json.Unmarshal(state, &about); err != nil {
+			r.log.Warn("a connection that was passed to this process is refused; the router before keeps it", "err", err)
+			return false
+		}
+		return r.front.Adopt(fd, about)
+	})
+}
+
+// retireFront passes idle client connections to the new process, and waits until all
+// others have ended.
+func (r *router) retireFront(ctx context.Context, drain time.Duration) error {
+	if !r.heir.TakesConnections() {
+		return r.front.Retire(ctx, nil, drain)
+	}
+	heir := &heirOfClients{to: r.heir}
+	err := r.front.Retire(ctx, heir, drain)
+	if failed := heir.failed.Load(); failed != nil {
+		r.log.Warn("not all idle client connections were passed to the new process; the others were kept until their time was over", "err", *failed)
+	}
+	r.log.Info("idle client connections were passed to the new process", "connections", heir.passed.Load())
+	return err
+}
+
 // retire ends a router whose place another process has taken: what is under way
-// ends, kept-alive connections are closed by their next answer, and timeouts.drain
-// ends the rest. /readyz stays as it was, for the address is served.
-func (r *router) retire() error {
+// ends, idle client connections go to the new process or are kept for as long as idle ones
+// are, and timeouts.drain ends the rest. /readyz stays as it was, for the address is served.
+// Once ctx ends idle connections are closed that cannot be passed.
+func (r *router) retire(ctx context.Context) error {
 	r.log.Info("another process has taken this one's place; ending", "pid", r.heir.PID, "deadline", r.live.Load().Timeouts.Drain)
 	drain, cancel := context.WithTimeout(context.Background(), r.live.Load().Timeouts.Drain)
 	defer cancel()
@@ -236,7 +291,7 @@ func (r *router) retire() error {
 		r.drainWire(drain)
 	}()
 	defer func() { <-wire }()
-	if err := r.front.Retire(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	if err := r.retireFront(ctx, r.live.Load().Timeouts.Drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return nil

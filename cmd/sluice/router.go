@@ -277,13 +277,13 @@ func (r *router) Run(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	case <-r.passedOn:
-		return r.retire()
+		return r.retire(ctx)
 	case <-ctx.Done():
 	}
 	close(r.ending)
 	r.passing.Lock() // a restart that is under way ends now, one way or the other
 	if r.heir != nil {
-		return r.retire()
+		return r.retire(ctx)
 	}
 	takeover.Notify(takeover.NotifyStopping)
 	r.pages.draining.Store(true)

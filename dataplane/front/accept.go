@@ -232,14 +232,20 @@ func passing(err error) bool {
 	return descriptors.Wanting(err) || errors.Is(err, syscall.ECONNABORTED)
 }
 
-// admit wraps an accepted connection, or refuses it and gives nil.
-func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
+// newConn wraps a connection on which nothing has been asked for.
+func (s *Server) newConn(nc net.Conn, from netip.Addr) *conn {
 	c := &conn{Conn: nc, srv: s, due: dueHead, ip: from}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
 		}
 	}
+	return c
+}
+
+// admit wraps an accepted connection, or refuses it and gives nil.
+func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
+	c := s.newConn(nc, from)
 	if s.opt.TLS != nil {
 		c.secure = tls.Server(&underTLS{nc, c}, s.opt.TLS)
 		c.Conn = c.secure
@@ -252,7 +258,9 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 		_ = nc.Close()
 		return nil
 	}
-	c.headed = c.proxy && live.Proxies.Protocol != ""
+	if c.headed = c.proxy && live.Proxies.Protocol != ""; c.headed {
+		c.input.stay()
+	}
 	if c.short() && !s.takeSpare(c) {
 		s.turnAway(c)
 		return nil

@@ -38,7 +38,7 @@ const (
 // the same conn to ServeConn again, and lets fasthttp recycle the 16 KiB reader which it
 // would drop if it were told to keep hijacked connections.
 //
-// Memory order: hand orders everything between Relay and the stream's start. heard is stored
+// Memory order: hand orders everything between Relay and the stream's start. input is marked
 // before the socket is read, and loaded by a drain behind its look at the socket: bytes that
 // it no longer finds there have been heard, see idle. The fields without atomics belong to
 // whoever serves the connection: one goroutine at a time, or the loop that drives its
@@ -68,7 +68,7 @@ type conn struct {
 	relaying bool // writes are a stream's, and persist
 
 	active atomic.Bool // bytes of a request have come, its answer has not left, or is the last one
-	heard  atomic.Bool // bytes of a head have come, or are being read: what a drain waits for besides
+	input  input       // whether a head is being read, and whether one may be read here at all
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
@@ -168,8 +168,11 @@ func (c *conn) receiveOn(p []byte) (int, error) {
 		}
 	}
 	n, err := c.receive(p)
-	for err != nil && c.tooEarly(err) {
+	for err != nil && !c.input.claimed() && c.tooEarly(err) {
 		n, err = c.receive(p)
+	}
+	if err != nil && c.input.claimed() {
+		return n, io.EOF // which ends a wait for the next request without an answer
 	}
 	if err != nil {
 		c.readErr = err
@@ -317,6 +320,9 @@ func (c *conn) Close() error {
 		c.letGo(handReleased)
 		return nil
 	}
+	if c.passes() {
+		return nil // connState sees to it
+	}
 	c.shut()
 	return nil
 }
@@ -360,8 +366,12 @@ func (c *conn) shut() {
 
 // cut ends the connection at once, from any goroutine: to its handler the client
 // has left. Whoever serves it fails and calls shut. The descriptor stays open until
-// then: a loop may be writing to it, and its number must not become another's.
+// then: a loop may be writing to it, and its number must not become another's. One that
+// another process may have by now is left alone: to shut it down would end it there.
 func (c *conn) cut() {
+	if c.input.claimed() {
+		return
+	}
 	c.gone.leave()
 	if c.raw != nil && c.raw.Control(shutBoth) == nil {
 		return
@@ -453,6 +463,10 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 			return
 		}
 		c.reportEnd()
+		if c.passes() {
+			c.due = dueOther
+			go c.srv.passOrServe(c)
+		}
 	}
 }
 

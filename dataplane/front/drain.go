@@ -13,9 +13,9 @@ const (
 	drainRetry = time.Second
 	// drainPoll is how often a drain looks whether it is done.
 	drainPoll = 10 * time.Millisecond
-	// unusedTime is how long a kept-alive connection may be without a request before
-	// a server that retires closes it.
-	unusedTime = 10 * time.Second
+	// unusedGrace is how long beyond IdleTimeout a server that retires waits for idle
+	// connections to end by themselves.
+	unusedGrace = time.Second
 	// lastWords is how long what is ended at the end of the drain has to tell its clients
 	// so: streams by an event, requests without an answer by a 503.
 	lastWords = 500 * time.Millisecond
@@ -35,7 +35,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.leaving.Store(true)
 	s.draining.Store(true)
 	s.stopAccepting()
-	return s.empty(ctx)
+	return s.empty(ctx, s.closeIdle)
 }
 
 // Leave makes every answer from now on the last one of its connection, so that
@@ -44,30 +44,31 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // are served as ever.
 func (s *Server) Leave() { s.leaving.Store(true) }
 
-// Retire is Leave for a server whose address another process accepts on by now: the
-// listener is closed, kept-alive connections have unusedTime for the request that
-// ends them, and those that are without one then are closed. A request that has begun by
-// then is served as ever: nothing has told its client to go elsewhere. Until ctx ends it
-// is waited for, as by Shutdown.
-func (s *Server) Retire(ctx context.Context) error { return s.retire(ctx, unusedTime) }
+// Retire ends a server whose address another process accepts on by now. The listener is
+// closed, and every answer from now on is the last one of its connection. Idle connections
+// go to heir, where there is one that takes them; others, as all over TLS, are kept for
+// IdleTimeout, as if nothing had happened, since to close one may lose the request that is
+// on its way. A request that has begun is served as ever: nothing has told its client to go
+// elsewhere. When only such are left they have the time of drain, and are cut as by Shutdown.
+// Once ctx ends idle connections are closed that cannot be passed.
+func (s *Server) Retire(ctx context.Context, heir Heir, drain time.Duration) error {
+	return s.retire(ctx, heir, s.live().IdleTimeout+unusedGrace, drain)
+}
 
-func (s *Server) retire(ctx context.Context, unusedTime time.Duration) error {
+func (s *Server) retire(ctx context.Context, heir Heir, unused, drain time.Duration) error {
+	s.heir = heir
 	s.Leave()
 	s.stopAccepting()
-	unused := time.NewTimer(unusedTime)
-	defer unused.Stop()
-	tick := time.NewTicker(drainPoll)
-	defer tick.Stop()
-	for s.conns.len() > 0 {
-		select {
-		case <-tick.C:
-			continue
-		case <-unused.C:
-		case <-ctx.Done():
+	r := retirement{srv: s, unused: unused}
+	r.await(ctx)
+	within, cancel := context.WithTimeout(context.Background(), drain)
+	defer cancel()
+	return s.empty(within, func() {
+		if ctx.Err() != nil {
+			r.unused = 0
 		}
-		break
-	}
-	return s.empty(ctx)
+		r.idle()
+	})
 }
 
 // stopAccepting closes the listener, once, and returns when every connection that was
@@ -96,8 +97,9 @@ func (s *Server) stopAccepting() {
 }
 
 // empty waits until no connection is left, or until ctx ends, and closes what served them.
-func (s *Server) empty(ctx context.Context) error {
-	err := s.awaitIdle(ctx)
+// idle is called again and again, to see to those that are idle.
+func (s *Server) empty(ctx context.Context, idle func()) error {
+	err := s.awaitIdle(ctx, idle)
 	s.mu.Lock()
 	watch, loops, lobby := s.watch, s.loops, s.lobby
 	s.mu.Unlock()
@@ -115,12 +117,12 @@ func (s *Server) empty(ctx context.Context) error {
 
 // rests notes that the connection waits for a request.
 func (c *conn) rests() {
-	c.heard.Store(false)
 	c.active.Store(false)
+	c.input.rest()
 }
 
 // underway says whether a request is, as far as it was read.
-func (c *conn) underway() bool { return c.active.Load() || c.heard.Load() }
+func (c *conn) underway() bool { return c.active.Load() || c.input.heard() }
 
 // idle says that the connection has nothing of a request that closing it would lose. Its
 // goroutine may not have got round to what lies in the socket, and leaves half a PROXY
@@ -145,14 +147,17 @@ func (c *conn) unread() (is bool) {
 	return is
 }
 
-// awaitIdle closes connections as they become idle until none is left.
-func (s *Server) awaitIdle(ctx context.Context) error {
+// closeIdle closes the connections that are idle.
+func (s *Server) closeIdle() { s.conns.cut((*conn).idle) }
+
+// awaitIdle waits until no connection is left, and has idle see to those that are idle.
+func (s *Server) awaitIdle(ctx context.Context, idle func()) error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	var cutAt time.Time
 	cut := 0
 	for {
-		s.conns.cut((*conn).idle)
+		idle()
 		open := s.conns.len()
 		switch {
 		case open == 0 && cut == 0:

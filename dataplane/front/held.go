@@ -28,10 +28,13 @@ type held struct {
 // whether there is anything to look at.
 func (c *conn) turn(fd int) bool {
 	a, h, t := &c.ahead, &c.held, &c.transfer
+	if !c.input.hear() {
+		t.err = errPassedOn
+		return true
+	}
 	if a.buf == nil || len(a.buf.B) < aheadSize {
 		a.resize(aheadSize)
 	}
-	c.heard.Store(true)
 	n, errno := sock.Recv(fd, a.buf.B[a.w:])
 	if errno == 0 {
 		a.w += int32(n)
@@ -56,7 +59,7 @@ func (c *conn) turn(fd int) bool {
 		switch {
 		case a.w == 0:
 			a.drop()
-			c.heard.Store(false)
+			c.input.rest()
 		case a.w <= membudget.Page:
 			a.resize(membudget.Page)
 		}

@@ -33,6 +33,7 @@ const (
 	nextStream        // conn.stream has it
 	nextFasthttp      // what came lies in conn.ahead
 	nextLobby         // the lobby has it: nobody else touches it any more
+	nextHeir          // it was claimed for another process
 )
 
 // serveConn serves a connection until it ends or an event loop drives its stream.
@@ -57,6 +58,10 @@ func (s *Server) serveConn(c *conn) {
 		case nextFasthttp:
 			_ = s.fh.ServeConn(c) // closes it, or gives it to a stream; its errors concern one client and were answered
 		case nextLobby:
+		case nextHeir:
+			if !s.passOn(c) {
+				continue
+			}
 		default:
 			c.shut()
 			c.reportEnd()
@@ -125,6 +130,12 @@ func (c *conn) awaitHead(begun bool) (to next, ok bool) {
 			err = c.transfer.err
 		} else {
 			_, err = c.await(opTurn, nil)
+		}
+		if err != nil && c.input.claimed() {
+			if !begun {
+				c.due = dueHead
+			}
+			return nextHeir, false
 		}
 		if err != nil && a.w == before && c.tooEarly(err) {
 			continue

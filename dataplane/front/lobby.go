@@ -42,6 +42,7 @@ type lobby struct {
 	by     map[int32]*conn
 	due    lobbyQueue
 	next   moment // when the poller's wait ends; 0: never
+	look   bool   // for connections that were claimed for another process
 	closed bool
 }
 
@@ -122,8 +123,48 @@ func (l *lobby) run() {
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
+		l.passClaimed()
 		l.late()
 	}
+}
+
+// lookForClaimed has the goroutine let go of the connections that were claimed for another
+// process; none of them is told of by the poller. Nil may be asked.
+func (l *lobby) lookForClaimed() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.due) > 0 {
+		l.look = true
+		l.wakeBy(1)
+	}
+}
+
+// passClaimed lets go of them.
+func (l *lobby) passClaimed() {
+	l.mu.Lock()
+	var claimed []*conn
+	if l.look {
+		for _, c := range l.due {
+			if c.input.claimed() {
+				claimed = append(claimed, c)
+			}
+		}
+		l.look = false
+	}
+	l.mu.Unlock()
+	for _, c := range claimed {
+		l.passOn(c)
+	}
+}
+
+// passOn has a goroutine pass c on.
+func (l *lobby) passOn(c *conn) {
+	c.transfer.err = nil
+	l.leave(c)
+	go l.srv.passOrServe(c)
 }
 
 // came reads what has come on a connection. What cannot be read any more may have been
@@ -141,6 +182,10 @@ func (l *lobby) came(fd int32) {
 	default:
 		before := c.ahead.w
 		if !c.tryRead() {
+			return
+		}
+		if c.input.claimed() {
+			l.passOn(c)
 			return
 		}
 		if err := c.transfer.err; err != nil {
@@ -243,6 +288,8 @@ func (l *lobby) late() {
 		switch {
 		case c.guest.told:
 			l.end(c)
+		case c.input.claimed():
+			l.passOn(c)
 		case c.halfCame():
 			c.tellLate()
 			l.stay(c, time.Now().Add(lingerIdle))

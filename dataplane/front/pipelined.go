@@ -156,7 +156,7 @@ type underTLS struct {
 func (u *underTLS) Read(p []byte) (n int, err error) {
 	if !u.c.probing {
 		if n, err = u.Conn.Read(p); n > 0 && u.c.shaken {
-			u.c.heard.Store(true) // half of a record stays with crypto/tls
+			u.c.input.hear() // half of a record stays with crypto/tls
 		}
 		return n, err
 	}

@@ -65,6 +65,7 @@ func (p *Proxies) check() error {
 // connection's own goroutine, and has the time of a head.
 func (c *conn) readHeader() error {
 	c.headed = false
+	defer c.input.mayPass()
 	live := c.srv.live()
 	h, err := c.peekHeader()
 	switch {

@@ -15,11 +15,7 @@ const unusedSoon = 50 * time.Millisecond
 
 func (r *rig) retire(limit time.Duration) <-chan error {
 	done := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		done <- r.s.retire(ctx, unusedSoon)
-	}()
+	go func() { done <- r.s.retire(context.Background(), nil, unusedSoon, limit) }()
 	return done
 }
 
@@ -162,11 +158,7 @@ func TestRetireServesTheLastAccepted(t *testing.T) {
 	go func() { served <- s.Serve(&lateListener{Listener: ln, closing: make(chan struct{}), late: accepted}) }()
 	until(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
 	retired := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		retired <- s.retire(ctx, unusedSoon)
-	}()
+	go func() { retired <- s.retire(context.Background(), nil, unusedSoon, patience) }()
 	select {
 	case err := <-retired:
 		t.Fatalf("Retire returned %v before a request that had begun was served", err)

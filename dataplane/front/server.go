@@ -53,6 +53,8 @@ type Server struct {
 	mu       sync.Mutex    // of ln, byHand, watch and the end of accepting
 	ln       net.Listener
 	byHand   *sock.Listener // of ln's socket, where connections are accepted by hand
+	serving  chan struct{}  // closed when connections may be served
+	heir     Heir           // set by Retire, before a connection is claimed; nil: none
 }
 
 // New makes a Server; it fails on impossible Options.
@@ -70,6 +72,8 @@ func New(opt Options) (*Server, error) {
 		budget: opt.Budget,
 		conns:  connSet{byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
+
+		serving: make(chan struct{}),
 	}
 	s.now.Store(&opt)
 	s.ids.init()
@@ -158,6 +162,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.accepted = make(chan struct{})
 	defer close(s.accepted)
 	s.loops = s.startLoops()
+	close(s.serving)
 	threads := 0
 	if s.loops != nil {
 		threads = s.loops.Threads()

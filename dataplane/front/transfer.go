@@ -44,9 +44,14 @@ func (c *conn) transferSome(fd uintptr) bool {
 	case opTurn:
 		return c.turn(int(fd))
 	default:
-		c.heard.Store(true)
+		if !c.input.hear() {
+			t.err = errPassedOn
+			return true
+		}
 		ended := t.read(int(fd))
-		c.heard.Store(ended) // who is under way anyhow is active
+		if !ended && !c.active.Load() { // while a body is read the head was heard
+			c.input.rest()
+		}
 		return ended
 	}
 }

@@ -189,6 +189,19 @@ func (w *watcher) remove(c *conn) {
 	w.mu.Unlock()
 }
 
+// forget ends the watch over c, which may be watched anew. It is called by the goroutine that
+// serves c. The kernel would go on with it for as long as any process has c's socket.
+func (w *watcher) forget(c *conn) {
+	if c.gone.id == 0 {
+		return
+	}
+	if w.poll != nil {
+		_ = c.raw.Control(func(fd uintptr) { w.poll.forget(int(fd)) })
+	}
+	w.remove(c)
+	c.gone.id = 0
+}
+
 func (w *watcher) close() {
 	if w.poll != nil {
 		w.poll.close()

@@ -8,4 +8,7 @@
 // says which descriptor is what, the new one that it is ready, the old one "go".
 // Before "go" the new process accepts nothing, so that one which fails has had no
 // client, and the old one goes on as if nothing had been.
+//
+// Behind "go" the old process may pass connections, over a socket pair of their own (Pass,
+// and Connections on the other side), unless the new one is of a release that takes none.
 package takeover

@@ -31,6 +31,8 @@ const (
 type hello struct {
 	Sockets []socket        `json:"sockets"`
 	State   json.RawMessage `json:"state,omitempty"`
+	// Connections is the descriptor over which connections are passed; 0: none are.
+	Connections int `json:"connections,omitempty"`
 }
 
 type socket struct {
@@ -42,9 +44,11 @@ type socket struct {
 
 // report is what the new process says, and the old one's "go".
 type report struct {
-	Ready  bool   `json:"ready,omitempty"`
-	Failed string `json:"failed,omitempty"`
-	Go     bool   `json:"go,omitempty"`
+	Ready bool `json:"ready,omitempty"`
+	// Connections says that the new process takes connections.
+	Connections bool   `json:"connections,omitempty"`
+	Failed      string `json:"failed,omitempty"`
+	Go          bool   `json:"go,omitempty"`
 }
 
 // Inheritance is what a process was given at its start. A nil one is nothing.
@@ -57,6 +61,10 @@ type Inheritance struct {
 	open chan struct{} // closed when listeners may accept
 	once sync.Once
 	gone chan struct{} // closed when the process that started this one has ended
+
+	took        []string      // names of the sockets that were asked for and given
+	connections *net.UnixConn // over which connections are passed; nil: none are
+	take        Taker         // nil: this process takes none
 }
 
 type inherited struct {
@@ -160,6 +168,13 @@ func fromPredecessor(v string) (*Inheritance, error) {
 		i.sockets[s.Name] = &inherited{file: file, address: s.Address, unlink: s.Unlink}
 	}
 	i.state = h.State
+	if h.Connections != 0 {
+		if i.connections, err = connectionsLink(h.Connections); err != nil {
+			i.Failed(err)
+			i.Close()
+			return nil, err
+		}
+	}
 	return i, nil
 }
 
@@ -192,6 +207,7 @@ func (i *Inheritance) Passed(name, addr string) (ln net.Listener, unlink bool, e
 	}
 	s.file.Close()
 	delete(i.sockets, name)
+	i.took = append(i.took, name)
 	return i.hold(ln), s.unlink, nil
 }
 
@@ -264,7 +280,7 @@ func (i *Inheritance) Ready() error {
 		return nil
 	}
 	var r report
-	if err := send(i.link, report{Ready: true}); err == nil {
+	if err := send(i.link, report{Ready: true, Connections: i.take != nil}); err == nil {
 		if err := receive(i.link, i.in, talkTime, &r); err == nil && !r.Go {
 			return errors.New("takeover: the router that was to be replaced goes on")
 		} else if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -272,6 +288,9 @@ func (i *Inheritance) Ready() error {
 		}
 	}
 	i.once.Do(func() { close(i.open) })
+	if i.take != nil {
+		go i.takeConnections()
+	}
 	go i.watch()
 	return nil
 }
@@ -316,6 +335,9 @@ func (i *Inheritance) Close() (names []string) {
 		names = append(names, name)
 	}
 	clear(i.sockets)
+	if i.connections != nil && i.take == nil {
+		i.connections.Close()
+	}
 	slices.Sort(names)
 	return names
 }

@@ -39,12 +39,16 @@ type Options struct {
 
 // Successor is a new process that accepts by now.
 type Successor struct {
-	PID  int
-	link net.Conn
+	PID         int
+	link        net.Conn
+	connections passer
 }
 
 // Close lets the new process know that this one has ended; its own end does so too.
-func (s *Successor) Close() { s.link.Close() }
+func (s *Successor) Close() {
+	s.connections.close()
+	s.link.Close()
+}
 
 // Start starts a new process with the listeners, waits until it says that it is
 // ready, and lets it accept. This process's listeners stay open: it is the caller
@@ -78,7 +82,18 @@ func Start(ctx context.Context, opt Options) (*Successor, error) {
 			f.Close()
 		}
 	}()
+	connections, itsConnections, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if !keep {
+			connections.Close()
+		}
+	}()
 	var h hello
+	h.Connections = firstFD + len(files)
+	files = append(files, itsConnections)
 	for _, l := range opt.Listeners {
 		f, err := fileOf(l.Listener)
 		if err != nil {
@@ -99,15 +114,23 @@ func Start(ctx context.Context, opt Options) (*Successor, error) {
 		return nil, fmt.Errorf("takeover: cannot start %q: %w", opt.Path, err)
 	}
 	theirs.Close() // so that its end is seen as the end of the link
+	itsConnections.Close()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 
-	if err = await(ctx, link, h); err == nil {
+	said, err := await(ctx, link, h)
+	if err == nil {
 		keep = true
 		for _, l := range opt.Listeners {
 			setUnlink(l.Listener, false) // the file is the new process's
 		}
-		return &Successor{PID: cmd.Process.Pid, link: link}, nil
+		heir := &Successor{PID: cmd.Process.Pid, link: link}
+		if over, ok := connections.(*net.UnixConn); ok && said.Connections {
+			heir.connections.over = over
+		} else {
+			connections.Close()
+		}
+		return heir, nil
 	}
 	// A process that has ended says how in its exit status; one that goes on is
 	// ended: it has neither clients nor anything to put away.
@@ -122,33 +145,32 @@ func Start(ctx context.Context, opt Options) (*Successor, error) {
 	return nil, fmt.Errorf("takeover: %w", err)
 }
 
-// await says hello and waits for a process that is ready.
-func await(ctx context.Context, link net.Conn, h hello) error {
+// await says hello and waits for a process that is ready; it gives what that process says.
+func await(ctx context.Context, link net.Conn, h hello) (r report, err error) {
 	if err := send(link, h); err != nil {
-		return fmt.Errorf("cannot speak to the new process: %w", err)
+		return r, fmt.Errorf("cannot speak to the new process: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = link.SetReadDeadline(time.Now()) })
 	defer stop()
 	line, err := bufio.NewReader(link).ReadBytes('\n')
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return fmt.Errorf("given up before the new process was ready, which was ended: %w", context.Cause(ctx))
+		return r, fmt.Errorf("given up before the new process was ready, which was ended: %w", context.Cause(ctx))
 	case ctx.Err() != nil:
-		return errors.New("the new process was not ready in time and was ended; its log says what it waited for")
+		return r, errors.New("the new process was not ready in time and was ended; its log says what it waited for")
 	case err != nil:
-		return err
+		return r, err
 	}
-	var r report
 	if err := json.Unmarshal(line, &r); err != nil {
-		return fmt.Errorf("the new process speaks another language: %w", err)
+		return r, fmt.Errorf("the new process speaks another language: %w", err)
 	}
 	if !r.Ready {
-		return fmt.Errorf("the new process failed: %s", r.Failed)
+		return r, fmt.Errorf("the new process failed: %s", r.Failed)
 	}
 	if err := send(link, report{Go: true}); err != nil {
-		return fmt.Errorf("the new process is gone: %w", err)
+		return r, fmt.Errorf("the new process is gone: %w", err)
 	}
-	return nil
+	return r, nil
 }
 
 // pair makes the socket pair; the second end is for the new process.

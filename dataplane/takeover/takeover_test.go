@@ -44,6 +44,20 @@ func child(mode string) int {
 		return 4
 	case "hangs":
 		time.Sleep(time.Minute)
+	case "takes":
+		in.Connections("client", func(fd int, state []byte) bool {
+			if string(state) == "not this one" {
+				return false
+			}
+			f := os.NewFile(uintptr(fd), "client")
+			defer f.Close()
+			fmt.Fprintf(f, "taken %s", state)
+			return true
+		})
+	case "dies as it takes":
+		in.Connections("client", func(int, []byte) bool { os.Exit(6); return false })
+	case "listens elsewhere":
+		in.Connections("another", func(int, []byte) bool { return true })
 	}
 	go func() { // one answer, once it may accept
 		c, err := ln.Accept()
@@ -97,6 +111,98 @@ func TestPassOn(t *testing.T) {
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if text, err := io.ReadAll(c); err != nil || string(text) != `new {"n":1}` {
 		t.Errorf("the new process said %q, %v", text, err)
+	}
+}
+
+// linked gives both ends of a TCP connection; fd is the first one's.
+func linked(t *testing.T) (ours, theirs net.Conn, fd int) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if theirs, err = net.Dial("tcp", ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if ours, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	_ = theirs.SetDeadline(time.Now().Add(20 * time.Second))
+	raw, err := ours.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = raw.Control(func(of uintptr) { fd = int(of) })
+	return ours, theirs, fd
+}
+
+// A connection that was passed is the new process's alone; one that it refuses, or that it
+// dies with, is still open here.
+func TestPass(t *testing.T) {
+	_, s, err := start(t, "takes", 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if !s.TakesConnections() {
+		t.Fatal("the new process takes no connections")
+	}
+	for _, state := range []string{"not this one", "one", "two"} {
+		ours, theirs, fd := linked(t)
+		taken, err := s.Pass(fd, []byte(state))
+		if want := state != "not this one"; taken != want || err != nil {
+			t.Fatalf("%q: taken %t, %v", state, taken, err)
+		}
+		want := "taken " + state
+		if !taken {
+			want = "still here"
+			fmt.Fprint(ours, want)
+		}
+		ours.Close()
+		if text, err := io.ReadAll(theirs); err != nil || string(text) != want {
+			t.Errorf("%q: the client read %q, %v; want %q", state, text, err, want)
+		}
+	}
+	_, _, fd := linked(t)
+	if _, err := s.Pass(fd, nil); err == nil {
+		t.Error("a connection was passed of which nothing is told")
+	}
+}
+
+func TestPassToOneThatDies(t *testing.T) {
+	_, s, err := start(t, "dies as it takes", 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ours, theirs, fd := linked(t)
+	if taken, err := s.Pass(fd, []byte("one")); taken || err == nil {
+		t.Errorf("taken %t, %v", taken, err)
+	}
+	if s.TakesConnections() {
+		t.Error("the next one would be passed to it as well")
+	}
+	fmt.Fprint(ours, "still here")
+	ours.Close()
+	if text, err := io.ReadAll(theirs); err != nil || string(text) != "still here" {
+		t.Errorf("the client read %q, %v", text, err)
+	}
+}
+
+// A process of an older release takes no connections, nor does one that listens elsewhere.
+func TestPassIsNotForAll(t *testing.T) {
+	for _, mode := range []string{"well", "listens elsewhere"} {
+		_, s, err := start(t, mode, 20*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, fd := linked(t)
+		if taken, err := s.Pass(fd, []byte("one")); taken || err == nil || s.TakesConnections() {
+			t.Errorf("%s: taken %t, %v", mode, taken, err)
+		}
+		s.Close()
 	}
 }
 

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// idleClient has one connection that it keeps, sends a POST over it now and then, and never
+// looks whether it was closed meanwhile, as clients with a pool may not in time.
+type idleClient struct {
+	addr string
+	nc   net.Conn
+	in   *bufio.Reader
+	made int
+}
+
+// post sends one request and reads its answer; a connection is made only where the last
+// answer said that the one before ends.
+func (c *idleClient) post(body string) error {
+	if c.nc == nil {
+		nc, err := net.Dial("tcp", c.addr)
+		if err != nil {
+			return err
+		}
+		c.nc, c.in = nc, bufio.NewReader(nc)
+		c.made++
+	}
+	_ = c.nc.SetDeadline(time.Now().Add(patience))
+	if _, err := fmt.Fprintf(c.nc, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+		return fmt.Errorf("cannot send: %w", err)
+	}
+	resp, err := http.ReadResponse(c.in, nil)
+	if err != nil {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != 200 || !strings.Contains(string(text), `"choices"`) {
+		return fmt.Errorf("status %d, %v: %s", resp.StatusCode, err, text)
+	}
+	if resp.Close {
+		c.close()
+	}
+	return nil
+}
+
+func (c *idleClient) close() {
+	if c.nc != nil {
+		_ = c.nc.Close()
+		c.nc = nil
+	}
+}
+
+// restarting is a router that is replaced again and again.
+type restarting struct {
+	*process
+	dir string
+	env []string
+}
+
+func startRestarting(t *testing.T, args ...string) *restarting {
+	t.Helper()
+	dir := t.TempDir()
+	r := &restarting{dir: dir, env: []string{"XDG_RUNTIME_DIR=" + dir}}
+	r.process = launch(t, r.env, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)...)
+	r.ready(t)
+	return r
+}
+
+// restart replaces the router; ended waits for the end of the process before.
+func (r *restarting) restart(t *testing.T) (ended func()) {
+	t.Helper()
+	before := runtimeOf(t, r.dir)
+	cmd := exec.Command(builtBinary(t), "restart")
+	cmd.Env = append(os.Environ(), r.env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("restart: %v\n%s", err, out)
+	}
+	now := runtimeOf(t, r.dir)
+	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
+	return func() {
+		t.Helper()
+		eventually(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !running(before.PID) })
+	}
+}
+
+// Connections that were idle when a router was replaced serve the next requests, although
+// the process that accepted them has ended: POSTs, which no client may send again by itself.
+func TestRestartKeepsIdleConnections(t *testing.T) {
+	r := startRestarting(t, "--engine", startSim(t, nil).URL())
+	dropIdle()
+	clients := make([]*idleClient, 40)
+	for i := range clients {
+		clients[i] = &idleClient{addr: r.first}
+		defer clients[i].close()
+	}
+	// Half of them have never had a request when the first restart comes.
+	for _, c := range clients[:20] {
+		if err := c.post(chat("")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range clients[20:] {
+		nc, err := net.Dial("tcp", r.first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.nc, c.in, c.made = nc, bufio.NewReader(nc), 1
+	}
+	for round := range 3 {
+		r.restart(t)()
+		for i, c := range clients {
+			if err := c.post(chat("")); err != nil {
+				t.Fatalf("restart %d, client %d: %v", round+1, i, err)
+			}
+		}
+	}
+	for i, c := range clients {
+		if c.made != 1 {
+			t.Errorf("client %d has had %d connections", i, c.made)
+		}
+	}
+}
+
+// Clients that keep their connections send POSTs at random intervals around many restarts,
+// up to beyond the time that idle connections once had: none is lost.
+func TestRestartLosesNoPost(t *testing.T) {
+	restarts, pause, every := 3, 300*time.Millisecond, time.Second
+	clients := 64
+	if os.Getenv("SLUICE_SOAK") != "" {
+		restarts, pause, every, clients = 12, 12*time.Second, 13*time.Second, 512
+	}
+	r := startRestarting(t, "--engine", startSim(t, nil).URL())
+	dropIdle()
+	stop := make(chan struct{})
+	var posts, lost, made atomic.Int64
+	var first atomic.Pointer[string]
+	var all sync.WaitGroup
+	fail := func(kind string, err error) {
+		lost.Add(1)
+		text := kind + ": " + err.Error()
+		first.CompareAndSwap(nil, &text)
+	}
+	for i := range clients {
+		all.Go(func() {
+			raw := &idleClient{addr: r.first}
+			kind, post, end := "raw", func() error { return raw.post(chat("")) }, raw.close
+			if i%2 == 1 {
+				pool := &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Hour}, Timeout: patience}
+				kind, post, end = "net/http", func() error { return oneRequest(pool, "http://"+r.first, i%4 == 1) }, pool.CloseIdleConnections
+			}
+			defer func() { made.Add(int64(raw.made)) }()
+			defer end()
+			for {
+				if err := post(); err != nil {
+					fail(kind, err)
+					end()
+				}
+				posts.Add(1)
+				select {
+				case <-stop:
+					return
+				case <-time.After(rand.N(pause)):
+				}
+			}
+		})
+	}
+	for range restarts {
+		from := posts.Load()
+		time.Sleep(every) // clients send and rest meanwhile
+		eventually(t, patience, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
+		r.restart(t)
+	}
+	close(stop)
+	all.Wait()
+	t.Logf("%d restarts, %d POSTs over kept connections, %d lost; %d connections of %d raw clients", restarts, posts.Load(), lost.Load(), made.Load(), clients/2)
+	if n := lost.Load(); n > 0 {
+		t.Errorf("%d of %d POSTs were lost, the first: %s", n, posts.Load(), *first.Load())
+	}
+}
