@@ -131,9 +131,17 @@ func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.read(p)
 	if n > 0 {
 		c.early.took(p[:n])
+		if !c.early.came { // what came too early is refused for that
+			c.scan.see(p[:n])
+		}
+	}
+	if c.scan.bare && err == nil {
+		err = errBareLF // what else comes is not waited for
 	}
 	return n, err
 }
+
+var errBareLF = errors.New("front: " + bareLF)
 
 func (c *conn) read(p []byte) (int, error) {
 	if c.probing {
@@ -453,6 +461,7 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()
+		c.scan = headScan{}
 		c.rests()
 		c.reportEnd()
 	case fasthttp.StateHijacked:

@@ -41,6 +41,9 @@ func sized(lines string) string {
 	return atHost + lines + "Content-Length: 13\r\n\r\n" + hello
 }
 
+// target is a request with this target.
+func target(s string) string { return strings.Replace(sized(""), chat, s, 1) }
+
 // length is a request with this Content-Length value.
 func length(value string) string {
 	return atHost + "Content-Length: " + value + "\r\n\r\n" + hello
@@ -69,8 +72,15 @@ func accepted() []rawCase {
 		{name: "chunk size of 15 digits", raw: chunkedHead + "00000000000000d\r\n" + hello + "\r\n0\r\n\r\n"},
 		{name: "chunk trailers", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum:\r\nX: \t\xc3\xa9 \r\n\r\n"},
 		{name: "empty line before the request", raw: "\r\n" + sized("")},
-		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)}, // RFC 9112 2.2
-		{name: "absolute target", raw: strings.Replace(sized(""), " /v1", " http://a/v1", 1)},
+		{name: "absolute target", raw: target("http://a" + chat)},
+		{name: "absolute target with https", raw: target("https://a" + chat)},
+		{name: "absolute target with a scheme in capitals", raw: target("HTTP://a" + chat)},
+		{name: "absolute target with a port", raw: target("http://a:8000" + chat)},
+		{name: "absolute target with an empty port", raw: target("http://a:" + chat)},
+		{name: "absolute target with IPv6", raw: target("http://[::1]:80" + chat)},
+		{name: "absolute target of another host", raw: target("http://b.example" + chat)}, // RFC 9112 3.2.2
+		{name: "absolute target with a query", raw: target("http://a" + chat + "?b=/c")},
+		{name: "query with a question mark", raw: target(chat + "?a?b=/%zz")},
 		{name: "query", raw: strings.Replace(sized(""), " HTTP", "?a=b HTTP", 1)},
 		{name: "empty header value", raw: sized("X-A:\r\n")},
 		{name: "bytes over 127 in a value", raw: sized("X-A: \xc3\xa9\xff\r\n")},
@@ -188,6 +198,30 @@ func refusedHeads() []rawCase {
 		{name: "space in the target", raw: strings.Replace(sized(""), "/chat", "/ chat", 1)},
 		{name: "tab in the target", raw: strings.Replace(sized(""), "/chat", "/\tchat", 1)},
 		{name: "NUL in the target", raw: strings.Replace(sized(""), "/chat", "/\x00chat", 1)},
+		{name: "absolute target with a fragment", raw: target("http://a" + chat + "#b")},
+		{name: "absolute target whose fragment holds the path", raw: target("http://x#" + chat)},
+		{name: "fragment", raw: target(chat + "#")},
+		{name: "fragment in a query", raw: target(chat + "?a#b")},
+		{name: "byte above 127 in a query", raw: target(chat + "?\xc3\xa9")},
+		{name: "absolute target without a host", raw: target("http://" + chat)},
+		{name: "absolute target with nothing but a port", raw: target("http://:80" + chat)},
+		{name: "absolute target with a user", raw: target("http://u@a" + chat)},
+		{name: "absolute target with a user and a password", raw: target("http://u:p@a" + chat)},
+		{name: "absolute target with a bad port", raw: target("http://a:8o" + chat)},
+		{name: "absolute target with two ports", raw: target("http://a:1:2" + chat)},
+		{name: "absolute target with a bad IPv6", raw: target("http://[::g]" + chat)},
+		{name: "absolute target with half an IPv6", raw: target("http://[::1" + chat)},
+		{name: "absolute target with bad percent encoding", raw: target("http://a%2" + chat)},
+		{name: "absolute target with one slash", raw: target("http:/a" + chat)},
+		{name: "absolute target without slashes", raw: target("http:a" + chat)},
+		{name: "file", raw: target("file://a" + chat)},
+		{name: "ftp", raw: target("ftp://a" + chat)},
+		{name: "scheme of one letter", raw: target("x://a" + chat)},
+		{name: "no scheme", raw: target("://a" + chat)},
+		{name: "asterisk", raw: target("*")},
+		{name: "authority", raw: target("a:80")},
+		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)},
+		{name: "bare LFs throughout", raw: strings.ReplaceAll(sized(""), "\r\n", "\n")},
 		{name: "target without a slash", raw: strings.Replace(sized(""), "/v1", "v1", 1)},
 		{name: "HTTP/0.9", raw: "GET /livez\r\n\r\n"},
 		{name: "HTTP/9.9", raw: strings.Replace(sized(""), "/1.1", "/9.9", 1)},
@@ -272,6 +306,10 @@ func refusedBodies() []rawCase {
 		{name: "wrong type, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Type: text/plain\r\n", pad+inner)},
 		{name: "unknown coding, a request inside", status: 415, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: br\r\n", pad+inner)},
 		{name: "not the coding it says, a request inside", status: 400, raw: body("POST "+chat+" HTTP/1.1", "Content-Encoding: gzip\r\n", pad+inner)},
+		{name: "absolute target without a path", status: 404, raw: body("POST http://a HTTP/1.1", "", pad+innerPage)},
+		{name: "absolute target with its path in the query", status: 404, raw: body("POST http://x?"+chat+" HTTP/1.1", "", pad+innerPage)},
+		{name: "two slashes before the path", status: 404, raw: body("POST /"+chat+" HTTP/1.1", "", pad+innerPage)},
+		{name: "percent-encoded path", status: 404, raw: body("POST "+strings.Replace(chat, "chat", "%63hat", 1)+" HTTP/1.1", "", pad+innerPage)},
 		{name: "unknown path, a request inside", status: 404, raw: body("POST /nothing HTTP/1.1", "", pad+innerPage)},
 		{name: "unknown path, a request at once", status: 404, raw: body("POST /nothing HTTP/1.1", "", inner)},
 		{name: "wrong method, a request inside", status: 405, raw: body("PUT "+chat+" HTTP/1.1", "", pad+inner)},

@@ -22,6 +22,7 @@ type line struct {
 // keeps the names as the client wrote them.
 type head struct {
 	raw     []byte
+	path    []byte // of the request target, without the query
 	lines   []line
 	length  int64 // framingNone, framingChunked or a Content-Length
 	http11  bool
@@ -77,13 +78,8 @@ func (h *head) read(method, target, protocol, raw []byte) (refused string) {
 	if !isToken(method) {
 		return "the method must be a token such as GET or POST"
 	}
-	if len(target) == 0 {
-		return "the request target is empty"
-	}
-	for _, b := range target {
-		if b <= ' ' || b == 0x7f {
-			return "the request target holds a space or a control character"
-		}
+	if h.path, refused = targetPath(method, target); refused != "" {
+		return refused
 	}
 	if refused = h.split(); refused != "" {
 		return refused
@@ -105,7 +101,7 @@ func (h *head) split() string {
 	for at < len(raw) {
 		eol := bytes.IndexByte(raw[at:], '\n')
 		if eol < 1 || raw[at+eol-1] != '\r' {
-			return "header lines must end with CRLF"
+			return bareLF
 		}
 		text := raw[at : at+eol-1]
 		if len(text) == 0 {

@@ -56,6 +56,7 @@ func (s *Server) serveConn(c *conn) {
 				continue
 			}
 		case nextFasthttp:
+			c.scan = headScan{}
 			_ = s.fh.ServeConn(c) // closes it, or gives it to a stream; its errors concern one client and were answered
 		case nextLobby:
 		case nextHeir:
@@ -187,7 +188,7 @@ func (c *conn) headCame(before int32) (whole, ok bool) {
 		a.head = max(before-3, 0) + int32(at+len(headEnd))
 		return true, true
 	}
-	if c.early.came || a.w == aheadSize || int(a.w) > c.srv.opt.MaxHeadBytes || !beginsRequest(head[0]) {
+	if c.early.came || hasBareLF(head, int(before)) || a.w == aheadSize || int(a.w) > c.srv.opt.MaxHeadBytes || !beginsRequest(head[0]) {
 		return true, true
 	}
 	c.asks()

@@ -56,31 +56,14 @@ func newRoutes(withPages bool) routes {
 	return r
 }
 
-// pathOf takes the path out of a request target in origin or absolute form. It
-// normalises nothing: a route is matched as its bytes stand, so no two readings
-// of a path can differ.
-func pathOf(target []byte) []byte {
-	if len(target) > 0 && target[0] != '/' {
-		_, rest, ok := bytes.Cut(target, []byte("://"))
-		if !ok {
-			return target
-		}
-		at := bytes.IndexByte(rest, '/')
-		if at < 0 {
-			return nil
-		}
-		target = rest[at:]
-	}
-	if at := bytes.IndexByte(target, '?'); at >= 0 {
-		target = target[:at]
-	}
-	return target
-}
-
 // serve runs one request that fasthttp has read from its head to its answer.
 func (x *Exchange) serve() {
 	h := &x.ctx.Request.Header
-	if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
+	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
+	if x.c.scan.bare {
+		refused = bareLF
+	}
+	if refused != "" {
 		x.distrust()
 		x.Error(BadHTTP, "", refused, 0)
 		return
@@ -97,14 +80,14 @@ func (x *Exchange) serve() {
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
 		return
 	}
-	target, method := h.RequestURI(), h.Method()
-	found, ok := x.srv.routes.byPath[string(pathOf(target))]
+	method, path := h.Method(), x.head.path
+	found, ok := x.srv.routes.byPath[string(path)]
 	if x.cors(method, ok) {
 		return
 	}
 	switch {
 	case !ok:
-		x.Error(UnknownRoute, "", "unknown path "+shown(pathOf(target))+"; known are: "+x.srv.routes.known, 0)
+		x.Error(UnknownRoute, "", "unknown path "+shown(path)+"; known are: "+x.srv.routes.known, 0)
 	case found.page != nil && string(method) != "GET" && string(method) != "HEAD":
 		x.SetHeader("Allow", "GET, HEAD")
 		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)

@@ -298,6 +298,8 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	case c != nil && c.wasCut():
 		reason, message = Drained, partingText
 		ctx.Response.Header.Set("Retry-After", retrySeconds(drainRetry))
+	case c != nil && c.scan.bare:
+		message = bareLF
 	default:
 		message = unreadable(&ctx.Request.Header, err)
 	}

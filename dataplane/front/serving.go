@@ -14,7 +14,8 @@ type serving struct {
 	ahead    ahead
 	transfer transfer
 	held     held
-	readErr  error  // of the last failed read
+	readErr  error // of the last failed read
+	scan     headScan
 	pace     moment // by when all of the chunked body must have come that is being read; 0: none is
 	awaited  awaited
 	patience relay.Patience // with the client of a stream that no loop drives

@@ -1,0 +1,56 @@
+package front
+
+import "bytes"
+
+// bareLF is the refusal of a head with a line that ends without CR. RFC 9112, 2.2, lets a
+// server accept it; two servers that read such a head differently can be made to see
+// different requests.
+const bareLF = "header lines must end with CRLF"
+
+// headScan looks for a bare LF in the head that fasthttp reads. fasthttp waits for CRLF
+// CRLF, which a head of bare LFs never has. The zero value is at the beginning of a head.
+type headScan struct {
+	begun bool // something besides empty lines has come
+	ended bool // the empty line has come: what follows is the body
+	bare  bool // a line ended with a bare LF
+	empty bool // the line being read is empty so far
+	last  byte
+}
+
+// see takes the next bytes of the connection.
+func (s *headScan) see(p []byte) {
+	if !s.begun {
+		if p = bytes.TrimLeft(p, lineEnds); len(p) == 0 {
+			return
+		}
+		s.begun = true
+	}
+	for _, b := range p {
+		switch {
+		case s.ended || s.bare:
+			return
+		case b != '\n':
+			s.empty = s.empty && b == '\r'
+		case s.last != '\r':
+			s.bare = true
+		default:
+			s.ended, s.empty = s.empty, true
+		}
+		s.last = b
+	}
+}
+
+// hasBareLF says whether a line of head, which has not come whole, ends with a bare LF.
+// Bytes before from were looked at already. Empty lines before the head are none of it.
+func hasBareLF(head []byte, from int) bool {
+	begin := len(head) - len(bytes.TrimLeft(head, lineEnds))
+	for at := max(from, begin); ; at++ {
+		i := bytes.IndexByte(head[at:], '\n')
+		if i < 0 {
+			return false
+		}
+		if at += i; head[at-1] != '\r' {
+			return true
+		}
+	}
+}

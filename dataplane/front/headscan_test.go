@@ -1,0 +1,101 @@
+package front
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestBareLFAtOnce sends heads with bare LFs, in one write and piece by piece, and leaves
+// the connection open. The answer is 400 long before the time of a head is over, on the
+// fast path, on fasthttp's (TLS, and behind a request that only fasthttp serves), and on a
+// connection that has served a request before.
+func TestBareLFAtOnce(t *testing.T) {
+	const headTime = 60 * time.Second // longer than the test's patience
+	heads := map[string]string{
+		"request line":         "POST " + chat + " HTTP/1.1\n",
+		"two lines":            "POST " + chat + " HTTP/1.1\nHost: a\n",
+		"whole head":           "GET /livez HTTP/1.1\nHost: a\n\n",
+		"header line":          requestLine + "Host: a\n",
+		"second header line":   atHost + "Accept: a\nX: ",
+		"last line":            atHost + "Content-Length: 2\r\n\n",
+		"behind an empty line": "\r\n\nGET /livez HTTP/1.1\n",
+		"unknown method":       "BREW /pot HTTP/1.1\n",
+	}
+	for _, secure := range []bool{false, true} {
+		opt := Options{HeadTimeout: headTime}
+		if secure {
+			opt.TLS = testTLS()
+		}
+		r := start(t, opt, echo)
+		dial := func() *client {
+			if secure {
+				return overTLS(r.dial())
+			}
+			return r.dial()
+		}
+		firsts := map[string]string{
+			"first":                  "",
+			"behind a plain request": "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n",
+			"behind a HEAD":          "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n", // fasthttp's
+		}
+		for name, head := range heads {
+			for when, first := range firsts {
+				for _, pieces := range []int{len(head), 7} {
+					c := dial()
+					if first != "" {
+						c.send(first)
+						if resp, _ := c.answer(); resp.StatusCode != 200 {
+							t.Fatalf("first request: %d", resp.StatusCode)
+						}
+					}
+					for rest := head; rest != ""; {
+						n := min(pieces, len(rest))
+						if len(rest)-n < len(headEnd) {
+							n = len(rest) // the poller is told of no fewer bytes, see wakeAt
+						}
+						_, _ = c.Write([]byte(rest[:n])) // it may have been answered already
+						if rest = rest[n:]; rest != "" {
+							time.Sleep(time.Millisecond) // a segment of its own, mostly
+						}
+					}
+					resp, body := c.answer()
+					if resp.StatusCode != 400 || !strings.Contains(body, bareLF) || !resp.Close {
+						t.Errorf("TLS %v, %s, %s: %d %s", secure, name, when, resp.StatusCode, body)
+					}
+					c.closed()
+				}
+			}
+		}
+	}
+}
+
+// FuzzHeadScan compares the scanner, fed in two pieces, with a search of the whole.
+func FuzzHeadScan(f *testing.F) {
+	for _, s := range []string{"", "\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\nbody\n", "GET /\n", "\n\nG\r\n\r\n", "a\r\r\n\r\n", "a\r\n\n"} {
+		f.Add([]byte(s), 3)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, at int) {
+		at = max(0, min(at, len(raw)))
+		var s headScan
+		s.see(raw[:at])
+		s.see(raw[at:])
+		head := strings.TrimLeft(string(raw), lineEnds)
+		if end := strings.Index(head, "\r\n\r\n"); end >= 0 {
+			head = head[:end+4]
+		}
+		want := false
+		for i := range head {
+			if head[i] == '\n' && head[i-1] != '\r' {
+				want = true
+			}
+		}
+		// Lines of CR alone end a head for the scanner; the guard refuses them.
+		if s.bare != want && !strings.Contains(head, "\r\r") {
+			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.bare, want)
+		}
+		if strings.Index(head, "\r\n\r\n") < 0 && hasBareLF(raw, 0) != want {
+			t.Errorf("%q: hasBareLF is %v", raw, !want)
+		}
+	})
+}
