@@ -220,13 +220,13 @@ func demoReady(ctx context.Context, sides []*side) error {
 	defer tick.Stop()
 	for _, s := range sides {
 		for {
-			if len(s.router.pages.waitingFor()) == 0 {
+			if len(s.router.pages.waitingFor(true)) == 0 {
 				break
 			}
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.waitingFor())
+				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.waitingFor(true))
 			}
 		}
 	}

@@ -58,8 +58,8 @@ func TestRegisteredPairServes(t *testing.T) {
 	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
 	r := launchRouter(t, withRegister)
 	a := get(t, r.URL+"/readyz")
-	if a.Status != 503 || !strings.Contains(string(a.Body), "register 127.0.0.1") {
-		t.Errorf("%d %s; want what is waited for, and from where", a.Status, a.Body)
+	if _, page := r.pages.Ready(true); a.Status != 503 || !strings.Contains(string(page), "register 127.0.0.1") {
+		t.Errorf("%d %s; want what is waited for, and from where", a.Status, page)
 	}
 	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
 	keepRegistered(t, r, "d-0", "--decode", d.URL())

@@ -87,7 +87,7 @@ func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worke
 	t.Helper()
 	r := launchRouter(t, mod, workers...)
 	eventually(t, 30*time.Second, "the router is ready", func() bool {
-		status, _ := r.pages.Ready()
+		status, _ := r.pages.Ready(true)
 		return status == 200 && allReady(r) && allTaken(r)
 	})
 	return r
@@ -132,6 +132,7 @@ func launchRouter(t testing.TB, mod func(*config.Config), workers ...config.Work
 	cfg.Admin.Token = "test-token-0123456789"
 	cfg.Admin.RuntimeFile = t.TempDir() + "/runtime.json"
 	cfg.Health.Interval = 50 * time.Millisecond
+	cfg.Steering.Pins = []string{"127.0.0.0/8"}
 	cfg.Workers = workers
 	if mod != nil {
 		mod(cfg)
@@ -307,9 +308,22 @@ func tryPost(ctx context.Context, url, body string, headers ...string) (*answer,
 	return &answer{Status: resp.StatusCode, Header: resp.Header, Body: b}, err
 }
 
-func get(t *testing.T, url string) *answer {
+func get(t *testing.T, url string, headers ...string) *answer {
 	t.Helper()
-	resp, err := http.Get(url)
+	return bare(t, "GET", url, headers...)
+}
+
+// bare makes a request without a body and reads the whole answer.
+func bare(t *testing.T, method, url string, headers ...string) *answer {
+	t.Helper()
+	req, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

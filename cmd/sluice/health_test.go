@@ -116,9 +116,13 @@ func TestReadyzSaysWhatItWaitsFor(t *testing.T) {
 	eventually(t, 5*time.Second, "p0 is ready", func() bool { return r.state("p0") == worker.Ready })
 	a := get(t, r.URL+"/readyz")
 	wantStatus(t, a, 503)
+	if !strings.Contains(string(a.Body), "decode worker") {
+		t.Errorf("/readyz does not say that decode is missing: %s", a.Body)
+	}
+	_, details := r.pages.Ready(true)
 	for _, want := range []string{"decode", "d0", "connection refused"} {
-		if !strings.Contains(string(a.Body), want) {
-			t.Errorf("/readyz does not say %q: %s", want, a.Body)
+		if !strings.Contains(string(details), want) {
+			t.Errorf("the details do not say %q: %s", want, details)
 		}
 	}
 	if strings.Contains(string(a.Body), "prefill worker") {

@@ -41,17 +41,12 @@ var inProcess = regexp.MustCompile(`in process (\d+)`)
 
 // agentProcesses are the processes that the agents of a router live in, by tier,
 // where their tiers are up.
-func agentProcesses(t *testing.T, at string) map[string]int {
+func agentProcesses(t *testing.T, env []string) map[string]int {
 	t.Helper()
-	resp, err := http.Get("http://" + at + "/health")
-	if err != nil {
-		t.Fatalf("the router does not answer: %v", err)
-	}
-	defer resp.Body.Close()
 	var health struct {
 		Tier transfers.Status `json:"kv_tier"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&health); err != nil {
+	if err := json.Unmarshal(adminHealth(t, env), &health); err != nil {
 		t.Fatal(err)
 	}
 	found := map[string]int{}
@@ -85,7 +80,7 @@ workers:
 	r := launch(t, env, "serve", "--config", file)
 	r.ready(t)
 	var first map[string]int
-	eventually(t, 30*time.Second, "both tiers are up", func() bool { first = agentProcesses(t, r.first); return len(first) == 2 })
+	eventually(t, 30*time.Second, "both tiers are up", func() bool { first = agentProcesses(t, env); return len(first) == 2 })
 
 	var asked, bad atomic.Int64
 	var load sync.WaitGroup
@@ -118,7 +113,7 @@ workers:
 		}
 		var again int
 		eventually(t, 20*time.Second, "another process of "+tier, func() bool {
-			again = agentProcesses(t, r.first)[tier]
+			again = agentProcesses(t, env)[tier]
 			return again != 0 && again != pid
 		})
 		t.Logf("%s: process %d crashed, %d has its place after %s; %d requests meanwhile", tier, pid, again, time.Since(killed).Round(time.Millisecond), asked.Load()-before)
@@ -131,7 +126,7 @@ workers:
 	if err := r.cmd.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the router is not the same process: %v", err)
 	}
-	last := agentProcesses(t, r.first)
+	last := agentProcesses(t, env)
 	dropIdle()
 	r.cmd.Process.Kill() // not even asked: its agents' processes go with it
 	for tier, pid := range last {

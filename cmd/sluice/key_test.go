@@ -213,3 +213,133 @@ func TestKeyCommand(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyModelsHoldForAdapters: SGLang takes an adapter from members beside the model.
+func TestKeyModelsHoldForAdapters(t *testing.T) {
+	var mu sync.Mutex
+	seen := 0
+	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		seen++
+		mu.Unlock()
+		replyJSON(w, 200, `{"choices":[{"text":"hi"}]}`)
+	})
+	few, all := apikey.New(), apikey.New()
+	r := startRouter(t, withKeys(config.APIKey{Name: "few", SHA256: apikey.HashOf(few).String(), Models: []string{"sim", "mine"}},
+		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), e.at(worker.Aggregated, "e"))
+	for _, c := range []struct {
+		member string
+		status int // with the key that is good for few
+		says   string
+	}{
+		{`"x":1`, 200, ""},
+		{`"lora_path":null`, 200, ""},
+		{`"lora_path":"mine"`, 200, ""},
+		{`"lora_path":["mine",null,"mine"]`, 200, ""},
+		{`"lora_path":"theirs"`, 403, `\"few\" may not use adapter \"theirs\"`},
+		{`"lora_path":"\u0074heirs"`, 403, `\"theirs\"`},
+		{`"lora_p\u0061th":"theirs"`, 403, `"param":"lora_path"`},
+		{`"lora_path":"mine","lora_path":"theirs"`, 400, "only once"},
+		{`"lora_path":["mine","theirs"]`, 403, `"code":"model_not_found"`},
+		{`"lora_path":""`, 403, ""},
+		{`"lora_path":[["theirs"]]`, 400, `must be a string, an array of strings and nulls, or null`},
+		{`"lora_path":{"a":"theirs"}`, 400, ""},
+		{`"lora_id":"theirs"`, 403, `"param":"lora_id"`},
+	} {
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/embeddings"} {
+			body := `{"model":"sim","prompt":"hello","messages":[{"role":"user","content":"a"}],"input":"a",` + c.member + `}`
+			mu.Lock()
+			before := seen
+			mu.Unlock()
+			a := post(t, r.URL+path, body, "Authorization", "Bearer "+few)
+			mu.Lock()
+			reached := seen > before
+			mu.Unlock()
+			if a.Status != c.status || !strings.Contains(string(a.Body), c.says) || reached != (c.status == 200) {
+				t.Errorf("%s %s: %d %s (an engine was asked: %v); want %d %s", path, c.member, a.Status, a.Body, reached, c.status, c.says)
+			}
+			if a := post(t, r.URL+path, body, "Authorization", "Bearer "+all); a.Status != 200 && c.status != 400 {
+				t.Errorf("%s %s: %d %s with a key for all models", path, c.member, a.Status, a.Body)
+			}
+		}
+	}
+}
+
+// TestStatePagesWithoutAKey: the pages about the router's state name no worker, model,
+// address or file, unless a valid key is shown.
+func TestStatePagesWithoutAKey(t *testing.T) {
+	secret := func(text string) string {
+		for _, word := range []string{"secret-worker", "127.0.0.1", "refused", "sim", "/", "libnixl", "kv_tier"} {
+			text = strings.ReplaceAll(text, "/admin/v1/health", "")
+			if strings.Contains(text, word) {
+				return word
+			}
+		}
+		return ""
+	}
+	key := apikey.New()
+	for name, mod := range map[string]func(*config.Config){
+		"keys":    withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String()}),
+		"no keys": nil,
+	} {
+		for _, up := range []bool{true, false} {
+			e := startSim(t, nil)
+			if !up {
+				e.Crash()
+			}
+			r := launchRouter(t, mod, at(e, worker.Aggregated, "secret-worker"))
+			want := map[bool]int{true: 200, false: 503}[up]
+			eventually(t, 10*time.Second, "the worker was looked at", func() bool {
+				_, page := r.pages.Health(true)
+				return get(t, r.URL+"/readyz").Status == want && (up || strings.Contains(string(page), "refused"))
+			})
+			for _, path := range []string{"/health", "/readyz"} {
+				a := get(t, r.URL+path)
+				if word := secret(string(a.Body)); a.Status != want || word != "" {
+					t.Errorf("%s, up %v, %s: %d %s tells %q", name, up, path, a.Status, a.Body, word)
+				}
+				if mod == nil {
+					continue
+				}
+				if wrong := get(t, r.URL+path, "Authorization", "Bearer "+apikey.New()); string(wrong.Body) != string(a.Body) {
+					t.Errorf("%s with a wrong key: %s", path, wrong.Body)
+				}
+				full := get(t, r.URL+path, "Authorization", "Bearer "+key)
+				if full.Status != want || path == "/health" && !strings.Contains(string(full.Body), "secret-worker") || !up && !strings.Contains(string(full.Body), "refused") {
+					t.Errorf("%s with a key: %d %s", path, full.Status, full.Body)
+				}
+			}
+			a := get(t, "http://"+r.admin.Addr()+"/admin/v1/health", "Authorization", "Bearer test-token-0123456789")
+			if a.Status != want || !strings.Contains(string(a.Body), "secret-worker") {
+				t.Errorf("/admin/v1/health: %d %s", a.Status, a.Body)
+			}
+		}
+	}
+}
+
+// TestLargeCounts: an integer beyond what an engine may accept is the engine's to refuse;
+// one that no engine can read is refused here, with the range.
+func TestLargeCounts(t *testing.T) {
+	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body)
+	})
+	r := startRouter(t, nil, e.at(worker.Aggregated, "e"))
+	for number, status := range map[string]int{"1e18": 200, "1000000000000000000": 200, "9223372036854775807": 200, "1e19": 400, "9223372036854775808": 400, "1.5": 400} {
+		body := `{"model":"sim","prompt":"hello","max_tokens":` + number + `}`
+		a := post(t, r.URL+"/v1/completions", body)
+		if a.Status != status {
+			t.Errorf("max_tokens %s: %d %s, want %d", number, a.Status, a.Body, status)
+		}
+		if status == 200 && string(a.Body) != body {
+			t.Errorf("the engine got %s, want %s", a.Body, body)
+		}
+		if status == 200 {
+			continue
+		}
+		if msg, _, _ := a.errorOf(t); !strings.Contains(msg, "max_tokens") || !strings.Contains(msg, number) || !strings.Contains(msg, "9223372036854775807") {
+			t.Errorf("max_tokens %s: %s", number, msg)
+		}
+	}
+}

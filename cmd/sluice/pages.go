@@ -76,8 +76,8 @@ func (p *pages) Models() (int, []byte) {
 }
 
 // Ready implements front.Pages: 503 names what is waited for.
-func (p *pages) Ready() (int, []byte) {
-	waiting := p.waitingFor()
+func (p *pages) Ready(details bool) (int, []byte) {
+	waiting := p.waitingFor(details)
 	if len(waiting) > 0 {
 		return 503, mustJSON(map[string]any{"ready": false, "waiting_for": waiting})
 	}
@@ -116,7 +116,9 @@ func (p *pages) degraded() (all []string) {
 	return all
 }
 
-func (p *pages) waitingFor() []string {
+// waitingFor is what the router needs before it is ready. Without details it names no
+// worker, source or address.
+func (p *pages) waitingFor(details bool) []string {
 	if p.draining.Load() {
 		return []string{"the end: this router is draining"}
 	}
@@ -130,6 +132,9 @@ func (p *pages) waitingFor() []string {
 	}
 	if len(needs) == 0 {
 		if sources := p.r.sourceNames(); len(sources) > 0 {
+			if !details {
+				return []string{"a worker: none has been found yet; " + detailsElsewhere}
+			}
 			return []string{"a worker: none has been found yet by " + strings.Join(sources, ", ")}
 		}
 		return []string{"a worker: none is configured; start with --engine URL, or --prefill URL and --decode URL"}
@@ -149,7 +154,11 @@ func (p *pages) waitingFor() []string {
 			}
 			states = append(states, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", w.Spec.ID, s, why), ": "))
 		}
-		if !ready && !(role == worker.Prefill && p.doesWithoutPrefill(workers)) {
+		switch {
+		case ready, role == worker.Prefill && p.doesWithoutPrefill(workers):
+		case !details:
+			waiting = append(waiting, fmt.Sprintf("a healthy %s worker; %s", role, detailsElsewhere))
+		default:
 			waiting = append(waiting, fmt.Sprintf("a healthy %s worker (%s)", role, strings.Join(states, "; ")))
 		}
 	}
@@ -186,8 +195,19 @@ func (p *pages) fewWorkers(workers []*worker.Worker) string {
 	return ""
 }
 
-// Health implements front.Pages.
-func (p *pages) Health() (int, []byte) {
+// detailsElsewhere tells a client without a key where the rest of a page is.
+const detailsElsewhere = "the admin listener (/admin/v1/health) and, with a valid API key, this page say why"
+
+// Health implements front.Pages: without details only the status.
+func (p *pages) Health(details bool) (int, []byte) {
+	waiting := p.waitingFor(details)
+	status, word := 200, "ok"
+	if len(waiting) > 0 {
+		status, word = 503, "not ready"
+	}
+	if !details {
+		return status, mustJSON(map[string]any{"status": word})
+	}
 	type workerLine struct {
 		Role   worker.Role  `json:"role"`
 		State  worker.State `json:"state"`
@@ -199,11 +219,6 @@ func (p *pages) Health() (int, []byte) {
 	for _, w := range p.r.fleet.View().Workers {
 		s, why := w.State()
 		workers[w.Spec.ID] = workerLine{Role: w.Spec.Role, State: s, Reason: why, Models: w.Info().Models, Ranks: len(w.Ranks)}
-	}
-	waiting := p.waitingFor()
-	status, word := 200, "ok"
-	if len(waiting) > 0 {
-		status, word = 503, "not ready"
 	}
 	return status, mustJSON(map[string]any{
 		"status": word, "waiting_for": waiting, "degraded": p.degraded(), "workers": workers,

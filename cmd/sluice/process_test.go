@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/router/admin"
 )
 
 var binary struct {
@@ -140,6 +141,36 @@ const planted = "planted-secret-0123456789abcdef"
 func serveEnv(t *testing.T) ([]string, string) {
 	dir := t.TempDir()
 	return []string{"SLUICE_ADMIN_TOKEN=" + planted, "XDG_RUNTIME_DIR=" + dir}, dir
+}
+
+// adminHealth is what /admin/v1/health says of the process launched with env.
+func adminHealth(t *testing.T, env []string) []byte {
+	t.Helper()
+	for _, v := range env {
+		dir, ok := strings.CutPrefix(v, "XDG_RUNTIME_DIR=")
+		if !ok {
+			continue
+		}
+		files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))
+		if len(files) != 1 {
+			return nil // not announced yet
+		}
+		rt, err := admin.ReadRuntimeFile(files[0])
+		if err != nil {
+			return nil
+		}
+		req, _ := http.NewRequest("GET", "http://"+rt.Address+"/admin/v1/health", nil)
+		req.Header.Set("Authorization", "Bearer "+rt.Token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return nil
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return body
+	}
+	t.Fatal("no XDG_RUNTIME_DIR")
+	return nil
 }
 
 func TestServeProcess(t *testing.T) {
@@ -314,10 +345,10 @@ func TestServeWithoutWorkers(t *testing.T) {
 	if !strings.Contains(string(a.Body), "no worker") {
 		t.Errorf("a request is not told that there is no worker: %s", a.Body)
 	}
-	q := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", refused(t))
-	eventually(t, 5*time.Second, "/readyz says what it waits for", func() bool {
-		a := get(t, "http://"+q.first+"/readyz")
-		return a.Status == 503 && strings.Contains(string(a.Body), "connection refused")
+	env, _ = serveEnv(t)
+	launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", refused(t))
+	eventually(t, 5*time.Second, "/admin/v1/health says what it waits for", func() bool {
+		return strings.Contains(string(adminHealth(t, env)), "connection refused")
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/dataplane/certs"
 	"sluice/router/config"
 	"sluice/router/discovery/registration"
 	"sluice/router/obs"
@@ -157,7 +158,7 @@ func readAnnouncement(path string) (*registration.Announcement, error) {
 
 // registerHTTP is a client with the certificates given.
 func registerHTTP(ca, cert, key string) (*http.Client, error) {
-	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: certs.Suites}
 	if ca != "" {
 		pem, err := os.ReadFile(ca)
 		if err != nil {

@@ -84,7 +84,7 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	}
 	opt := takeover.Options{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Within: r.live.Load().Timeouts.Restart}
 	opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketClient, Address: r.cfg.Listen, Listener: r.listener})
-	left := handover{Ready: len(r.pages.waitingFor()) == 0}
+	left := handover{Ready: len(r.pages.waitingFor(true)) == 0}
 	if r.admin != nil {
 		left.Token = r.admin.Token()
 		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketAdmin, Address: r.cfg.Admin.Listen, Listener: r.admin.Listener()})
@@ -184,7 +184,7 @@ func (r *router) awaitReady(ctx context.Context) error {
 	defer tick.Stop()
 	var since time.Time
 	for {
-		if len(r.pages.waitingFor()) > 0 {
+		if len(r.pages.waitingFor(true)) > 0 {
 			since = time.Time{}
 		} else if since.IsZero() {
 			since = time.Now()

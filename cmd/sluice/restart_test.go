@@ -379,6 +379,6 @@ func TestHangUpRereads(t *testing.T) {
 	}
 	p.cmd.Process.Signal(syscall.SIGHUP)
 	eventually(t, 10*time.Second, "the second worker is there", func() bool {
-		return strings.Contains(string(get(t, "http://"+p.first+"/health").Body), `"two"`)
+		return strings.Contains(string(adminHealth(t, env)), `"two"`)
 	})
 }

@@ -224,8 +224,8 @@ func (r *router) newAdmin() (*admin.Server, error) {
 		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
-		Transfers: r.transfersView,
-		Restart:   r.Restart, Reload: r.Reload, Unannounced: r.given.Replaces(),
+		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
+		Restart: r.Restart, Reload: r.Reload, Unannounced: r.given.Replaces(),
 	}
 	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
 		opt.Token = r.before.Token // consoles and tools go on

@@ -148,7 +148,7 @@ func asker(b testing.TB, mode string, tokens int) (ask func(), size int) {
 			c.PD.Family = mode
 		}
 	}, workers...)
-	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.pages.Ready(); return s == 200 })
+	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.pages.Ready(true); return s == 200 })
 	return requester(b, r.Addr(), tokens)
 }
 

@@ -32,7 +32,7 @@ func startSidecar(t *testing.T, args ...string) *testRouter {
 		t.Fatal(err)
 	}
 	eventually(t, 10*time.Second, "the sidecar is ready", func() bool {
-		status, _ := r.pages.Ready()
+		status, _ := r.pages.Ready(true)
 		return status == 200
 	})
 	return r

@@ -253,7 +253,7 @@ func TestEngineOfAnotherAddress(t *testing.T) {
 			t.Fatal("the router does not connect")
 		}
 	}
-	if status, _ := r.pages.Ready(); status == 200 {
+	if status, _ := r.pages.Ready(true); status == 200 {
 		t.Error("the router is ready over an engine that is not the one it names")
 	}
 }

@@ -263,7 +263,8 @@ func TestTransferIsShown(t *testing.T) {
 			t.Errorf("no %s in the metrics", want)
 		}
 	}
-	health := string(get(t, r.URL+"/health").Body)
+	_, page := r.pages.Health(true)
+	health := string(page)
 	if !strings.Contains(health, `"active":"zmq"`) || !strings.Contains(health, `"tier":"nixl","state":"off"`) {
 		t.Errorf("health: %s", health)
 	}
@@ -283,7 +284,7 @@ func TestNoTiersByDefault(t *testing.T) {
 	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 {
 		t.Errorf("status %d", a.Status)
 	}
-	if h := string(get(t, r.URL+"/health").Body); !strings.Contains(h, `"active":"http"`) {
+	if _, h := r.pages.Health(true); !strings.Contains(string(h), `"active":"http"`) {
 		t.Errorf("health: %s", h)
 	}
 }

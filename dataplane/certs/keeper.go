@@ -170,7 +170,7 @@ func (k *Keeper) Server(minVersion uint16) (*tls.Config, error) {
 }
 
 func (k *Keeper) serverOf(s *state, minVersion uint16) *tls.Config {
-	c := &tls.Config{MinVersion: minVersion, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*s.cert}}
+	c := &tls.Config{MinVersion: minVersion, CipherSuites: Suites, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*s.cert}}
 	if s.roots != nil {
 		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, s.roots
 	}
@@ -182,7 +182,7 @@ func (k *Keeper) serverOf(s *state, minVersion uint16) *tls.Config {
 // and accepts servers whose certificate is valid for serverName and signed by the CA, or
 // without a CA by an authority of the system.
 func (k *Keeper) Client(serverName string) *tls.Config {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: Suites, ServerName: serverName}
 	if k.files.Cert != "" {
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.current().cert, nil }
 	}

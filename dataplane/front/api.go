@@ -20,9 +20,11 @@ type Handler interface {
 // Pages answers the routes that are not inference. Each returns status,
 // content type and body; bodies are the callee's until the next call returns.
 type Pages interface {
-	Models() (status int, body []byte)  // GET /v1/models
-	Ready() (status int, body []byte)   // GET /readyz
-	Health() (status int, body []byte)  // GET /health
+	Models() (status int, body []byte) // GET /v1/models
+	// Ready and Health answer GET /readyz and GET /health. Details name workers, models,
+	// addresses and files; without details neither may.
+	Ready(details bool) (status int, body []byte)
+	Health(details bool) (status int, body []byte)
 	Version() (status int, body []byte) // GET /version
 	Metrics(w interface{ Write([]byte) (int, error) })
 }

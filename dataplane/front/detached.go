@@ -23,7 +23,8 @@ type Detached struct {
 	// Fields are its header lines: what engines may see of them is sent on.
 	Fields   []upstream.Field
 	Received time.Time
-	ClientIP netip.Addr // invalid: none, which no steering.pins but "any" trusts
+	ClientIP netip.Addr // invalid: none, which no steering.pins but "any" and "unix" trusts
+	Unix     bool       // it came over a unix socket, where file permissions say who may connect
 	Pass     Pass       // of the caller's key; nil: no keys are asked for
 	Party    Party
 	// Lend is Exchange.Lend's; nil: what it lends is counted nowhere.
@@ -48,7 +49,7 @@ type Party interface {
 // *jsonscan.SyntaxError on a body that Scan refuses. It is for one Handler call, and
 // not pooled.
 func NewExchange(d *Detached) (*Exchange, error) {
-	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, holder: d.Pass, lend: d.Lend}
+	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, holder: d.Pass, lend: d.Lend}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
 	}
@@ -122,7 +123,7 @@ func (x *Exchange) detachedFields(dst []upstream.Field) []upstream.Field {
 	typed := false
 	for _, f := range x.fields {
 		name := []byte(f.Name)
-		if withheld(name) {
+		if c := classOf(name); withheld(c) || c == headerIdentity {
 			continue
 		}
 		typed = typed || equalFold(name, "Content-Type")

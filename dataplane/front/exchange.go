@@ -57,6 +57,7 @@ type Exchange struct {
 	party  Party
 	lend   func(n int) (membudget.Lease, bool)
 	fields []upstream.Field
+	unix   bool
 }
 
 type setHeader struct{ name, value string }

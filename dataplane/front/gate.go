@@ -2,6 +2,8 @@ package front
 
 import (
 	"bytes"
+	"encoding/json"
+	"strconv"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -35,6 +37,16 @@ func (x *Exchange) enter(counts bool) bool {
 	return false
 }
 
+// showsKey says whether keys are asked for and the request shows a good one.
+func (x *Exchange) showsKey() bool {
+	gate, key := x.srv.opt.Gate, x.shownKey()
+	if gate == nil || key == nil {
+		return false
+	}
+	_, denied := gate.Enter(key, false)
+	return denied == nil
+}
+
 // shownKey is the key that a request shows: OpenAI's clients send it as a bearer
 // token, Anthropic's in a header line of its own.
 func (x *Exchange) shownKey() []byte {
@@ -45,16 +57,45 @@ func (x *Exchange) shownKey() []byte {
 	return x.head.find("X-Api-Key")
 }
 
-// mayUse says whether the key is good for the model named in the body; when not, it
-// has answered.
+// mayUse says whether the key is good for the model named in the body, and for each
+// adapter that SGLang takes from other members; when not, it has answered.
 func (x *Exchange) mayUse() bool {
 	if x.holder == nil {
 		return true
 	}
-	model := x.Doc.String(jsonscan.KeyModel, nil)
-	if x.holder.Allows(string(model)) {
-		return true
+	if model := x.Doc.String(jsonscan.KeyModel, nil); !x.holder.Allows(string(model)) {
+		x.mayNotUse("model", "model", model)
+		return false
 	}
-	x.Error(KeyModel, "model", "key "+shown([]byte(x.holder.Name()))+" may not use model "+shown([]byte(model)), 0)
-	return false
+	for _, k := range [...]jsonscan.Key{jsonscan.KeyLoRAPath, jsonscan.KeyLoRAID} {
+		if x.Doc.Has(k) && !x.mayUseAdapters(k) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayUseAdapters checks a member that names an adapter, or holds a list with one for each
+// prompt, in which null stands for none.
+func (x *Exchange) mayUseAdapters(k jsonscan.Key) bool {
+	var one *string
+	var list []*string
+	raw := x.Doc.Raw(k)
+	if json.Unmarshal(raw, &one) == nil {
+		list = []*string{one}
+	} else if json.Unmarshal(raw, &list) != nil {
+		x.Error(BadField, k.Name(), "field "+strconv.Quote(k.Name())+" must be a string, an array of strings and nulls, or null", 0)
+		return false
+	}
+	for _, name := range list {
+		if name != nil && !x.holder.Allows(*name) {
+			x.mayNotUse(k.Name(), "adapter", []byte(*name))
+			return false
+		}
+	}
+	return true
+}
+
+func (x *Exchange) mayNotUse(field, what string, name []byte) {
+	x.Error(KeyModel, field, "key "+shown([]byte(x.holder.Name()))+" may not use "+what+" "+shown(name), 0)
 }

@@ -136,10 +136,10 @@ func (r *rig) stop() {
 
 type testPages struct{}
 
-func (testPages) Models() (int, []byte)  { return 200, []byte(`{"object":"list","data":[]}`) }
-func (testPages) Ready() (int, []byte)   { return 503, []byte(`{"waiting_for":"a worker"}`) }
-func (testPages) Health() (int, []byte)  { return 200, []byte(`{"status":"ok"}`) }
-func (testPages) Version() (int, []byte) { return 200, []byte(`{"version":"test"}`) }
+func (testPages) Models() (int, []byte)     { return 200, []byte(`{"object":"list","data":[]}`) }
+func (testPages) Ready(bool) (int, []byte)  { return 503, []byte(`{"waiting_for":"a worker"}`) }
+func (testPages) Health(bool) (int, []byte) { return 200, []byte(`{"status":"ok"}`) }
+func (testPages) Version() (int, []byte)    { return 200, []byte(`{"version":"test"}`) }
 func (testPages) Metrics(w interface{ Write([]byte) (int, error) }) {
 	_, _ = io.WriteString(w, "sluice_test 1\n")
 }

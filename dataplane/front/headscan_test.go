@@ -94,7 +94,7 @@ func FuzzHeadScan(f *testing.F) {
 		if s.bare != want && !strings.Contains(head, "\r\r") {
 			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.bare, want)
 		}
-		if strings.Index(head, "\r\n\r\n") < 0 && hasBareLF(raw, 0) != want {
+		if !strings.Contains(head, "\r\n\r\n") && hasBareLF(raw, 0) != want {
 			t.Errorf("%q: hasBareLF is %v", raw, !want)
 		}
 	})

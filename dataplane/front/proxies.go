@@ -160,15 +160,9 @@ func (c *conn) peekHeader() (h proxied.Header, err error) {
 // not trusted stands for all of its clients.
 func (x *Exchange) ClientIP() netip.Addr { return x.ip }
 
-// isForwarding says whether a header line tells where a request comes from. Engines are
-// never sent a client's: what they would believe of it is not known here.
-func isForwarding(name []byte) bool {
-	const prefix = "X-Forwarded-"
-	if len(name) > len(prefix) && equalFold(name[:len(prefix)], prefix) {
-		return true
-	}
-	return equalFold(name, "Forwarded") || equalFold(name, "X-Real-IP")
-}
+// Unix says whether the request came over a unix socket, so that no proxy stands for its
+// client. HTTP clients never do.
+func (x *Exchange) Unix() bool { return x.unix }
 
 // locate finds the client's address.
 func (x *Exchange) locate() {

@@ -19,8 +19,8 @@ type page struct {
 var pages = []page{
 	{"/v1/models", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Models()) }, true},
 	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
-	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready()) }, false},
-	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health()) }, false},
+	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready(x.showsKey())) }, false},
+	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health(x.showsKey())) }, false},
 	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }, false},
 	{"/metrics", (*Exchange).showMetrics, false},
 }

@@ -59,6 +59,8 @@ const (
 	KeyEncoderURLs          // SGLang's /generate
 	KeyHTTPWorkerIPC        // likewise
 	KeyKVHints              // likewise
+	KeyLoRAPath             // SGLang: the adapter, beside the model
+	KeyLoRAID               // SGLang: likewise, by its internal id
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -127,6 +129,9 @@ type member struct {
 	want    string // the words of the error
 	splice  string // how Set writes the key: `,"name":`
 }
+
+// countRange is what a member that counts may be.
+const countRange = "an integer from -9223372036854775808 to 9223372036854775807, or null"
 
 var members = makeMembers()
 
@@ -199,6 +204,8 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyEncoderURLs, "encoder_urls")
 	anyOf(KeyHTTPWorkerIPC, "http_worker_ipc")
 	anyOf(KeyKVHints, "kv_hints")
+	anyOf(KeyLoRAPath, "lora_path")
+	anyOf(KeyLoRAID, "lora_id")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -323,6 +330,10 @@ func topKey(name []byte) Key {
 		return KeyHTTPWorkerIPC
 	case "kv_hints":
 		return KeyKVHints
+	case "lora_path":
+		return KeyLoRAPath
+	case "lora_id":
+		return KeyLoRAID
 	}
 	return noKey
 }

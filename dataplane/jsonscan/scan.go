@@ -350,7 +350,7 @@ func (s *scanner) checkType(k Key, v *Value) int {
 	}
 	if m.count && v.Kind == Number {
 		if _, ok := Integer(raw); !ok {
-			return s.fail(v.Start, m.name, show(raw)+" (number)", m.want+", within 64 bits")
+			return s.fail(v.Start, m.name, show(raw)+" (number)", countRange)
 		}
 	}
 	return v.End

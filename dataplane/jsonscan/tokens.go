@@ -12,13 +12,14 @@ import (
 )
 
 // Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
-// fraction of zeros ("16.0"), or a float that has no fraction and is exact ("1e3").
+// fraction of zeros ("16.0"), or a float without a fraction ("1e3"). ok is false for what
+// 64 bits do not hold.
 func Integer(raw []byte) (n int64, ok bool) {
 	if n, ok = parseInt(raw); ok || !bytes.ContainsAny(raw, "eE.") || len(raw) > maxFloat {
 		return n, ok
 	}
 	f, err := strconv.ParseFloat(string(raw), 64)
-	if err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+	if err != nil || f != math.Trunc(f) || f < math.MinInt64 || f >= math.MaxInt64 {
 		return 0, false
 	}
 	return int64(f), true

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"sluice/dataplane/certs"
 )
 
 // Options of an Endpoint; zero values mean the default in brackets.
@@ -147,7 +149,7 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 
 // clientTLS is the configuration of connections to host, made by make where that is not nil.
 func clientTLS(make func(string) *tls.Config, host string) *tls.Config {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: certs.Suites}
 	if make != nil {
 		cfg = make(host).Clone()
 	}

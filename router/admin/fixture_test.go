@@ -106,6 +106,7 @@ func start(t *testing.T, change func(*Options)) *fixture {
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
 		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{}),
+		Health: func() (int, []byte) { return 200, []byte("{}") },
 		Reload: func(_ context.Context, dry bool) ([]config.Change, error) {
 			f.dry = dry
 			return []config.Change{{Path: "timeouts.decode", Old: "10m", New: "1m", Effect: config.Applied}}, f.reloadFails

@@ -36,6 +36,7 @@ func init() {
 		{"GET", "/transfers.js", "its panel of KV transfers", true, asset("transfers.js", "text/javascript; charset=utf-8")},
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
+		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
 		{"GET", "/admin/v1/discovery", "where workers come from, and what went wrong there", false, (*Server).discovery},
 		{"GET", "/admin/v1/transfers", "the tiers that tell of KV transfers, why not a better one, and what was measured between ranks", false, (*Server).transfers},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop giving a worker requests; ?on=false takes it back", false, (*Server).drain},
@@ -179,6 +180,17 @@ func (s *Server) transfers(w http.ResponseWriter, r *http.Request) {
 		view = s.opt.Transfers()
 	}
 	answer(w, http.StatusOK, view)
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	if s.opt.Health == nil {
+		fail(w, http.StatusNotFound, "no_health", "this router has no page about its health")
+		return
+	}
+	status, body := s.opt.Health()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(body)
 }
 
 func (s *Server) config(w http.ResponseWriter, r *http.Request) {

@@ -63,6 +63,8 @@ type Options struct {
 	Discovery func() []discovery.State
 	// Transfers is what /admin/v1/transfers answers, as JSON; nil: that there are none.
 	Transfers func() any
+	// Health is the full /health page, for /admin/v1/health; nil: 404.
+	Health func() (status int, body []byte)
 	// Twin is a second router on the same load to compare with; nil: none.
 	Twin *Twin
 }

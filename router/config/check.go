@@ -104,8 +104,8 @@ func (c *Config) check(f *faults) {
 	c.checkLMCache(bad)
 	c.checkTransfers(bad)
 	for i, p := range c.Steering.Pins {
-		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
-			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "any", or "off" alone`, quoted(p))
+		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "unix" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
+			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
 		}
 	}
 	for i, word := range c.Migration.Allow {

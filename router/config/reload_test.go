@@ -61,7 +61,7 @@ models: {m: {pd: {lease: 25s}}}
 		`restart limits.max_head: 16KiB -> 32KiB`,
 		`applied timeouts.connect: 2s -> 3s`,
 		`applied timeouts.prefill: 1m -> 1m30s`,
-		`applied steering.pins: [127.0.0.0/8, ::1/128] -> [10.0.0.0/8, 127.0.0.1/32]`,
+		`applied steering.pins: [unix] -> [10.0.0.0/8, 127.0.0.1/32]`,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))

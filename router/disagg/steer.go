@@ -46,6 +46,7 @@ func (s *steering) says() bool {
 // pins says who may name workers.
 type pins struct {
 	any  bool
+	unix bool // callers of the routed unix socket
 	nets []netip.Prefix
 }
 
@@ -54,11 +55,13 @@ func newPins(words []string) (p pins, err error) {
 		switch w {
 		case "any":
 			p.any = true
+		case "unix":
+			p.unix = true
 		case "off":
 		default:
 			n, err := netip.ParsePrefix(w)
 			if err != nil {
-				return p, fmt.Errorf("disagg: cannot read steering.pins %q: want a network (10.0.0.0/8), any, or off", w)
+				return p, fmt.Errorf("disagg: cannot read steering.pins %q: want a network (10.0.0.0/8), unix, any, or off", w)
 			}
 			p.nets = append(p.nets, n.Masked())
 		}
@@ -66,8 +69,8 @@ func newPins(words []string) (p pins, err error) {
 	return p, nil
 }
 
-func (p *pins) allow(ip netip.Addr) bool {
-	return p.any || slices.ContainsFunc(p.nets, func(n netip.Prefix) bool { return n.Contains(ip) })
+func (p *pins) allow(ip netip.Addr, unix bool) bool {
+	return p.any || p.unix && unix || slices.ContainsFunc(p.nets, func(n netip.Prefix) bool { return n.Contains(ip) })
 }
 
 // steer reads the headers and narrows the plan's candidates. It answers and
@@ -91,12 +94,12 @@ func (q *request) steer() bool {
 	if pin == nil && allowed == nil && labels == nil {
 		return true
 	}
-	if (pin != nil || allowed != nil) && !q.r.now.Load().pins.allow(q.x.ClientIP()) {
+	if (pin != nil || allowed != nil) && !q.r.now.Load().pins.allow(q.x.ClientIP(), q.x.Unix()) {
 		name, value := headerWorker, pin
 		if pin == nil {
 			name, value = headerAllowed, allowed
 		}
-		return q.steeredWrong(name, string(value), "steering.pins does not let this client name workers")
+		return q.steeredWrong(name, string(value), "steering.pins does not let this client name workers; the operator can add its network")
 	}
 	return q.readLabels(labels) && q.readAllowed(allowed) && q.readPin(pin) && q.narrow()
 }

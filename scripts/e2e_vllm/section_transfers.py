@@ -232,7 +232,7 @@ class Section:
         """The tier is up and the connectors have found the router."""
         report = self.report
         active = until(lambda: self.health(router)["active"] == tier and self.health(router), 60)
-        report.row(f"`/health` names the tier {tier}", tier, self.health(router)["active"], bool(active))
+        report.row(f"`/admin/v1/health` names the tier {tier}", tier, self.health(router)["active"], bool(active))
         report.note(self.health(router)["reason"][:300].replace(os.path.expanduser("~"), "~"))
         # The connectors look for a router that was restarted every 15 s, and then
         # set up their channel: a request tells when they are there.
@@ -276,7 +276,7 @@ class Section:
         report.row("no report was malformed or refused", 0, view["reports"]["malformed"] + view["reports"]["refused"], view["reports"]["malformed"] + view["reports"]["refused"] == 0)
 
     def health(self, router):
-        return http_calls.get(router.url, "/health").json()["kv_tier"]
+        return self.admin(router, "/admin/v1/health").json()["kv_tier"]
 
     def lost(self, router, then=None):
         """One request whose prefill engine, p1, is frozen when it has answered, so that

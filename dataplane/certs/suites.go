@@ -1,0 +1,15 @@
+package certs
+
+import "crypto/tls"
+
+// Suites are the cipher suites used with TLS 1.2, towards clients and engines: forward
+// secrecy (ECDHE) and authenticated encryption (AEAD) only. crypto/tls would offer CBC
+// with SHA-1 too. TLS 1.3 has a list of its own. It must not be changed.
+var Suites = []uint16{
+	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+	tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+	tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+}
