@@ -62,7 +62,11 @@ func serveMetrics(c *conn, r *httpRequest) {
 	ns := make([]counters, len(l.ranks))
 	for i, rk := range l.ranks {
 		stats[i] = rk.stats()
-		rk.do(func() { ns[i] = rk.n })
+		if f := rk.frozen.Load(); f != nil {
+			ns[i] = f.counts
+		} else {
+			rk.do(func() { ns[i] = rk.n })
+		}
 	}
 	var b strings.Builder
 	for _, m := range metricFamilies {

@@ -41,6 +41,8 @@ type rank struct {
 	scratch  chunker
 	dirty    []*job // with events held back
 	n        counters
+
+	frozen atomic.Pointer[frozenRank] // nil: it runs
 }
 
 func newRank(l *life, index int) *rank {

@@ -88,6 +88,9 @@ type RankStats struct {
 }
 
 func (r *rank) stats() (s RankStats) {
+	if f := r.frozen.Load(); f != nil {
+		return f.stats
+	}
 	waiting := 0
 	r.do(func() {
 		n := &r.n

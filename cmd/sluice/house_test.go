@@ -20,7 +20,7 @@ const root = "../.."
 var floors = []string{"cmd", "router", "dataplane", "nixl", "native"}
 
 // leaves import nothing of ours.
-var leaves = []string{"router/worker", "dataplane/reuse"}
+var leaves = []string{"router/worker", "router/liveness", "dataplane/reuse"}
 
 // benchMay is what the simulated engine and the load generator may use of the
 // router: they must not know how it decides.

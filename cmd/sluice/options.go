@@ -5,6 +5,7 @@ import (
 	"sluice/router/config"
 	"sluice/router/disagg"
 	"sluice/router/fleet"
+	"sluice/router/liveness"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 )
@@ -32,6 +33,7 @@ func fleetOptions(cfg *config.Config) fleet.Options {
 		ProbeInference: cfg.Health.ProbeInference,
 		BreakAfter:     cfg.Health.BreakAfter,
 		BreakFor:       cfg.Health.BreakFor,
+		Frozen:         liveness.Bounds{Process: cfg.Health.FrozenProcess, Core: cfg.Health.FrozenCore, Host: cfg.Health.FrozenHost},
 		MaxRequests:    cfg.Limits.RankRequests,
 		MaxTokens:      cfg.Limits.RankTokens,
 		RetryShare:     orNone(cfg.Fleet.RetryShare),

@@ -202,6 +202,11 @@ func assemble(r *router) (_ *router, err error) {
 	for _, sign := range fleet.RestartSigns {
 		r.metrics.Func(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
 	}
+	for _, state := range fleet.Frozen {
+		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenVerdicts(state)) }, "sluice_engine_frozen_total", "state", state.String())
+		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenCalls(state)) }, "sluice_engine_frozen_calls_total", "state", state.String())
+		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenRanks(state)) }, "sluice_engine_frozen_ranks", "state", state.String())
+	}
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {

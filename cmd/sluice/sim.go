@@ -5,7 +5,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"sluice/bench/sim"
 )
@@ -20,6 +23,7 @@ Examples:
   sluice sim --pd mooncake --role prefill --bootstrap 127.0.0.1:8998    vLLM with the MooncakeConnector
   sluice sim --ranks 4 --kv-events tcp://127.0.0.1:5557 --speed 10
   sluice sim --fault kind=reset,after=5,p=0.1   one stream in ten is reset after five chunks
+  kill -USR1 PID, kill -USR2 PID                stops its engine core while its API server answers, and lets it go on
   sluice sim --fault kind=stall,leg=handover,id=slow-     the KV of requests named slow-… never comes
 
 The first line on standard output is the address it listens on.
@@ -52,6 +56,7 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	for i, u := range e.KVEndpoints() {
 		fmt.Fprintf(stderr, "sim: rank %d publishes KV events at %s\n", i, u)
 	}
+	defer freezeOnSignal(e)()
 	dead := false
 	select {
 	case <-ctx.Done():
@@ -67,4 +72,29 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	return 0
+}
+
+// freezeOnSignal stops the engine's core on SIGUSR1 and lets it go on on SIGUSR2, until
+// stop is called.
+func freezeOnSignal(e *sim.Engine) (stop func()) {
+	signals, done := make(chan os.Signal, 4), make(chan struct{})
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGUSR2)
+	go func() {
+		for {
+			select {
+			case s := <-signals:
+				if s == syscall.SIGUSR1 {
+					e.Freeze()
+				} else {
+					e.Thaw()
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(done)
+	}
 }

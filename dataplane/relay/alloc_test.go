@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"sluice/dataplane/upstream"
 )
 
 // void is a client that takes everything at no cost.
@@ -15,7 +17,7 @@ func (void) SetWriteDeadline(time.Time) error { return nil }
 const chunkEvent = `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[{"index":0,"delta":{"content":" issues"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
 
 func voidStream() *stream {
-	s := &stream{dst: void{}, rare: &noneRare, terms: &terms{writeTimeout: time.Minute}, chunked: true, scanning: true}
+	s := &stream{dst: void{}, resp: new(upstream.Response), rare: &noneRare, terms: &terms{writeTimeout: time.Minute}, chunked: true, scanning: true}
 	s.scan.usage = noUsage
 	return s
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/dataplane/upstream"
 )
 
 // BenchmarkCarried is what a stream that may move costs for each event of one token, from
@@ -29,7 +31,7 @@ func BenchmarkCarried(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/records=%v", form.name, records), func(b *testing.B) {
 				t := form.t()
 				t.Records = records
-				s := &stream{chunked: true, scanning: true, rare: &rare{carry: Carry{Transcript: t}}}
+				s := &stream{resp: new(upstream.Response), chunked: true, scanning: true, rare: &rare{carry: Carry{Transcript: t}}}
 				s.scan.usage, s.scan.records = noUsage, records
 				s.edit = &editor{rewriter: t}
 				var chunks [1000][]byte

@@ -11,7 +11,7 @@ const (
 	ClientGone                 // the client closed or reset
 	ClientStalled              // a flush took longer than WriteTimeout
 	EngineClosed               // reset or EOF before the end
-	EngineStalled              // IdleTimeout, or the leg's own deadline
+	EngineStalled              // IdleTimeout, or the leg's own deadline, or the engine was found frozen
 	Cut                        // the call was cut by the router
 	Drained                    // likewise: the router ends
 	Deadline                   // the client's time (Options.By) was over

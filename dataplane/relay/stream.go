@@ -131,6 +131,9 @@ const (
 	// maxSlack is how much shorter than meant a flush's deadline may be: within it
 	// the timer set for an earlier flush is left as it is.
 	maxSlack = time.Second
+	// heardBits: that bytes come is noted (upstream.Response.Heard) once in 1<<heardBits
+	// ns, about a second, where at most a memory access is spent on each event.
+	heardBits = 30
 	// overtime is what each write may take behind Options.By: time for the last word.
 	overtime = 50 * time.Millisecond
 )
@@ -405,12 +408,17 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 
 // look looks at what one read brought and gives what goes to the client of it.
 func (s *stream) look(p []byte, t time.Time) (out []byte) {
+	before := s.lastByte
 	s.lastByte = at(t)
-	if s.firstByte.never() {
+	switch {
+	case s.firstByte.never():
 		s.firstByte = s.lastByte
 		if s.lent {
 			s.resp.Began()
 		}
+		s.resp.Heard(true)
+	case s.lastByte>>heardBits != before>>heardBits:
+		s.resp.Heard(false)
 	}
 	switch {
 	case s.edit.on():
@@ -544,6 +552,8 @@ func (s *stream) readEnded(err error) {
 		s.end(ClientGone, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
+	case errors.Is(err, upstream.ErrFrozen):
+		s.end(EngineStalled, err)
 	case errors.Is(err, upstream.ErrTimeout) && (s.late(time.Now()) || s.resp.Late()):
 		s.end(Deadline, err)
 	case errors.Is(err, upstream.ErrTimeout):

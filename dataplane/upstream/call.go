@@ -15,14 +15,16 @@ import (
 // Memory order. The call holds one atomic pointer: nil (nothing to close), the
 // leg it owns, or the mark of a cut. Ownership of a connection moves by
 // compare-and-swap on it: Do attaches (nil -> leg), Release and every failure
-// detach (leg -> nil), Cut and HangUp swap the mark in. Whoever takes the leg out of
+// detach (leg -> nil), Cut, HangUp and Group.Abandon swap a mark in. Whoever takes the leg out of
 // the pointer owns its fate: a Cut that got it closes it and its owner, whose
 // detach then fails, never pools or reuses it; a detach that succeeded leaves
 // nothing for a later Cut to find. So a late Cut cannot reach a connection
 // that already serves another request.
 type Call struct {
-	at   atomic.Pointer[leg]
-	sent atomic.Bool
+	at     atomic.Pointer[leg]
+	sent   atomic.Bool
+	tokens atomic.Int32 // Request.Tokens and one, 0 once a byte of the body has come
+	in     membership
 
 	cut, hangUp func() // made once; see Cutter
 }
@@ -39,15 +41,43 @@ type dialling context.CancelFunc
 
 func (d dialling) Cut() { d() }
 
-var cutMark = new(leg)
+// The marks of a call that was ended: by its own side, and with its Group.
+var cutMark, frozenMark = new(leg), new(leg)
+
+// isMark says whether l is a mark, or nothing: there is nothing to close.
+func isMark(l *leg) bool { return l == nil || l == cutMark || l == frozenMark }
 
 // Cut closes the leg's connection (see Request.Grace); a Do or read under way returns
 // ErrCut. It may be called at any time, before Do as well, more than once, from anywhere.
 func (c *Call) Cut() {
-	if l := c.at.Swap(cutMark); l != nil && l != cutMark {
+	if l := c.at.Swap(cutMark); !isMark(l) {
 		l.end.Cut()
 	}
 }
+
+// abandon ends the call as Cut does, but for its Group: false when it was ended before.
+// WasCut is false then, and what fails for it fails with ErrFrozen.
+func (c *Call) abandon() bool {
+	for {
+		l := c.at.Load()
+		if l == cutMark || l == frozenMark {
+			return false
+		}
+		if !c.at.CompareAndSwap(l, frozenMark) {
+			continue // its owner passes the connection on
+		}
+		if l != nil {
+			l.end.Cut()
+		}
+		return true
+	}
+}
+
+// wasAbandoned says whether the call was ended with its Group.
+func (c *Call) wasAbandoned() bool { return c != nil && c.at.Load() == frozenMark }
+
+// ended says whether the call was ended by anybody: Do must not begin.
+func (c *Call) ended() bool { return c.WasCut() || c.wasAbandoned() }
 
 // Cutter gives Cut as a function, the same at each call. It is for the goroutine that
 // makes the legs, as is Hanger, which gives HangUp.
@@ -85,7 +115,7 @@ const hangUpFor = time.Second
 // have succeeded. A stream that is lent is cut as by Cut.
 func (c *Call) HangUp() {
 	l := c.at.Swap(cutMark)
-	if l == nil || l == cutMark {
+	if isMark(l) {
 		return
 	}
 	own, ok := l.end.(*conn)

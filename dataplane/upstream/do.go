@@ -24,10 +24,21 @@ const staleWindow = time.Second
 // connection before any response byte came, because the engine had closed that
 // idle connection, is sent once more on a fresh one. call may be nil.
 func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
+	call.join(req)
+	resp, err := e.do(req, call)
+	if err != nil {
+		call.part()
+		return nil, err
+	}
+	call.wasAnswered()
+	return resp, nil
+}
+
+func (e *Endpoint) do(req *Request, call *Call) (*Response, error) {
 	if err := req.check(); err != nil {
 		return nil, e.fail(PhaseDial, err, call)
 	}
-	if call.WasCut() {
+	if call.ended() {
 		return nil, e.fail(PhaseDial, ErrCut, call)
 	}
 	start := now()
@@ -69,12 +80,14 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 	return &c.resp, nil
 }
 
-// fail wraps err; whatever a cut call failed with, the cut is the reason.
+// fail wraps err; whatever a call that was ended failed with, its end is the reason.
 func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 	switch {
 	case call.WasCut():
 		err = ErrCut
 		e.cut.Add(1)
+	case call.wasAbandoned():
+		err = ErrFrozen
 	case errors.Is(err, ErrTimeout):
 		e.timedOut.Add(1)
 	}

@@ -9,7 +9,9 @@ import (
 
 // Sentinels a caller decides on (errors.Is).
 var (
-	ErrCut          = errors.New("the call was cut")
+	ErrCut = errors.New("the call was cut")
+	// ErrFrozen: the engine neither answers nor closes its connections (Group.Abandon).
+	ErrFrozen       = errors.New("the engine is frozen")
 	ErrTooManyConns = errors.New("too many connections to the engine")
 	// ErrWanting: no descriptor, memory or port was left here for a connection. It
 	// says nothing of the engine.
@@ -72,7 +74,7 @@ func cause(err error) string {
 	if errors.Is(err, ErrTooManyConns) {
 		return err.Error() // our own words, with the bound
 	}
-	for _, known := range [...]error{ErrCut, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded, ErrRedirected} {
+	for _, known := range [...]error{ErrCut, ErrFrozen, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded, ErrRedirected} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

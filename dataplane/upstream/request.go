@@ -26,6 +26,10 @@ type Request struct {
 	// a Release. It is for engines that send the head of a stream before they have taken
 	// the request in. Nobody reads what comes then; the first byte ends it. 0 means none.
 	Grace time.Duration
+	// Group, where set, has the Call while it is under way. Tokens is how many prompt
+	// tokens the engine may have to compute before it answers; 0: none, or unknown.
+	Group  *Group
+	Tokens int
 }
 
 // check refuses what would not be one well-formed request.

@@ -126,7 +126,7 @@ func (r *Response) fail(err error) error {
 // endsBody says whether what a read failed with is the end of a body that ends with the
 // connection. One over TLS has to end by a close_notify (RFC 9112, 9.8).
 func (r *Response) endsBody(err error) bool {
-	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.WasCut() && !r.c.cutShort()
+	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.ended() && !r.c.cutShort()
 }
 
 // ReadRaw reads the next bytes of the response as they came after the head,
@@ -251,6 +251,7 @@ func (r *Response) Finish() { r.finished = true }
 func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
+	call.part()
 	keep := r.finished && !r.broken && !c.unread()
 	at := &c.leg
 	if c.fd >= 0 {

@@ -371,12 +371,15 @@ type Routed struct {
 
 // Health of workers.
 type Health struct {
-	Interval   time.Duration `yaml:"interval" min:"10ms"`            // between two probes of a worker [500ms]
-	Timeout    time.Duration `yaml:"timeout" min:"1ms"`              // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
-	FailAfter  int           `yaml:"fail_after" min:"1" max:"1000"`  // failures in a row that take a worker out [2]
-	Scrape     time.Duration `yaml:"scrape" min:"10ms" off:"true"`   // between two readings of an engine's /metrics; -1 or "off": never [1s]
-	BreakAfter int           `yaml:"break_after" min:"1" max:"1000"` // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
-	BreakFor   time.Duration `yaml:"break_for" min:"10ms" max:"30s"` // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
+	Interval      time.Duration `yaml:"interval" min:"10ms"`                   // between two probes of a worker [500ms]
+	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                     // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
+	FailAfter     int           `yaml:"fail_after" min:"1" max:"1000"`         // failures in a row that take a worker out [2]
+	Scrape        time.Duration `yaml:"scrape" min:"10ms" off:"true"`          // between two readings of an engine's /metrics; -1 or "off": never [1s]
+	BreakAfter    int           `yaml:"break_after" min:"1" max:"1000"`        // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
+	BreakFor      time.Duration `yaml:"break_for" min:"10ms" max:"30s"`        // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
+	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"` // an engine that accepts connections and has shown no sign of life (probe, byte, KV event, counter) for so long is frozen: its calls are ended and run elsewhere; -1 or "off": never [10s]
+	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`    // the same of one whose API server answers, while nothing advances of the requests it runs; to it comes three times what its longest prompt is expected to take [30s]
+	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`    // the same of one to which no connection can be made, refused ones aside [10s]
 	// ProbeInference sends one tiny request to a worker at admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }

@@ -18,7 +18,7 @@ var live = []string{
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
 	"health.interval", "health.timeout", "health.fail_after", "health.scrape", "health.probe_inference", "fleet.retry_share", "fleet.retry_per_second", "transfers.stall_timeout",
-	"health.break_after", "health.break_for",
+	"health.break_after", "health.break_for", "health.frozen_process", "health.frozen_core", "health.frozen_host",
 	"pd.lease", "pd.lease_margin", "pd.cut_after", "pd.abandoned_decode", "pd.notify_wait", "pd.max_attempts", "pd.decode_tries", "pd.plain_decode", "pd.local_prefill_tokens",
 	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",

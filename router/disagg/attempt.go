@@ -308,6 +308,9 @@ func sort(err error) failure {
 		return failure{reason: front.EngineConnections, unsent: true}
 	case errors.Is(err, upstream.ErrWanting):
 		return failure{reason: front.TooManyConnections, unsent: true}
+	case errors.Is(err, upstream.ErrFrozen):
+		f.ofEngine = false // the fleet found it out
+		f.suspect = !f.unsent
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout
 		// A slow answer to a long prompt is no sign of ill health; a connection

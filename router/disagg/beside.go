@@ -132,6 +132,7 @@ func (q *request) startBeside(choice *schedule.Choice) *beside {
 	b.reservation, b.room.spare = choice.Reservation, q.rooms.handOver(choice.Reservation, b.room.spare)
 	b.call.Renew()
 	b.decode.Renew()
+	b.req.Group, b.req.Tokens = q.r.opt().Fleet.Calls(rank), q.prompt.Count
 	b.req.Deadline = b.began.Add(q.r.opt().Timeouts.Prefill)
 	if keys := q.guessKeys(rank); keys != nil {
 		b.room.keys = append(b.room.keys[:0], keys...)

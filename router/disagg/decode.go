@@ -200,12 +200,22 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		HeadTimeout: head,
 		Deadline:    q.decodeBy(began),
 		Grace:       q.grace(),
+		Group:       q.r.opt().Fleet.Calls(rank),
+		Tokens:      q.toCompute(),
 	}, call)
 	q.leaves.ended()
 	if err != nil || !q.cutsOn() || !worthRetry(resp.Status) && q.relays(resp) {
 		q.x.OnGone(nil)
 	}
 	return resp, err
+}
+
+// toCompute is how many prompt tokens the decode leg may have to compute.
+func (q *request) toCompute() int {
+	if q.handed {
+		return 0
+	}
+	return q.prompt.Count
 }
 
 // cutsOn says that a client's leaving cuts the decode leg in the same way before its head

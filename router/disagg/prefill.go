@@ -161,6 +161,8 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 		Fields:   q.headers(rank),
 		Body:     q.body(),
 		Deadline: began.Add(q.r.opt().Timeouts.Prefill),
+		Group:    q.r.opt().Fleet.Calls(rank),
+		Tokens:   q.prompt.Count,
 	}, call)
 	if err != nil {
 		return 0, nil, err

@@ -64,7 +64,7 @@ func (v *vigil) look(now time.Time) bool {
 func (v *vigil) down(now time.Time) bool {
 	state, _ := v.rank.Worker.State()
 	switch {
-	case v.fleet.Refuses(v.rank):
+	case v.fleet.Refuses(v.rank), v.fleet.IsFrozen(v.rank):
 		return true
 	case state != worker.Unhealthy:
 		v.since = time.Time{}

@@ -299,9 +299,14 @@ func (a *Answer) readServerInfo(body []byte) error {
 	return nil
 }
 
+// tinyCompletion is the body of a request for one token.
+func tinyCompletion(model string) ([]byte, error) {
+	return json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1})
+}
+
 // tryCompletion sends one token's worth of work.
 func tryCompletion(ctx context.Context, ep *upstream.Endpoint, model string) error {
-	body, err := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1})
+	body, err := tinyCompletion(model)
 	if err != nil {
 		return err
 	}

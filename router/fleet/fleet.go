@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/liveness"
 	"sluice/router/worker"
 )
 
@@ -33,6 +34,9 @@ type Options struct {
 	// 504) its breaker opens, for BreakFor at first and up to 30 s [5, 1s].
 	BreakAfter int
 	BreakFor   time.Duration
+	// Frozen is how long an engine must have shown no sign of life until it counts as
+	// frozen and its calls are ended [10s process, 30s core, 10s host]; below 0: never.
+	Frozen liveness.Bounds
 	// MaxRequests and MaxTokens bound what this router has under way on one
 	// rank: requests, and prompt tokens still to be computed. A rank at a bound
 	// is Full until some end; 0: no bound. A worker's Spec may say otherwise.
@@ -76,6 +80,15 @@ func (o *Options) defaults() {
 	if o.BreakFor <= 0 {
 		o.BreakFor = time.Second
 	}
+	if o.Frozen.Process == 0 {
+		o.Frozen.Process = 10 * time.Second
+	}
+	if o.Frozen.Core == 0 {
+		o.Frozen.Core = 30 * time.Second
+	}
+	if o.Frozen.Host == 0 {
+		o.Frozen.Host = 10 * time.Second
+	}
 	if o.RetryShare == 0 {
 		o.RetryShare = 0.2
 	}
@@ -107,17 +120,20 @@ func (o Options) DetectWithin() time.Duration {
 // it is never held over I/O or a callback. Readers take none: View and the slot
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
-	opt      Options
-	pace     atomic.Pointer[paced]
-	view     atomic.Pointer[View]
-	slots    [worker.MaxSlots]atomic.Pointer[seat]
-	narrow   atomic.Int32  // breakers half open
-	bounded  atomic.Bool   // a worker has, or had, bounds of its own
-	denied   atomic.Uint64 // retries
-	restarts [len(RestartSigns)]atomic.Uint64
-	ctx      context.Context
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
+	opt       Options
+	pace      atomic.Pointer[paced]
+	view      atomic.Pointer[View]
+	slots     [worker.MaxSlots]atomic.Pointer[seat]
+	narrow    atomic.Int32  // breakers half open
+	bounded   atomic.Bool   // a worker has, or had, bounds of its own
+	denied    atomic.Uint64 // retries
+	restarts  [len(RestartSigns)]atomic.Uint64
+	freezes   [liveness.NumStates]atomic.Uint64 // verdicts
+	abandoned [liveness.NumStates]atomic.Uint64 // calls ended for them
+	made      time.Time
+	ctx       context.Context
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
 
 	mu      sync.Mutex
 	members map[string]*member
@@ -132,10 +148,11 @@ type Fleet struct {
 // New makes an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
+	f := &Fleet{opt: opt, made: time.Now(), members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.Change(opt.Pace())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
+	f.wg.Go(func() { f.lookForFrozen(f.ctx) })
 	return f
 }
 
@@ -322,10 +339,10 @@ func (f *Fleet) seat(r *worker.Rank) *seat {
 // Failed reports a connection-level failure of traffic to a rank (refused,
 // reset, timed out before the head): it counts against the rank's breaker, and
 // against its server's health. Cheap, and safe on the request path. A leg that
-// the router cut itself, or found no connection or descriptor left for, is ignored. For legs
+// the router cut itself, also because the engine was found frozen, or found no connection or descriptor left for, is ignored. For legs
 // that were answered see Answered.
 func (f *Fleet) Failed(r *worker.Rank, err error) {
-	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrWanting) {
+	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrFrozen) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrWanting) {
 		return
 	}
 	if t := f.seat(r); t != nil {

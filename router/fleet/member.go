@@ -119,19 +119,23 @@ func (m *member) settle() {
 	state, _ := m.w.State()
 	live := 0
 	for _, s := range m.servers {
-		if s.live.Load() {
+		if s.live.Load() && !s.allFrozen() {
 			live++
 		}
+	}
+	why := m.why
+	if frozen := m.frozenWhy(); frozen != "" {
+		why = frozen
 	}
 	switch {
 	case live == len(m.servers):
 		m.transit(worker.Ready, m.out())
 	case live > 0:
-		m.transit(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), m.why))
+		m.transit(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), why))
 	case state == worker.Joining && !m.wasReady:
 		m.transit(worker.Joining, m.why)
 	default:
-		m.transit(worker.Unhealthy, m.why)
+		m.transit(worker.Unhealthy, why)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/liveness"
 )
 
 // Pace is what of the Options may change while the fleet runs.
@@ -15,6 +16,7 @@ type Pace struct {
 	ProbeInference              bool
 	BreakAfter                  int
 	BreakFor                    time.Duration
+	Frozen                      liveness.Bounds
 	MaxRequests, MaxTokens      int64
 	RetryShare, RetryPerSecond  float64
 }
@@ -24,7 +26,7 @@ func (o Options) Pace() Pace {
 	o.defaults()
 	return Pace{
 		Engines: o.Upstream.Bounds(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, FailAfter: o.FailAfter,
-		ScrapeInterval: o.ScrapeInterval, ProbeInference: o.ProbeInference, BreakAfter: o.BreakAfter, BreakFor: o.BreakFor,
+		ScrapeInterval: o.ScrapeInterval, ProbeInference: o.ProbeInference, BreakAfter: o.BreakAfter, BreakFor: o.BreakFor, Frozen: o.Frozen,
 		MaxRequests: o.MaxRequests, MaxTokens: o.MaxTokens, RetryShare: o.RetryShare, RetryPerSecond: o.RetryPerSecond,
 	}
 }

@@ -2,8 +2,11 @@ package fleet
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"sluice/router/worker"
 )
@@ -20,7 +23,8 @@ const modelsEvery = 10
 // rankLoad is what one page says of one rank; -1: nothing.
 type rankLoad struct {
 	running, waiting, usage float64
-	seen                    int // usage samples, for the mean
+	seen                    int    // usage samples, for the mean
+	progress                uint64 // digest of the samples in progressSamples, in any order
 }
 
 // page is what one GET /metrics tells.
@@ -39,6 +43,9 @@ func readPage(text []byte) *page {
 		p.life.observe(n, v)
 		if !usable(v) {
 			return
+		}
+		if engine := progressSamples[n]; engine != "" {
+			p.load(labels, engine).progress += xxh3.HashSeed(name, math.Float64bits(v))
 		}
 		switch n {
 		case "vllm:num_requests_running":
@@ -60,6 +67,17 @@ func readPage(text []byte) *page {
 		}
 	})
 	return p
+}
+
+// progressSamples are those that change only when the engine core has made a step, with
+// their engine. What an API server counts by itself (requests, aborts, its own latencies)
+// is not among them.
+var progressSamples = map[string]string{
+	"vllm:num_requests_running": VLLM, "vllm:num_requests_waiting": VLLM, "vllm:kv_cache_usage_perc": VLLM, "vllm:gpu_cache_usage_perc": VLLM,
+	"vllm:prompt_tokens_total": VLLM, "vllm:generation_tokens_total": VLLM, "vllm:num_preemptions_total": VLLM,
+	"vllm:iteration_tokens_total_count": VLLM, "vllm:iteration_tokens_total_sum": VLLM, "vllm:prefix_cache_queries_total": VLLM,
+	"sglang:num_running_reqs": SGLang, "sglang:num_queue_reqs": SGLang, "sglang:token_usage": SGLang, "sglang:num_used_tokens": SGLang,
+	"sglang:gen_throughput": SGLang, "sglang:prompt_tokens_total": SGLang, "sglang:generation_tokens_total": SGLang,
 }
 
 func (p *page) load(labels []byte, engine string) *rankLoad {
@@ -98,6 +116,7 @@ func (p *page) of(rank uint16, alone bool) rankLoad {
 		return sum
 	}
 	for _, l := range p.loads {
+		sum.progress += l.progress
 		if l.running >= 0 {
 			add(&sum.running, l.running)
 		}
@@ -157,6 +176,7 @@ func (s *server) scrape(ctx context.Context) {
 		}
 		downs := s.downs.Load()
 		status, text, err := get(ctx, s.probes, "/metrics", s.m.f.pace.Load().ProbeTimeout, metricsBody)
+		s.signs.note(err)
 		if err != nil || status != 200 {
 			if failed++; failed == staleAfter {
 				for _, r := range s.ranks {
@@ -228,7 +248,12 @@ func (s *server) take(p *page, downs uint32) {
 	next := *old
 	next.tokens = max(next.tokens, p.life.tokens)
 	s.life.Store(&next)
-	for _, r := range s.ranks {
-		p.of(r.ID.Rank, len(s.ranks) == 1).store(r)
+	for i, r := range s.ranks {
+		load := p.of(r.ID.Rank, len(s.ranks) == 1)
+		load.store(r)
+		if v := &s.seats[i].vital; load.progress != 0 {
+			v.digest.Store(load.progress)
+			v.reads.Add(1)
+		}
 	}
 }

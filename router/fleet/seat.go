@@ -31,6 +31,8 @@ type seat struct {
 	clock *time.Timer // ends the state Open or HalfOpen
 	why   string      // last failure
 
+	vital vital
+
 	renewed bool // its events have shown a new life since the server's engine id was told
 }
 

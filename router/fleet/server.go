@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/liveness"
 	"sluice/router/worker"
 )
 
@@ -40,6 +41,8 @@ type server struct {
 	answered     atomic.Bool // traffic was answered since the present probe began
 	refused      atomic.Bool // a connection was refused since the last admission
 	isSGLang     atomic.Bool
+	signs        signs
+	detector     liveness.Detector    // lookForFrozen's own
 	life         atomic.Pointer[life] // of the process admitted last
 	ids          engineIDs
 
@@ -90,6 +93,7 @@ func (s *server) probeOnce(ctx context.Context) {
 		limit = max(limit, firstProbe)
 	}
 	status, _, err := get(ctx, s.probes, path, limit, healthBody)
+	s.signs.note(err)
 	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil && status/100 == 2 {
 		// A prefill engine without its bootstrap server hangs every hand-over.
 		if _, _, berr := get(ctx, ep, "/health", pace.ProbeTimeout, healthBody); berr != nil {

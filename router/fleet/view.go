@@ -24,7 +24,7 @@ type View struct {
 // Pool is the Ready ranks that serve one model, by role. Slices are read only.
 // Of a worker whose ranks have servers of their own, only the ranks whose
 // server is healthy are in; a rank whose breaker is open is not, unless its role
-// has no other.
+// has no other, and one that is frozen never is.
 type Pool struct {
 	Model      string
 	Prefill    []*worker.Rank
@@ -128,6 +128,9 @@ func (p *Pool) add(m *member) {
 			continue
 		}
 		for _, t := range s.seats {
+			if t.frozen() {
+				continue // not even where the role has no other: it answers nobody
+			}
 			to := p.of(m.w.Spec.Role)
 			if t.open() {
 				to = &p.open[m.w.Spec.Role]

@@ -54,6 +54,7 @@ func NewApplier(index kvindex.Index, rank *worker.Rank, model, engine string) *A
 // enough to go on the rank has been cleared.
 func (a *Applier) Apply(payload []byte) (err error) {
 	a.counts["batches"]++
+	a.Rank.Events.Add(1)
 	b, err := a.dec.Reset(payload)
 	if err != nil {
 		a.counts["garbage"]++

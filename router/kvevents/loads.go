@@ -199,6 +199,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 		}
 		sub.heard[at] = now
 		r := sub.worker.Ranks[at]
+		r.Events.Add(1)
 		r.Running.Store(int64(ld.Running))
 		r.Waiting.Store(int64(ld.Waiting))
 		r.QueuedTokens.Store(int64(ld.QueuedTokens))

@@ -53,6 +53,9 @@ var Catalog = []Family{
 	{"sluice_cache_prediction_error_tokens_total", "counter", "", "Sum of the differences between predicted and reported, without sign."},
 
 	{"sluice_worker_state", "gauge", "worker, role, state", "1 for the state the worker is in."},
+	{"sluice_engine_frozen_total", "counter", "state", "Ranks found frozen, by state: process (it accepts connections and answers nothing), core (its API server answers, and nothing advances), host (no connection can be made)."},
+	{"sluice_engine_frozen_calls_total", "counter", "state", "Requests to engines that were ended because the engine was found frozen; their streams migrate, others are run again where that is possible."},
+	{"sluice_engine_frozen_ranks", "gauge", "state", "Ranks that are frozen now. They are in no pool until they show a sign of life."},
 	{"sluice_engine_restarts_total", "counter", "sign", "New engine processes found behind a worker's address, by the sign that showed it: start_time, metrics_created, counters_fell, refused, event_sources, engine_id (another in a hand-over). What the old one held was dropped. Those that KV events show first are in kind restarts of sluice_kv_feed_total."},
 	{"sluice_rank_legs_total", "counter", "worker, rank, leg, outcome", "Engine calls ended, by rank."},
 	{"sluice_rank_requests", "gauge", "worker, rank", "Requests placed on the rank by this router and not ended."},

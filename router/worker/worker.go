@@ -103,8 +103,11 @@ type Rank struct {
 	QueuedTokens atomic.Int64
 	kvUsage      atomic.Uint64 // math.Float64bits, 0…1
 
-	// Events: what the KV event feed is worth.
+	// Feed is a FeedState: what the KV event feed is worth.
 	Feed atomic.Uint32 // FeedState
+	// Events counts the KV event batches and load messages that have come: a sign that
+	// the engine core lives.
+	Events atomic.Uint64
 	// EventBlockSize is the block size seen in events, in tokens; 0 unknown.
 	EventBlockSize atomic.Int64
 	// Breaker is a BreakerState; the fleet's to set.

@@ -1,0 +1,55 @@
+package sim
+
+import "sync"
+
+// frozenRank is a rank whose core is stopped: what its API server goes on to tell.
+type frozenRank struct {
+	stats  RankStats
+	counts counters
+	thaw   chan struct{} // closed by Thaw
+	once   sync.Once
+}
+
+// Freeze stops the engine core of every rank, as SIGSTOP of vLLM's EngineCore process does:
+// the API server goes on to accept requests and to answer /health, /v1/models and /metrics
+// (with the figures of now), and nothing else happens until Thaw. It returns when all
+// ranks have stopped.
+func (e *Engine) Freeze() {
+	l := e.current()
+	if l == nil {
+		return
+	}
+	for _, r := range l.ranks {
+		if r.frozen.Load() != nil {
+			continue
+		}
+		f := &frozenRank{stats: r.stats(), thaw: make(chan struct{})}
+		stopped := make(chan struct{})
+		if !r.post(func() {
+			f.counts = r.n
+			r.frozen.Store(f)
+			close(stopped)
+			select {
+			case <-f.thaw:
+			case <-r.l.stopc:
+			}
+			r.frozen.CompareAndSwap(f, nil)
+		}) {
+			continue
+		}
+		<-stopped
+	}
+}
+
+// Thaw lets frozen cores go on with what they have.
+func (e *Engine) Thaw() {
+	l := e.current()
+	if l == nil {
+		return
+	}
+	for _, r := range l.ranks {
+		if f := r.frozen.Load(); f != nil {
+			f.once.Do(func() { close(f.thaw) })
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// freezing is a way in which an engine's process freezes and wakes up, by signals.
+type freezing struct {
+	state        string
+	freeze, thaw syscall.Signal
+}
+
+var freezings = []freezing{
+	{"process", syscall.SIGSTOP, syscall.SIGCONT},
+	{"core", syscall.SIGUSR1, syscall.SIGUSR2}, // sluice sim stops its core
+}
+
+// launchSim is a simulated engine in a process of its own, as a worker.
+func launchSim(t *testing.T, role worker.Role, id string, args ...string) (*process, config.Worker) {
+	t.Helper()
+	p := launch(t, nil, append([]string{"sim", "--role", role.String(), "--cost-step", "20ms"}, args...)...)
+	t.Cleanup(func() { p.cmd.Process.Signal(syscall.SIGCONT) })
+	return p, config.Worker{ID: id, URL: "http://" + p.first, Role: role, KVEvents: []string{"auto"}}
+}
+
+// soon has a router find frozen engines in a second or two, whatever else it waits for.
+func soon(c *config.Config) {
+	c.Health.FrozenProcess, c.Health.FrozenCore, c.Health.FrozenHost = 1500*time.Millisecond, 1500*time.Millisecond, 1500*time.Millisecond
+	c.Health.Timeout, c.Health.Scrape = 300*time.Millisecond, 100*time.Millisecond
+	c.Schedule.Policy = "round_robin"
+	c.Fleet.RetryPerSecond = 1000
+}
+
+// asking is one request under way.
+type asking struct {
+	id      string
+	first   chan struct{} // closed at the first event, of a stream
+	done    chan struct{}
+	answer  *answer
+	err     error
+	longest time.Duration // between two reads of a stream
+}
+
+// ask sends a chat of n tokens.
+func ask(url, id string, stream bool, n int) *asking {
+	c := &asking{id: id, first: make(chan struct{}), done: make(chan struct{})}
+	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"go on and on, %s"}],"ignore_eos":true,"max_tokens":%d,"stream":%v}`, id, n, stream)
+	go func() {
+		defer close(c.done)
+		req, err := http.NewRequest("POST", url+"/v1/chat/completions", strings.NewReader(body))
+		if err != nil {
+			c.err = err
+			return
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("X-Request-Id", id)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			c.err = err
+			return
+		}
+		defer resp.Body.Close()
+		c.answer = &answer{Status: resp.StatusCode, Header: resp.Header}
+		r, last := bufio.NewReader(resp.Body), time.Now()
+		for n := 0; ; n++ {
+			line, err := r.ReadBytes('\n')
+			c.answer.Body = append(c.answer.Body, line...)
+			c.longest, last = max(c.longest, time.Since(last)), time.Now()
+			if n == 8 { // behind the role and some tokens
+				close(c.first)
+			}
+			if err != nil {
+				if err != io.EOF {
+					c.err = err
+				}
+				return
+			}
+		}
+	}()
+	return c
+}
+
+// wait gives the answer.
+func (c *asking) wait(t *testing.T, within time.Duration) *answer {
+	t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(within):
+		t.Fatalf("%s has no whole answer within %s", c.id, within)
+	}
+	if c.err != nil {
+		t.Fatalf("%s: %v", c.id, c.err)
+	}
+	return c.answer
+}
+
+// TestFrozenEngine: requests to an engine that freezes, in whatever way, end well on
+// another: streams go on, whole answers are made again. It is let in again when it has woken
+// up, and what it has to say then reaches nobody.
+func TestFrozenEngine(t *testing.T) {
+	for _, how := range freezings {
+		for _, frozen := range []worker.Role{worker.Aggregated, worker.Prefill, worker.Decode} {
+			for _, driver := range []string{"loop", "goroutine"} {
+				if driver == "goroutine" && frozen == worker.Prefill {
+					continue // there are no streams to drive
+				}
+				t.Run(fmt.Sprint(how.state, "/", frozen, "/", driver), func(t *testing.T) {
+					t.Parallel()
+					frozenEngine(t, how, frozen, driver)
+				})
+			}
+		}
+	}
+}
+
+func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string) {
+	var workers []config.Worker
+	var args []string
+	if frozen == worker.Prefill {
+		args = []string{"--cost-prefill", "20ms"} // prompts take a while there
+	}
+	sick, w := launchSim(t, frozen, "sick", args...)
+	workers = append(workers, w)
+	_, w = launchSim(t, frozen, "well", args...)
+	workers = append(workers, w)
+	switch frozen {
+	case worker.Prefill:
+		_, w = launchSim(t, worker.Decode, "other")
+		workers = append(workers, w)
+	case worker.Decode:
+		_, w = launchSim(t, worker.Prefill, "other")
+		workers = append(workers, w)
+	}
+	r := startRouter(t, func(c *config.Config) {
+		soon(c)
+		c.Relay.Driver = driver
+	}, workers...)
+	plain := startSim(t, nil)
+	// It has served: what is cold may compile for minutes.
+	for i := range 4 {
+		ask(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
+	}
+
+	const tokens = 80
+	var clients []*asking
+	for i := range 8 {
+		clients = append(clients, ask(r.URL, fmt.Sprint("held-", i), i%2 == 0, tokens))
+	}
+	if frozen == worker.Prefill {
+		// Its legs are short: it is stopped while some of them are under way.
+		eventually(t, 5*time.Second, "it computes prompts", func() bool {
+			return r.fleet.View().Workers[slices.IndexFunc(r.fleet.View().Workers, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0].Requests.Load() > 0
+		})
+	} else {
+		for _, c := range clients {
+			if strings.HasSuffix(c.id, "0") || strings.HasSuffix(c.id, "2") || strings.HasSuffix(c.id, "4") || strings.HasSuffix(c.id, "6") {
+				<-c.first
+			}
+		}
+	}
+	began := time.Now()
+	sick.cmd.Process.Signal(how.freeze)
+	for i, c := range clients {
+		a := c.wait(t, 30*time.Second)
+		stream := i%2 == 0
+		want := ask(plain.URL(), c.id, stream, tokens).wait(t, 10*time.Second)
+		if a.Status != 200 || a.text(t) != want.text(t) {
+			t.Errorf("%s: status %d, text %q, want %q", c.id, a.Status, a.text(t), want.text(t))
+		}
+	}
+	took := time.Since(began)
+	cut := r.metric(`sluice_engine_frozen_calls_total{state="` + how.state + `"}`)
+	t.Logf("%s of %s: all answered %v after it froze, %v calls ended", how.state, frozen, took.Round(10*time.Millisecond), cut)
+	if took > 10*time.Second {
+		t.Errorf("the last answer came %v after it froze", took)
+	}
+	if n := r.metric(`sluice_engine_frozen_total{state="` + how.state + `"}`); n != 1 || cut == 0 {
+		t.Errorf("%v verdicts, %v calls ended", n, cut)
+	}
+	if n := r.metric(`sluice_engine_frozen_ranks{state="` + how.state + `"}`); n != 1 {
+		t.Errorf("%v ranks are frozen", n)
+	}
+	// Nothing is sent there meanwhile.
+	for i := range 4 {
+		a := ask(r.URL, fmt.Sprint("meanwhile-", i), i%2 == 0, 5).wait(t, 5*time.Second)
+		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick" {
+			t.Errorf("status %d by %s", a.Status, a.Header.Get("X-Sluice-Worker"))
+		}
+	}
+	sick.cmd.Process.Signal(how.thaw)
+	eventually(t, 10*time.Second, "it is let in again", func() bool {
+		a := ask(r.URL, "again", false, 5).wait(t, 5*time.Second)
+		return a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick"
+	})
+	if n := r.metric(`sluice_engine_frozen_ranks{state="` + how.state + `"}`); n != 0 {
+		t.Errorf("%v ranks are frozen", n)
+	}
+}
