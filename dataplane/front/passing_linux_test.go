@@ -94,11 +94,13 @@ func TestRetirePassesIdleConnections(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			first, second := start(t, k.opt, names("first")), start(t, k.opt, names("second"))
-			c, begun := first.dial(), first.dial()
+			c := first.dial()
 			if k.before != "" {
 				c.send(k.opening + k.before)
 				c.answer()
 			}
+			until(t, "it is idle", func() bool { return first.s.conns.len() == 1 && underway(first) == 0 })
+			begun := first.dial()
 			begun.send(k.opening + chatPost(hello)[:60])
 			until(t, "half a head has come", func() bool { return first.s.conns.len() == 2 && underway(first) == 1 })
 			heir := &successor{to: second.s}
