@@ -25,6 +25,9 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
 		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
 	}
+	if mode := cfg.Transfers.SideChannel; cfg.UsesSideChannel() {
+		opt.NIXLFor = "transfers.side_channel: " + mode
+	}
 	if t := &cfg.Transfers; cfg.WantsUCX() {
 		opt.UCX = &transfers.UCX{Library: t.UCXLibrary, Devices: t.UCXDevices}
 		if t.UCXPorts != "" {
@@ -44,7 +47,13 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 // newSideChannel speaks to prefill engines of plain vLLM; nil when it is off.
 func newSideChannel(cfg *config.Config, w *transfers.Watch, f *fleet.Fleet, log *slog.Logger) (*sidechannel.Keeper, error) {
 	mode := cfg.Transfers.SideChannel
-	if mode != "renew" && mode != "release" || w == nil {
+	if !cfg.UsesSideChannel() {
+		return nil, nil
+	}
+	if why := cfg.SideChannelUnused(); why != "" {
+		log.Warn(why)
+	}
+	if w == nil {
 		return nil, nil
 	}
 	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log,

@@ -312,6 +312,7 @@ func TestWarnings(t *testing.T) {
 		"pd: {family: nixl}\nworkers: [{url: 'http://h:1'}]":                     "no prefill worker",
 		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has one of them",
 		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "open to every network",
+		"transfers: {side_channel: release}\nworkers: [{url: 'http://h:1'}]":     "side_channel: release has no effect",
 	} {
 		if got := strings.Join(mustParseText(t, text).Warnings(), "\n"); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)

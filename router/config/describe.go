@@ -207,6 +207,9 @@ func (c *Config) Warnings() []string {
 	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
 		out = append(out, "listen is open to every network this machine is on, without a login")
 	}
+	if why := c.SideChannelUnused(); why != "" {
+		out = append(out, why)
+	}
 	return slices.Concat(out, c.openSockets(), c.eventEndpoints(), c.unheard)
 }
 

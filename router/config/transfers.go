@@ -24,6 +24,20 @@ func (c *Config) WantsNIXL() bool {
 	}
 }
 
+// UsesSideChannel says whether the router is to speak to prefill engines' side channels.
+func (c *Config) UsesSideChannel() bool {
+	return c.Transfers.SideChannel == "renew" || c.Transfers.SideChannel == "release"
+}
+
+// SideChannelUnused says why transfers.side_channel has no effect in this configuration;
+// "" where it has one, or is off.
+func (c *Config) SideChannelUnused() string {
+	if !c.UsesSideChannel() || c.UsesFamily("nixl") {
+		return ""
+	}
+	return fmt.Sprintf("transfers.side_channel: %s has no effect: it frees and renews blocks of pd.family nixl alone, which no model uses; set pd.family: nixl, or side_channel: off", c.Transfers.SideChannel)
+}
+
 // WantsUCX says whether the router takes UCX's active messages.
 func (c *Config) WantsUCX() bool {
 	return c.Transfers.UCX == "on" || c.Transfers.UCX == "auto" && c.HandsOverByNIXL() && c.Register.On()
@@ -121,7 +135,7 @@ func (c *Config) checkTransfers(bad report) {
 			bad("transfers.ucx_ports", "%s; want FROM-TO, as 8095-8099", quoted(r))
 		}
 	}
-	if (t.SideChannel == "renew" || t.SideChannel == "release") && t.NIXL == "off" {
+	if c.UsesSideChannel() && t.NIXL == "off" {
 		bad("transfers.side_channel", "%s, which goes by NIXL, and transfers.nixl is off", t.SideChannel)
 	}
 	for i := range c.Workers {

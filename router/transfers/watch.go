@@ -28,6 +28,7 @@ type Options struct {
 	Networks    []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
 	ZMQNetworks []netip.Prefix    // whose reports are taken over ZMQ; nil: those of Networks
 	Slots       int               // of the completion board, a multiple of 64 [16384]
+	NIXLFor     string            // the setting that has no effect without NIXL, which a warning names; "" none
 	Log         *slog.Logger      // [none]
 
 	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
@@ -44,6 +45,7 @@ type UCX struct {
 // goroutine; those of a nil Watch answer that there is nothing.
 type Watch struct {
 	log   *slog.Logger
+	needs string // Options.NIXLFor
 	book  *completion.Book
 	pairs completion.Pairs
 
@@ -67,6 +69,7 @@ type Watch struct {
 	stalls *patrol.Patrol[Wait]
 
 	lingering atomic.Int64 // waits whose requests have ended
+	closing   atomic.Bool
 	stop      context.CancelFunc
 	swept     chan struct{}
 	closed    sync.Once
@@ -86,7 +89,7 @@ func Start(opt Options) (*Watch, error) {
 	}
 	var start [8]byte
 	rand.Read(start[:])
-	w := &Watch{log: opt.Log, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{}),
+	w := &Watch{log: opt.Log, needs: opt.NIXLFor, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{}),
 		stalls: patrol.New(stallCheck, (*Wait).look)}
 	w.waits.New = func() any {
 		t := &Wait{watch: w}
@@ -127,6 +130,7 @@ func (w *Watch) Close() {
 		return
 	}
 	w.closed.Do(func() {
+		w.closing.Store(true)
 		w.stop()
 		<-w.swept
 		for _, m := range w.ladder {
@@ -180,6 +184,10 @@ func (w *Watch) changed(tier nixl.Tier, was, is nixl.TierState, reason string) {
 		level = slog.LevelWarn
 	}
 	w.log.Log(context.Background(), level, "KV transfers: a tier changed", "tier", string(tier), "state", string(is), "reason", reason)
+	if lost := is == nixl.TierOff || is == nixl.TierDown; lost && tier == nixl.TierNIXL && w.needs != "" && !w.closing.Load() {
+		w.log.Warn(w.needs+" has no effect: the router has no usable NIXL", "state", string(is), "reason", reason,
+			"help", "install the NIXL that the engines run (pip install nixl), or name its library in transfers.nixl_library; `sluice doctor --want nixl` tries it")
+	}
 }
 
 // use makes b the board that tickets are lent from.
