@@ -12,7 +12,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/reuse"
 )
 
 func TestOf(t *testing.T) {
@@ -302,10 +301,6 @@ func TestStream(t *testing.T) {
 		t.Error("a stream without a coding was made")
 	}
 }
-
-// Every buffer that is released from here on is filled with a pattern, which no decoded
-// body may hold.
-func init() { reuse.Check() }
 
 // text gives n bytes that compress by about ratio.
 func text(rng *rand.Rand, n, ratio int) []byte {

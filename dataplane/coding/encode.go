@@ -7,6 +7,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"sluice/dataplane/reuse"
 )
 
 // Level and window are those of the fastest encoders: an answer is small, and its
@@ -29,7 +31,7 @@ func (a *appender) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-var gzipWriters = sync.Pool{New: func() any {
+var gzipWriters = reuse.Pool[gzipWriter]{New: func() *gzipWriter {
 	w, err := gzip.NewWriterLevel(io.Discard, gzipLevel)
 	if err != nil {
 		panic(err) // the level is a constant
@@ -49,7 +51,7 @@ var zstds = sync.OnceValue(func() *zstd.Encoder {
 func (c Coding) Append(dst, src []byte) []byte {
 	switch c {
 	case Gzip:
-		w, _ := gzipWriters.Get().(*gzipWriter)
+		w := gzipWriters.Get()
 		w.to.b = dst
 		w.Reset(&w.to)
 		_, _ = w.Write(src) // an appender does not fail
@@ -86,7 +88,7 @@ func (c Coding) NewStream() (*Stream, error) {
 	s := new(Stream)
 	switch c {
 	case Gzip:
-		s.gzip, _ = gzipWriters.Get().(*gzipWriter)
+		s.gzip = gzipWriters.Get()
 		s.gzip.Reset(&s.to)
 	case Zstd:
 		s.zstd, _ = zstdStreams.Get().(*zstd.Encoder)

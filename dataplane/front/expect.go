@@ -25,7 +25,7 @@ func judgeExpect(h *fasthttp.RequestHeader) {
 // refused whatever the body holds is refused now. The connection ends with that, for the
 // body may be on its way.
 func (s *Server) expected(ctx *fasthttp.RequestCtx) (status int) {
-	x, _ := s.exchanges.Get().(*Exchange)
+	x := s.exchanges.Get()
 	x.ctx, x.Received, x.expects = ctx, time.Now(), true
 	x.c, _ = ctx.Conn().(*conn)
 	x.body.length, x.body.ended, x.body.broken = 0, false, true // not to be drained
@@ -47,7 +47,7 @@ type awaited struct {
 // awaitedFailed answers a client that had leave to send its body, of which nothing came
 // that fasthttp could read.
 func (s *Server) awaitedFailed(ctx *fasthttp.RequestCtx, c *conn, err error) {
-	x, _ := s.exchanges.Get().(*Exchange)
+	x := s.exchanges.Get()
 	x.ctx, x.c, x.Received = ctx, c, time.Now()
 	x.body.length, x.body.ended, x.body.broken = 0, false, true // not to be drained
 	defer x.finish()

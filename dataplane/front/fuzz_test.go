@@ -40,7 +40,7 @@ type accept struct {
 // routes, and gives the requests that were accepted.
 func play(t testing.TB, s *Server, raw []byte) (got []accept) {
 	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
-		x, _ := s.exchanges.Get().(*Exchange)
+		x := s.exchanges.Get()
 		x.ctx, x.Received = ctx, ctx.Time()
 		x.c, _ = ctx.Conn().(*conn)
 		defer x.finish()

@@ -251,7 +251,7 @@ func (c *conn) plainRequest() (*Exchange, route) {
 	if !ok || line[len(method)+len(target)] != ' ' || (found.endpoint != nil) != (len(method) == len(postWord)) {
 		return nil, route{}
 	}
-	x, _ := s.exchanges.Get().(*Exchange)
+	x := s.exchanges.Get()
 	refused := x.head.read(method[:len(method)-1], target, protocol, head[eol+1:])
 	h := &x.head
 	chunks := h.length == framingChunked

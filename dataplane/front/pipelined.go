@@ -79,7 +79,7 @@ func (c *conn) lookAhead() {
 	case c.secure == nil:
 		s := c.serving
 		if s == nil { // a loop drives its stream
-			s, _ = servings.Get().(*serving)
+			s = servings.Get()
 			s.c = c
 			defer func() { s.c = nil; servings.Put(s) }()
 		}

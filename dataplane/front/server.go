@@ -15,6 +15,7 @@ import (
 
 	"sluice/dataplane/loop"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/reuse"
 	"sluice/dataplane/sock"
 )
 
@@ -34,8 +35,8 @@ type Server struct {
 	watch     *watcher    // set by Serve
 	lobby     *lobby      // likewise; nil: heads are waited for on goroutines
 	loops     *loop.Loops // likewise; nil: streams are relayed on goroutines
-	exchanges sync.Pool
-	streams   sync.Pool
+	exchanges reuse.Pool[Exchange]
+	streams   reuse.Pool[stream]
 	scarce    scarcity
 	encoded   atomic.Int32
 	shakes    sparse // TLS handshakes that failed, or came where no TLS is spoken
@@ -77,8 +78,8 @@ func New(opt Options) (*Server, error) {
 	}
 	s.now.Store(&opt)
 	s.ids.init()
-	s.exchanges.New = func() any { return newExchange(s) }
-	s.streams.New = func() any { return new(stream) }
+	s.exchanges.New = func() *Exchange { return newExchange(s) }
+	s.streams.New = func() *stream { return new(stream) }
 	s.fh = fasthttp.Server{
 		Handler:        s.handle,
 		ErrorHandler:   s.parseFailed,
@@ -237,7 +238,7 @@ func (s *Server) stopped() bool {
 
 // handle is fasthttp's handler, for requests that are not plain.
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
-	x, _ := s.exchanges.Get().(*Exchange)
+	x := s.exchanges.Get()
 	x.ctx, x.Received = ctx, ctx.Time()
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
@@ -269,7 +270,7 @@ func (s *Server) headRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 
 // isChunked says whether the guard takes a head with a chunked body.
 func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
-	x, _ := s.exchanges.Get().(*Exchange)
+	x := s.exchanges.Get()
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	chunked := refused == "" && x.head.length == framingChunked
 	x.head.raw = nil

@@ -1,9 +1,8 @@
 package front
 
 import (
-	"sync"
-
 	"sluice/dataplane/relay"
+	"sluice/dataplane/reuse"
 	"sluice/dataplane/sock"
 )
 
@@ -29,7 +28,7 @@ type serving struct {
 	look     func(fd uintptr) // early.atSocket
 }
 
-var servings = sync.Pool{New: func() any {
+var servings = reuse.Pool[serving]{New: func() *serving {
 	s := new(serving)
 	s.transfer.do = func(fd uintptr) bool { return s.c.transferSome(fd) }
 	s.ask = func(fd uintptr) { s.backlog = sock.Unsent(int(fd)) }
@@ -42,7 +41,7 @@ var servings = sync.Pool{New: func() any {
 // takeServing lends c what it is served with, where it has none.
 func (c *conn) takeServing() {
 	if c.serving == nil {
-		c.serving, _ = servings.Get().(*serving)
+		c.serving = servings.Get()
 		c.serving.c = c
 	}
 }

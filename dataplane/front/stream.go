@@ -6,12 +6,12 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/relay"
+	"sluice/dataplane/reuse"
 	"sluice/dataplane/upstream"
 )
 
@@ -53,7 +53,7 @@ type beginning struct {
 	convert relay.Converter
 }
 
-var beginnings = sync.Pool{New: func() any { return &beginning{room: make([]byte, 0, 512)} }}
+var beginnings = reuse.Pool[beginning]{New: func() *beginning { return &beginning{room: make([]byte, 0, 512)} }}
 
 // epoch is what streams count time from.
 var epoch = time.Now()
@@ -61,7 +61,7 @@ var epoch = time.Now()
 // begin gives the stream's beginning.
 func (st *stream) begin() *beginning {
 	if st.first == nil {
-		st.first, _ = beginnings.Get().(*beginning)
+		st.first = beginnings.Get()
 	}
 	return st.first
 }
@@ -146,7 +146,7 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 
 // newStream makes the stream of the exchange's answer.
 func (x *Exchange) newStream() *stream {
-	st, _ := x.srv.streams.Get().(*stream)
+	st := x.srv.streams.Get()
 	st.id, st.c, st.endpoint, st.since, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
 	if x.counted.IsValid() { // of a proxy's connection
 		counted := x.counted

@@ -7,8 +7,9 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
-	"sync"
 	"unsafe"
+
+	"sluice/dataplane/reuse"
 )
 
 // Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
@@ -106,11 +107,11 @@ const maxScanned = 512 << 10
 const keptIDs = 32 << 10
 
 // idRooms are *[]uint32 of more than keptIDs, which no Doc and no caller has.
-var idRooms sync.Pool
+var idRooms reuse.Pool[[]uint32]
 
 // borrow makes room for about n ids, more than a Doc keeps.
 func (d *Doc) borrow(n int) {
-	if d.box, _ = idRooms.Get().(*[]uint32); d.box == nil {
+	if d.box = idRooms.Get(); d.box == nil {
 		d.box = new([]uint32)
 	}
 	if d.ids = *d.box; cap(d.ids) < n {

@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"strconv"
-	"sync"
+
+	"sluice/dataplane/reuse"
 )
 
 // Rewriter changes the events of one stream on their way to the client: cuts
@@ -37,7 +38,7 @@ type editor struct {
 // after the other: between two of them a stream has none.
 type room struct{ b []byte }
 
-var rooms = sync.Pool{New: func() any { return &room{make([]byte, 0, 1<<10)} }}
+var rooms = reuse.Pool[room]{New: func() *room { return &room{make([]byte, 0, 1<<10)} }}
 
 // laid is what was laid out behind from.
 func (e *editor) laid(from int) []byte {
@@ -109,7 +110,7 @@ var errTooBig = errors.New("an event of the engine is too long to be passed on")
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	e := s.edit
 	if e.room == nil {
-		e.room, _ = rooms.Get().(*room)
+		e.room = rooms.Get()
 	}
 	r := e.room
 	r.b = append(r.b[:0], chunkHead[:]...)

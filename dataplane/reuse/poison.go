@@ -3,7 +3,10 @@ package reuse
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"reflect"
+	"slices"
+	"strings"
 	"unsafe"
 )
 
@@ -14,8 +17,12 @@ const Pattern = 0xDB
 var checking = raceEnabled
 
 // Check turns the checking on, for good. Tests call it before anything is pooled, from a
-// package's init or TestMain.
-func Check() { checking = true }
+// package's init. While benchmarks run it does nothing.
+func Check() {
+	if !slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.bench=") }) {
+		checking = true
+	}
+}
 
 // Checking says whether the checking is on.
 func Checking() bool { return checking }
@@ -53,31 +60,37 @@ func Verify(b []byte, what string) {
 	}
 }
 
-// free calls f for the memory of *object that its next holder writes before it reads: the
+// walk poisons or verifies the memory of v that its next holder writes before it reads: the
 // part behind the length of slices of numbers, whole arrays of bytes. Pointers, strings,
 // maps and interfaces are not followed: what they lead to may be shared.
-func free(v reflect.Value, f func([]byte)) {
+func walk(v reflect.Value, verify bool, what string) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			free(v.Field(i), f)
+			walk(v.Field(i), verify, what)
 		}
 	case reflect.Array:
 		switch {
+		case v.Len() == 0:
 		case v.Type().Elem().Kind() == reflect.Uint8:
-			if v.Len() > 0 {
-				f(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()))
-			}
+			visit(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()), verify, what)
 		case v.Type().Elem().Kind() == reflect.Struct:
 			for i := range v.Len() {
-				free(v.Index(i), f)
+				walk(v.Index(i), verify, what)
 			}
 		}
 	case reflect.Slice:
 		if size := int(v.Type().Elem().Size()); isNumber(v.Type().Elem().Kind()) && v.Cap() > v.Len() {
-			whole := unsafe.Slice((*byte)(v.UnsafePointer()), v.Cap()*size)
-			f(whole[v.Len()*size:])
+			visit(unsafe.Slice((*byte)(v.UnsafePointer()), v.Cap()*size)[v.Len()*size:], verify, what)
 		}
+	}
+}
+
+func visit(b []byte, verify bool, what string) {
+	if verify {
+		Verify(b, what)
+	} else {
+		Poison(b)
 	}
 }
 

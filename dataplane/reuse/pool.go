@@ -17,8 +17,7 @@ type Pool[T any] struct {
 func (p *Pool[T]) Get() *T {
 	if x, _ := p.pool.Get().(*T); x != nil {
 		if checking {
-			what := reflect.TypeFor[T]().String()
-			free(reflect.ValueOf(x).Elem(), func(b []byte) { Verify(b, what) })
+			walk(reflect.ValueOf(x).Elem(), true, reflect.TypeFor[T]().String())
 		}
 		return x
 	}
@@ -31,7 +30,7 @@ func (p *Pool[T]) Get() *T {
 // Put releases an object; nobody may use it, or memory that is its own, from then on.
 func (p *Pool[T]) Put(x *T) {
 	if checking {
-		free(reflect.ValueOf(x).Elem(), Poison)
+		walk(reflect.ValueOf(x).Elem(), false, "")
 	}
 	p.pool.Put(x)
 }

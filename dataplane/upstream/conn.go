@@ -5,11 +5,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"sluice/dataplane/reuse"
 	"sluice/dataplane/sock"
 )
 
@@ -22,12 +22,12 @@ type block [blockSize]byte
 // blocks are lent to a connection while bytes of a request or of an answer are in them:
 // of a crowd one that waits for an answer, an idle one, and a stream once its head was
 // passed on hold none. An exchange that nobody has keeps the one it had.
-var blocks = sync.Pool{New: func() any { return new(block) }}
+var blocks = reuse.Pool[block]{New: func() *block { return new(block) }}
 
 // smallHead is what a connection keeps of its response head while it waits for the body.
 type smallHead [1 << 10]byte
 
-var smallHeads = sync.Pool{New: func() any { return new(smallHead) }}
+var smallHeads = reuse.Pool[smallHead]{New: func() *smallHead { return new(smallHead) }}
 
 // link is what a conn needs of its connection: a net.Conn, or the *os.File that a
 // descriptor is that was made by hand (see directly), or comes back from a loop (see
@@ -92,7 +92,7 @@ type exchange struct {
 	head headParser
 }
 
-var exchanges = sync.Pool{New: func() any {
+var exchanges = reuse.Pool[exchange]{New: func() *exchange {
 	x := new(exchange)
 	x.stepFunc = func(fd uintptr) bool { return x.c.step(fd) }
 	x.peekFunc = x.peek
@@ -136,7 +136,7 @@ func (c *conn) close() {
 // takeExchange lends c what a request needs.
 func (c *conn) takeExchange() {
 	if c.exchange == nil {
-		c.exchange = exchanges.Get().(*exchange)
+		c.exchange = exchanges.Get()
 		c.exchange.c = c
 	}
 }
@@ -196,7 +196,7 @@ func (x *exchange) putAside() {
 	}
 	var rest []byte
 	if x.w > 0 {
-		x.small = smallHeads.Get().(*smallHead)
+		x.small = smallHeads.Get()
 		copy(x.small[:], x.buf[:x.w])
 		rest = x.small[:]
 	}
@@ -210,7 +210,7 @@ func (x *exchange) takeBlock() {
 		return
 	}
 	if x.blk == nil {
-		x.blk = blocks.Get().(*block)
+		x.blk = blocks.Get()
 	}
 	if x.small != nil {
 		copy(x.blk[:], x.buf[:x.w])

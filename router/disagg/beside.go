@@ -70,7 +70,7 @@ type besideRoom struct {
 	spare  *schedule.Reservation
 }
 
-func newBeside() any {
+func newBeside() *beside {
 	b := &beside{room: new(besideRoom)}
 	b.start, b.left = b.run, b.leave
 	b.cut = func() { b.call.Cut(); b.decode.Cut() }
@@ -122,7 +122,7 @@ func (b *beside) arrived() bool {
 // copy of its body, which the leg may need longer than the client's request lives.
 func (q *request) startBeside(choice *schedule.Choice) *beside {
 	rank := choice.Rank
-	b := q.r.besides.Get().(*beside)
+	b := q.r.besides.Get()
 	if !q.part(&b.parted, rank) {
 		return nil
 	}

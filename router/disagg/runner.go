@@ -2,13 +2,13 @@ package disagg
 
 import (
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/reuse"
 	"sluice/router/blockhash"
 	"sluice/router/config"
 	"sluice/router/fleet"
@@ -111,8 +111,8 @@ type Expectation interface {
 // Runner runs requests. It is the front's Handler, safe for concurrent use.
 type Runner struct {
 	now       atomic.Pointer[settled]
-	requests  sync.Pool
-	besides   sync.Pool
+	requests  reuse.Pool[request]
+	besides   reuse.Pool[beside]
 	facts     facts
 	silences  silences
 	alone     alone
@@ -149,7 +149,7 @@ func NewRunner(opt Options) (*Runner, error) {
 		return nil, err
 	}
 	r.now.Store(s)
-	r.requests.New, r.besides.New = func() any { return new(request) }, newBeside
+	r.requests.New, r.besides.New = func() *request { return new(request) }, newBeside
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.UsePairRate(func(from, to *worker.Rank) float64 { return w.From(from).NSPerToken(int(to.Slot)) / 1e6 })
 	}
@@ -175,7 +175,7 @@ func newModelPD(pd config.PD) (modelPD, error) {
 
 // ServeInference implements front.Handler.
 func (r *Runner) ServeInference(x *front.Exchange) {
-	q := r.requests.Get().(*request)
+	q := r.requests.Get()
 	q.r, q.x, q.id = r, x, x.RequestID
 	defer q.recycle()
 

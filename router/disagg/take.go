@@ -47,7 +47,7 @@ const maxMoved = 1 << 20
 func (c *carried) take(client front.Leaver, open []*relay.Sequence, failed []*worker.Rank, cause relay.Cause, grammar []byte) *taking {
 	s := c.s
 	opt := s.r.opt()
-	q := s.r.requests.Get().(*request)
+	q := s.r.requests.Get()
 	q.r, q.id, q.model, q.stream = s.r, s.requestID, c.model, true
 	defer q.recycle()
 	t := &taking{Leaver: client}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"sluice/dataplane/reuse"
 	"sluice/router/worker"
 )
 
@@ -33,7 +34,7 @@ type session struct {
 	queue chan item
 	held  atomic.Int64 // bytes in the queue
 	lost  atomic.Uint64
-	free  sync.Pool
+	free  reuse.Pool[buffer]
 	stop  chan struct{}
 	once  sync.Once
 	done  chan struct{}
@@ -71,12 +72,12 @@ type poolKey struct {
 func newSession(r *Recorder, sink Sink) *session {
 	s := &session{r: r, sink: sink, queue: make(chan item, queueLength), stop: make(chan struct{}), done: make(chan struct{}),
 		pools: make(map[poolKey]uint64), began: Entry{Kind: Began, At: time.Now(), Recording: rand.Uint64() | 1}}
-	s.free.New = func() any { return new(buffer) }
+	s.free.New = func() *buffer { return new(buffer) }
 	return s
 }
 
 func (s *session) room() *buffer {
-	b := s.free.Get().(*buffer)
+	b := s.free.Get()
 	b.b, b.head = b.b[:0], 0
 	return b
 }

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/loop"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/reuse"
 	"sluice/dataplane/upstream"
 	"sluice/dataplane/wire"
 )
@@ -45,14 +45,14 @@ type call struct {
 }
 
 // calls keeps the scratch of calls that have ended.
-var calls = sync.Pool{New: func() any { return &call{rest: make(chan func() (relay.Result, bool), 1)} }}
+var calls = reuse.Pool[call]{New: func() *call { return &call{rest: make(chan func() (relay.Result, bool), 1)} }}
 
 // maxKept bounds the scratch that is kept.
 const maxKept = 64 << 10
 
 // ServeStream implements wire.Handler.
 func (e *Engine) ServeStream(s *wire.Stream) {
-	c, _ := calls.Get().(*call)
+	c := calls.Get()
 	c.s, c.left = s, new(leaving)
 	e.run(c)
 	c.events.Drop()

@@ -101,7 +101,7 @@ type look struct {
 // a rank that much busier is left aside, for a product of a thousand by a
 // thousand would cost more than it could win.
 func (s *Scheduler) ChoosePair(q *PairQuery) (c PairChoice, ok bool) {
-	p := s.pairs.Get().(*pairing)
+	p := s.pairs.Get()
 	defer s.pairs.Put(p)
 	res := q.Reservations
 	for lost := 0; ; lost++ {

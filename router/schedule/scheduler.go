@@ -2,10 +2,10 @@ package schedule
 
 import (
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/reuse"
 	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
@@ -58,8 +58,8 @@ type Scheduler struct {
 	faded    atomic.Int64        // when small pools were last looked over for rates too old
 	turn     [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
 	watch    atomic.Pointer[func(*Event)]
-	scratch  sync.Pool
-	pairs    sync.Pool // of *pairing
+	scratch  reuse.Pool[scratch]
+	pairs    reuse.Pool[pairing]
 	pairRate atomic.Pointer[PairRate]
 }
 
@@ -114,12 +114,12 @@ func New(opt Options) *Scheduler {
 	if opt.Explain > 0 {
 		s.book = newBook(opt.Explain)
 	}
-	s.scratch.New = func() any {
+	s.scratch.New = func() *scratch {
 		sc := &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)}
 		sc.packed = sc.room[:0]
 		return sc
 	}
-	s.pairs.New = func() any { return new(pairing) }
+	s.pairs.New = func() *pairing { return new(pairing) }
 	return s
 }
 
@@ -127,7 +127,7 @@ func New(opt Options) *Scheduler {
 // when every candidate is excluded or there is none. It writes the decision
 // with all its terms to the explain record of q.RequestID.
 func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
-	sc := s.scratch.Get().(*scratch)
+	sc := s.scratch.Get()
 	f, rng := &sc.frame, &sc.rng
 	*f, *rng = s.newFrame(q), s.random()
 	f.now = s.now()

@@ -2,9 +2,9 @@ package tokenize
 
 import (
 	"bytes"
-	"sync"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/reuse"
 )
 
 // work is what one Prompt call needs: where the prompt lies in the body, and
@@ -35,9 +35,9 @@ const (
 	shapeInput                 // a string input as one user message
 )
 
-var works = sync.Pool{New: func() any { return new(work) }}
+var works = reuse.Pool[work]{New: func() *work { return new(work) }}
 
-func getWork() *work { return works.Get().(*work) }
+func getWork() *work { return works.Get() }
 
 // maxKept bounds the answer room that a pooled work keeps.
 const maxKept = 256 << 10

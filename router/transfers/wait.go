@@ -46,7 +46,7 @@ func (w *Watch) Open(id string, now time.Time) *Wait {
 	if w == nil || w.up.Load() == 0 {
 		return nil
 	}
-	t := w.waits.Get().(*Wait)
+	t := w.waits.Get()
 	t.call.Store(nil)
 	t.lost.Store(false)
 	t.stalled.Store(false)

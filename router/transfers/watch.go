@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/reuse"
 	"sluice/nixl"
 	"sluice/nixl/completion"
 	"sluice/router/patrol"
@@ -65,7 +66,7 @@ type Watch struct {
 	forged     atomic.Int64 // messages over UCX without the document's secret
 	outcomes   [outcomes]atomic.Int64
 
-	waits  sync.Pool
+	waits  reuse.Pool[Wait]
 	stalls *patrol.Patrol[Wait]
 
 	lingering atomic.Int64 // waits whose requests have ended
@@ -91,7 +92,7 @@ func Start(opt Options) (*Watch, error) {
 	rand.Read(start[:])
 	w := &Watch{log: opt.Log, needs: opt.NIXLFor, book: completion.NewBook(), start: hex.EncodeToString(start[:]), swept: make(chan struct{}),
 		stalls: patrol.New(stallCheck, (*Wait).look)}
-	w.waits.New = func() any {
+	w.waits.New = func() *Wait {
 		t := &Wait{watch: w}
 		t.tell = t.failed
 		w.stalls.Join(t)
