@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
@@ -50,8 +51,9 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprint(stdout, cfg.Describe())
 	h := cfg.Health
-	within := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}.DetectWithin()
-	fmt.Fprintf(stdout, "\na worker that dies without a word leaves the choice within %s\n", within)
+	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
+	fmt.Fprintf(stdout, "\na worker with requests that dies without a word leaves the choice within %s; one without, within %s\n",
+		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
 	faults := startFaults(cfg)
 	if err := kubeFault(cfg, *timeout); err != nil {
 		faults = append(faults, err)
@@ -66,11 +68,19 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintln(stdout, "\nengines asked:")
-	if bad := probeSpecs(cfg.Specs(), *timeout, stdout); bad > 0 {
+	if bad := probeSpecs(cfg.Specs(), cfg.Health.Path, *timeout, stdout); bad > 0 {
 		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
 		return 1
 	}
 	return 0
+}
+
+// countServers counts the servers of workers: a rank with a URL of its own has one.
+func countServers(specs []worker.Spec) (n int) {
+	for i := range specs {
+		n += max(len(specs[i].RankURLs), 1)
+	}
+	return n
 }
 
 // startFaults are why serve would not start though the configuration is sound, as far as
@@ -113,8 +123,8 @@ type checked struct{}
 func (checked) ServeInference(*front.Exchange) {}
 
 // probeSpecs asks every server and prints a line or more for each; it gives the
-// number of those with a fault.
-func probeSpecs(specs []worker.Spec, timeout time.Duration, stdout io.Writer) (bad int) {
+// number of those with a fault. healthPath is of workers that name none.
+func probeSpecs(specs []worker.Spec, healthPath string, timeout time.Duration, stdout io.Writer) (bad int) {
 	type server struct {
 		spec   *worker.Spec
 		url    string
@@ -132,7 +142,9 @@ func probeSpecs(specs []worker.Spec, timeout time.Duration, stdout io.Writer) (b
 	}
 	var wg sync.WaitGroup
 	for i := range servers {
-		wg.Go(func() { servers[i].answer = askURL(servers[i].url, timeout) })
+		wg.Go(func() {
+			servers[i].answer = askURL(servers[i].url, cmp.Or(servers[i].spec.HealthPath, healthPath), timeout)
+		})
 	}
 	wg.Wait()
 	for _, s := range servers {

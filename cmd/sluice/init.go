@@ -125,18 +125,22 @@ func sound(engines []probed) error {
 func askAll(engines []probed, timeout time.Duration) {
 	var wg sync.WaitGroup
 	for i := range engines {
-		wg.Go(func() { engines[i].answer = askURL(strings.TrimRight(engines[i].worker.URL, "/"), timeout) })
+		wg.Go(func() {
+			w := &engines[i].worker
+			engines[i].answer = askURL(strings.TrimRight(w.URL, "/"), w.HealthPath, timeout)
+		})
 	}
 	wg.Wait()
 }
 
-func askURL(url string, timeout time.Duration) *fleet.Answer {
+// askURL asks one server what it is, and for its health at healthPath, "" for the usual paths.
+func askURL(url, healthPath string, timeout time.Duration) *fleet.Answer {
 	ep, err := upstream.NewEndpoint(url, upstream.Options{ConnectTimeout: timeout})
 	if err != nil {
 		return &fleet.Answer{URL: url, Err: err}
 	}
 	defer ep.Close()
-	return fleet.Ask(context.Background(), ep, timeout)
+	return fleet.Examine(context.Background(), ep, healthPath, timeout)
 }
 
 // renderConfig writes the file; notes for the operator go to stderr as well.
@@ -243,6 +247,12 @@ func renderWorker(w config.Worker, a *fleet.Answer) (entry string, notes []strin
 		field("engine", engine, "")
 	} else if a.Engine != "" {
 		field("engine", a.Engine, "")
+	}
+	switch {
+	case w.HealthPath != "":
+		field("health_path", fmt.Sprintf("%q", w.HealthPath), "")
+	case a.HealthPath == fleet.ModelsPath:
+		field("# health_path", fmt.Sprintf("%q", a.HealthPath), "it has no /health; name a better path if there is one")
 	}
 	if w.BlockSize > 0 {
 		field("block_size", fmt.Sprint(w.BlockSize), "")

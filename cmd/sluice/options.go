@@ -28,6 +28,7 @@ func fleetOptions(cfg *config.Config) fleet.Options {
 		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
 		ProbeInterval:  cfg.Health.Interval,
 		ProbeTimeout:   cfg.Health.Timeout,
+		HealthPath:     cfg.Health.Path,
 		FailAfter:      cfg.Health.FailAfter,
 		ScrapeInterval: cfg.Health.Scrape,
 		ProbeInference: cfg.Health.ProbeInference,

@@ -27,7 +27,11 @@ type Options struct {
 	ConnectTimeout time.Duration // TLS handshake included [2s]
 	WriteTimeout   time.Duration // sending a request, plus its size / 256 KiB/s [30s]
 	MaxHeadBytes   int           // response head, 1xx before it included [64 KiB]
-	Key            string        // shown with every request as a bearer token; Fields that show another are dropped [none]
+	// Regular is for an Endpoint that is asked again and again, as by probes. Idle
+	// connections past their time are closed by the next request, or Close, and no timer
+	// runs while nothing is asked.
+	Regular bool
+	Key     string // shown with every request as a bearer token; Fields that show another are dropped [none]
 }
 
 // Bounds are those of the Options that may change while an Endpoint is used.

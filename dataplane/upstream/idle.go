@@ -77,8 +77,11 @@ func (e *Endpoint) park(c *conn) {
 		c.close()
 		return
 	}
+	if e.opt.Regular && c.armed != 0 {
+		c.setReadDeadline(0) // else its timer wakes the process up
+	}
 	e.idle = append(e.idle, c)
-	if !e.reaperSet {
+	if !e.reaperSet && !e.opt.Regular {
 		e.reaperSet = true
 		if e.reaper == nil {
 			e.reaper = time.AfterFunc(e.bounds.Load().IdleTimeout, e.reap)

@@ -101,6 +101,7 @@ func (c *Config) check(f *faults) {
 		}
 	}
 	c.checkWorkers(bad)
+	checkHealthPath(bad, "health.path", c.Health.Path)
 	c.checkLMCache(bad)
 	c.checkTransfers(bad)
 	for i, p := range c.Steering.Pins {
@@ -221,6 +222,16 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 		}
 	}
 }
+
+// checkHealthPath checks the path of health probes; "" is none.
+func checkHealthPath(bad report, field, path string) {
+	visible := !strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' })
+	if path != "" && (path[0] != '/' || !visible || strings.Contains(path, "#") || len(path) > maxHealthPath) {
+		bad(field, "%s; want a path of at most %d visible ASCII characters that begins with /, as /healthz, or none for the usual ones", quoted(path), maxHealthPath)
+	}
+}
+
+const maxHealthPath = 256
 
 func (c *Config) checkWorkers(bad report) {
 	ids, urls, ranks := map[string]int{}, map[string]int{}, 0
@@ -371,6 +382,7 @@ func zmqEndpoint(ep string) (port int, err error) {
 }
 
 func checkWords(bad report, path string, w *Worker) {
+	checkHealthPath(bad, path+".health_path", w.HealthPath)
 	if engines := []string{"", "vllm", "sglang", "trtllm"}; !slices.Contains(engines, w.Engine) {
 		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), didYouMean(w.Engine, engines))
 	}

@@ -148,6 +148,7 @@ type Worker struct {
 	RankURLs     []string            `yaml:"rank_urls"`
 	Labels       []string            `yaml:"labels"`
 	Engine       string              `yaml:"engine"`
+	HealthPath   string              `yaml:"health_path"` // [health.path]
 	BlockSize    int                 `yaml:"block_size" min:"0" max:"1048576"`
 	KVEvents     []string            `yaml:"kv_events"` // ["auto"]
 	KVReplay     []string            `yaml:"kv_replay"`
@@ -371,10 +372,11 @@ type Routed struct {
 
 // Health of workers.
 type Health struct {
-	Interval      time.Duration `yaml:"interval" min:"10ms"`                   // between two probes of a worker [500ms]
+	Interval      time.Duration `yaml:"interval" min:"10ms"`                   // between two probes of a worker in use; in a fleet of more than 64, idle workers are probed more seldom, so that a dead one is out within 5s [500ms]
 	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                     // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
+	Path          string        `yaml:"path"`                                  // that probes ask, as /healthz; a worker's health_path goes over it [the first that an engine has of /health, /ping and /v1/models; of SGLang /ready, /ping]
 	FailAfter     int           `yaml:"fail_after" min:"1" max:"1000"`         // failures in a row that take a worker out [2]
-	Scrape        time.Duration `yaml:"scrape" min:"10ms" off:"true"`          // between two readings of an engine's /metrics; -1 or "off": never [1s]
+	Scrape        time.Duration `yaml:"scrape" min:"10ms" off:"true"`          // between two readings of an engine's /metrics; longer in a fleet of more than 64 workers, 15s at most; -1 or "off": never [1s]
 	BreakAfter    int           `yaml:"break_after" min:"1" max:"1000"`        // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
 	BreakFor      time.Duration `yaml:"break_for" min:"10ms" max:"30s"`        // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
 	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"` // an engine that accepts connections and has shown no sign of life (probe, byte, KV event, counter) for so long is frozen: its calls are ended and run elsewhere; -1 or "off": never [10s]

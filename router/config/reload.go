@@ -17,7 +17,7 @@ var live = []string{
 	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
-	"health.interval", "health.timeout", "health.fail_after", "health.scrape", "health.probe_inference", "fleet.retry_share", "fleet.retry_per_second", "transfers.stall_timeout",
+	"health.interval", "health.timeout", "health.path", "health.fail_after", "health.scrape", "health.probe_inference", "fleet.retry_share", "fleet.retry_per_second", "transfers.stall_timeout",
 	"health.break_after", "health.break_for", "health.frozen_process", "health.frozen_core", "health.frozen_host",
 	"pd.lease", "pd.lease_margin", "pd.cut_after", "pd.abandoned_decode", "pd.notify_wait", "pd.max_attempts", "pd.decode_tries", "pd.plain_decode", "pd.local_prefill_tokens",
 	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",

@@ -24,6 +24,7 @@ var workerKeys = []workerKey{
 	{"id", "NAME", "name in metrics, logs, headers [role and number: prefill-0]", one(func(w *Worker, v string) { w.ID = v })},
 	{"label", "WORD", "a word that pools select by; may be given several times", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
 	{"engine", "vllm|sglang|trtllm", "what it runs [found out]", one(func(w *Worker, v string) { w.Engine = v })},
+	{"health_path", "PATH", "path of its health probes, as /healthz [health.path]", one(func(w *Worker, v string) { w.HealthPath = v })},
 	{"block_size", "TOKENS", "tokens per KV block [found out]", number("tokens", func(w *Worker) *int { return &w.BlockSize })},
 	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
 	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
@@ -213,7 +214,7 @@ func (w *Worker) Spec(source string) worker.Spec {
 	}
 	return worker.Spec{
 		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
+		Engine: w.Engine, HealthPath: w.HealthPath, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
 		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens, Options: w.Options, Source: source,
 	}
 }

@@ -54,6 +54,8 @@ type Answer struct {
 	// and is a prefill or decode worker, or both.
 	UsesNIXL bool
 	Events   []EventSource
+	// HealthPath is where Examine found the server healthy; "" if it was not asked.
+	HealthPath string
 	// Err says why Models is empty; the engine cannot be used without.
 	Err error
 	// Notes say what else could not be learned, and why.

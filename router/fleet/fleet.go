@@ -19,16 +19,23 @@ import (
 
 // Options of a Fleet; zero values mean the default in brackets.
 type Options struct {
-	Log           *slog.Logger
-	Upstream      upstream.Options
-	ProbeInterval time.Duration // between health probes of a worker [500ms]
+	Log      *slog.Logger
+	Upstream upstream.Options
+	// ProbeInterval between health probes of a server that has requests under way and
+	// answers none, or that is in doubt, or of which there are few [500ms]. Where there
+	// are many, those without requests are probed more seldom: see DetectIdleWithin.
+	ProbeInterval time.Duration
 	ProbeTimeout  time.Duration // [1s]
+	// HealthPath that engines are probed at [/health, /ping, /v1/models: the first that
+	// there is]. A worker's Spec may name another.
+	HealthPath string
 	// FailAfter consecutive failures (probes, or connection-level failures of
 	// traffic) a worker is Unhealthy [2]; one success of a probe brings it back.
 	// A probe that hangs counts once for every ProbeInterval it took, so a dead
 	// engine is out after at most the time DetectWithin gives (1.5s by default).
 	FailAfter int
-	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never.
+	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never. It grows
+	// with the number of servers as ProbeInterval does.
 	ScrapeInterval time.Duration
 	// BreakAfter failures in a row of one rank (connection failures, 500, 502,
 	// 504) its breaker opens, for BreakFor at first and up to 30 s [5, 1s].
@@ -100,18 +107,34 @@ func (o *Options) defaults() {
 	}
 }
 
-// DetectWithin is the longest a dead engine stays in the choice when no traffic
-// tells of it sooner: it died just after a probe, and the next ones are refused
-// or hang until their time-out.
+// DetectWithin is the longest that a dead engine that has requests under way stays in the
+// choice when none of them tells of it sooner: it died just after a probe, and the next
+// ones are refused or hang until their time-out.
 func (o Options) DetectWithin() time.Duration {
-	o.defaults()
+	p := o.Pace()
+	return p.detectWithin()
+}
+
+// DetectIdleWithin is the same for an engine without requests, in a fleet of so many
+// servers: the more there are, the more seldom each is probed.
+func (o Options) DetectIdleWithin(servers int) time.Duration {
+	p := o.Pace()
+	iv := p.intervals(servers)
+	within := p.detectWithin() - iv.probe + iv.idleProbe
+	if iv.idleProbe > iv.probe {
+		within += iv.tick
+	}
+	return within
+}
+
+func (p *Pace) detectWithin() time.Duration {
 	// A probe that hangs has used up whole intervals; one left over of them
 	// needs one more probe, which may hang as long.
-	hung := max(int(o.ProbeTimeout/o.ProbeInterval), 1)
-	probes := (o.FailAfter + hung - 1) / hung
-	each := max(o.ProbeTimeout, o.ProbeInterval)
-	refused := o.ProbeInterval * time.Duration(o.FailAfter)
-	return max(refused, o.ProbeInterval+each*time.Duration(probes-1)+o.ProbeTimeout)
+	hung := max(int(p.ProbeTimeout/p.ProbeInterval), 1)
+	probes := (p.FailAfter + hung - 1) / hung
+	each := max(p.ProbeTimeout, p.ProbeInterval)
+	refused := p.ProbeInterval * time.Duration(p.FailAfter)
+	return max(refused, p.ProbeInterval+each*time.Duration(probes-1)+p.ProbeTimeout)
 }
 
 // Fleet is the membership. Safe for concurrent use.
@@ -124,9 +147,11 @@ type Fleet struct {
 	pace      atomic.Pointer[paced]
 	view      atomic.Pointer[View]
 	slots     [worker.MaxSlots]atomic.Pointer[seat]
-	narrow    atomic.Int32  // breakers half open
-	bounded   atomic.Bool   // a worker has, or had, bounds of its own
-	denied    atomic.Uint64 // retries
+	servers   atomic.Pointer[[]*server] // of all members; changed with mu held
+	lookNow   chan struct{}             // see lookSoon
+	narrow    atomic.Int32              // breakers half open
+	bounded   atomic.Bool               // a worker has, or had, bounds of its own
+	denied    atomic.Uint64             // retries
 	restarts  [len(RestartSigns)]atomic.Uint64
 	freezes   [liveness.NumStates]atomic.Uint64 // verdicts
 	abandoned [liveness.NumStates]atomic.Uint64 // calls ended for them
@@ -148,10 +173,12 @@ type Fleet struct {
 // New makes an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, made: time.Now(), members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}}
+	f := &Fleet{opt: opt, made: time.Now(), members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}, lookNow: make(chan struct{}, 1)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.Change(opt.Pace())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
+	f.servers.Store(new([]*server))
+	f.wg.Go(f.schedule)
 	f.wg.Go(func() { f.lookForFrozen(f.ctx) })
 	return f
 }
@@ -195,7 +222,14 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	f.members[spec.ID] = m
 	f.publish()
 	m.start()
+	f.watchServers(append(slices.Clone(*f.servers.Load()), m.servers...))
 	return nil
+}
+
+// watchServers replaces the servers that the schedule looks at. Called with mu.
+func (f *Fleet) watchServers(list []*server) {
+	f.servers.Store(&list)
+	f.lookSoon()
 }
 
 func checkSpec(spec worker.Spec) error {
@@ -262,6 +296,7 @@ func (f *Fleet) Remove(id string) error {
 	}
 	m.transit(worker.Gone, "removed")
 	f.publish()
+	f.watchServers(slices.DeleteFunc(slices.Clone(*f.servers.Load()), func(s *server) bool { return s.m == m }))
 	m.cancel()
 	return nil
 }

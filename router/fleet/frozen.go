@@ -45,6 +45,7 @@ type vital struct {
 	state  atomic.Uint32 // liveness.State; changes under the fleet's mu
 	digest atomic.Uint64 // of the progress counters read last
 	reads  atomic.Uint64
+	bytes  uint64 // Evidence.Bytes at the last look; lookForFrozen's own
 
 	// Of the questions to its core: see ask.
 	asked  atomic.Int64 // when the one under way was put, in ns since the fleet was made; 0: none is
@@ -123,7 +124,12 @@ func (s *server) look(e *liveness.Evidence) {
 	e.Ranks = e.Ranks[:0]
 	bounds := f.pace.Load().Frozen
 	for _, t := range s.seats {
-		e.Ranks = append(e.Ranks, t.evidence(e.At, bounds.Core))
+		rank := t.evidence(e.At, bounds.Core)
+		if rank.Bytes != t.vital.bytes {
+			t.vital.bytes = rank.Bytes
+			s.lives() // a stream that flows takes the place of probes
+		}
+		e.Ranks = append(e.Ranks, rank)
 	}
 	s.detector.Look(e, bounds)
 	for i, t := range s.seats {

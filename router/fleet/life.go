@@ -54,16 +54,16 @@ func (l *life) ended(now *life, refused bool) (sign, why string) {
 }
 
 // observe collects the signs on one sample of /metrics.
-func (l *life) observe(name string, value float64) {
+func (l *life) observe(m metric, value float64) {
 	if !usable(value) {
 		return
 	}
-	switch name {
-	case "process_start_time_seconds":
+	switch m {
+	case processStart:
 		l.started = max(l.started, value)
-	case "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:generation_tokens_total":
+	case vllmPromptTokens, vllmGenerationTokens, sglangPromptTokens, sglangGenerationTokens:
 		l.tokens = max(l.tokens, 0) + value
-	case "vllm:prompt_tokens_created", "vllm:generation_tokens_created", "sglang:prompt_tokens_created":
+	case tokensCreated:
 		if l.created == 0 || value < l.created {
 			l.created = value
 		}

@@ -45,7 +45,7 @@ type transition struct {
 func (m *member) makeServers() error {
 	traffic := m.f.upstream()
 	probes := traffic
-	probes.MaxConns, probes.MaxIdle = probeConns, 4
+	probes.MaxConns, probes.MaxIdle, probes.Regular = probeConns, 4, true
 	for _, r := range m.w.Ranks {
 		i := slices.IndexFunc(m.servers, func(s *server) bool { return s.url == r.URL })
 		if i >= 0 {
@@ -61,6 +61,7 @@ func (m *member) makeServers() error {
 			return err
 		}
 		s.isSGLang.Store(m.w.Spec.Engine == SGLang)
+		s.watch.init()
 		m.servers = append(m.servers, s)
 	}
 	for _, r := range m.w.Ranks {

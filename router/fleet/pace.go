@@ -11,6 +11,7 @@ import (
 type Pace struct {
 	Engines                     upstream.Bounds // of the connections to engines
 	ProbeInterval, ProbeTimeout time.Duration
+	HealthPath                  string
 	FailAfter                   int
 	ScrapeInterval              time.Duration
 	ProbeInference              bool
@@ -25,7 +26,7 @@ type Pace struct {
 func (o Options) Pace() Pace {
 	o.defaults()
 	return Pace{
-		Engines: o.Upstream.Bounds(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, FailAfter: o.FailAfter,
+		Engines: o.Upstream.Bounds(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, HealthPath: o.HealthPath, FailAfter: o.FailAfter,
 		ScrapeInterval: o.ScrapeInterval, ProbeInference: o.ProbeInference, BreakAfter: o.BreakAfter, BreakFor: o.BreakFor, Frozen: o.Frozen,
 		MaxRequests: o.MaxRequests, MaxTokens: o.MaxTokens, RetryShare: o.RetryShare, RetryPerSecond: o.RetryPerSecond,
 	}
@@ -47,6 +48,9 @@ func (f *Fleet) Change(p Pace) {
 		return // New
 	}
 	close(old.over)
+	if p.ScrapeInterval <= 0 {
+		f.forgetLoads()
+	}
 	for _, b := range f.budgets {
 		b.pay.Store(payOf(&p))
 	}
@@ -55,6 +59,15 @@ func (f *Fleet) Change(p Pace) {
 	}
 	for _, m := range f.guests {
 		m.bound(p.Engines)
+	}
+}
+
+// forgetLoads marks all loads as unknown: nobody reads them any more. Called with mu.
+func (f *Fleet) forgetLoads() {
+	for _, s := range *f.servers.Load() {
+		for _, r := range s.ranks {
+			unknown(r)
+		}
 	}
 }
 

@@ -5,10 +5,124 @@ import (
 	"strconv"
 )
 
-// eachSample calls f for every well-formed sample of a Prometheus text page.
-// Anything else on the page is passed over: it is an engine's, and may be
-// garbage. name and labels are borrowed; labels is what stands in the braces.
-func eachSample(page []byte, f func(name, labels []byte, value float64)) {
+// metric is one of the metrics that are read.
+type metric uint8
+
+const (
+	otherMetric metric = iota
+	processStart
+	vllmRunning
+	vllmWaiting
+	vllmUsage
+	vllmConfig
+	sglangRunning
+	sglangWaiting
+	sglangUsage
+	vllmPromptTokens
+	vllmGenerationTokens
+	sglangPromptTokens
+	sglangGenerationTokens
+	tokensCreated
+	vllmPreemptions
+	vllmIterationCount
+	vllmIterationSum
+	vllmPrefixQueries
+	sglangUsedTokens
+	sglangThroughput
+)
+
+// metricOf is the metric of a name.
+func metricOf(name []byte) metric {
+	switch string(name) {
+	case "process_start_time_seconds":
+		return processStart
+	case "vllm:num_requests_running":
+		return vllmRunning
+	case "vllm:num_requests_waiting":
+		return vllmWaiting
+	case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
+		return vllmUsage
+	case "vllm:cache_config_info":
+		return vllmConfig
+	case "sglang:num_running_reqs":
+		return sglangRunning
+	case "sglang:num_queue_reqs":
+		return sglangWaiting
+	case "sglang:token_usage":
+		return sglangUsage
+	case "vllm:prompt_tokens_total":
+		return vllmPromptTokens
+	case "vllm:generation_tokens_total":
+		return vllmGenerationTokens
+	case "sglang:prompt_tokens_total":
+		return sglangPromptTokens
+	case "sglang:generation_tokens_total":
+		return sglangGenerationTokens
+	case "vllm:num_preemptions_total":
+		return vllmPreemptions
+	case "vllm:iteration_tokens_total_count":
+		return vllmIterationCount
+	case "vllm:iteration_tokens_total_sum":
+		return vllmIterationSum
+	case "vllm:prefix_cache_queries_total":
+		return vllmPrefixQueries
+	case "sglang:num_used_tokens":
+		return sglangUsedTokens
+	case "sglang:gen_throughput":
+		return sglangThroughput
+	case "vllm:prompt_tokens_created", "vllm:generation_tokens_created", "sglang:prompt_tokens_created":
+		return tokensCreated
+	}
+	return otherMetric
+}
+
+// progressOf is the engine of a metric that changes only when the engine core has made a
+// step, "" for all others. What an API server counts by itself (requests, aborts, its own
+// latencies) is not among them.
+func (m metric) progressOf() (engine string) {
+	switch m {
+	case vllmRunning, vllmWaiting, vllmUsage, vllmPromptTokens, vllmGenerationTokens, vllmPreemptions, vllmIterationCount, vllmIterationSum, vllmPrefixQueries:
+		return VLLM
+	case sglangRunning, sglangWaiting, sglangUsage, sglangUsedTokens, sglangThroughput, sglangPromptTokens, sglangGenerationTokens:
+		return SGLang
+	}
+	return ""
+}
+
+// mayBeRead says whether a line may begin with a name that metricOf knows. A page has
+// hundreds of lines, most of them of histograms, of which ten are read; the first bytes
+// tell most of the others.
+func mayBeRead(line []byte) bool {
+	if len(line) < len("vllm:xx") {
+		return false
+	}
+	switch line[0] {
+	case 'p':
+		return line[1] == 'r' && line[2] == 'o' && line[3] == 'c'
+	case 's':
+		return line[1] == 'g' && line[2] == 'l'
+	case 'v':
+		if line[1] != 'l' || line[4] != ':' {
+			return false
+		}
+		switch line[5] {
+		case 'n':
+			return line[6] == 'u'
+		case 'k', 'g', 'c':
+			return true
+		case 'i':
+			return line[6] == 't'
+		case 'p':
+			return line[6] == 'r'
+		}
+	}
+	return false
+}
+
+// eachSample calls f for every well-formed sample of a Prometheus text page whose metric
+// is one of those that are read. Anything else on the page is passed over: it is an
+// engine's, and may be garbage. labels is what stands in the braces, and is borrowed.
+func eachSample(page []byte, f func(m metric, labels []byte, value float64)) {
 	for len(page) > 0 {
 		line := page
 		if i := bytes.IndexByte(page, '\n'); i >= 0 {
@@ -16,14 +130,15 @@ func eachSample(page []byte, f func(name, labels []byte, value float64)) {
 		} else {
 			page = nil
 		}
-		if len(line) == 0 || line[0] == '#' {
+		if !mayBeRead(line) {
 			continue
 		}
-		end := bytes.IndexAny(line, "{ \t")
-		if end <= 0 {
+		end := nameEnd(line)
+		m := metricOf(line[:end])
+		if m == otherMetric {
 			continue
 		}
-		name, rest := line[:end], line[end:]
+		rest := line[end:]
 		var labels []byte
 		if rest[0] == '{' {
 			end := labelsEnd(rest)
@@ -32,16 +147,34 @@ func eachSample(page []byte, f func(name, labels []byte, value float64)) {
 			}
 			labels, rest = rest[1:end], rest[end+1:]
 		}
-		fields := bytes.Fields(rest) // value, and perhaps a timestamp
-		if len(fields) == 0 || len(fields) > 2 {
-			continue
+		if v, ok := sampleValue(rest); ok {
+			f(m, labels, v)
 		}
-		v, err := strconv.ParseFloat(string(fields[0]), 64)
-		if err != nil {
-			continue
-		}
-		f(name, labels, v)
 	}
+}
+
+// nameEnd is the length of the name that a line begins with.
+func nameEnd(line []byte) int {
+	for i, c := range line {
+		if c == '{' || c == ' ' || c == '\t' {
+			return i
+		}
+	}
+	return 0
+}
+
+// sampleValue reads a value, and perhaps a timestamp behind it.
+func sampleValue(text []byte) (float64, bool) {
+	text = bytes.TrimSpace(text)
+	if i := bytes.IndexAny(text, " \t"); i >= 0 {
+		stamp := bytes.TrimSpace(text[i:])
+		if bytes.ContainsAny(stamp, " \t") {
+			return 0, false
+		}
+		text = text[:i]
+	}
+	v, err := strconv.ParseFloat(string(text), 64)
+	return v, err == nil
 }
 
 // labelsEnd is the index of the brace that closes s[0]; -1 when none does.

@@ -2,8 +2,11 @@ package fleet
 
 import (
 	"context"
+	"encoding/binary"
+	"hash/maphash"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -17,14 +20,15 @@ const metricsBody = 8 << 20
 // staleAfter this many failed scrapes in a row a rank's load is unknown.
 const staleAfter = 3
 
-// modelsEvery this many scrapes the models are asked again.
-const modelsEvery = 10
+// The models are asked again after modelsEvery scrapes of a server with requests, or
+// modelsScrapes of one without, whichever takes longer.
+const modelsScrapes, modelsEvery = 3, 10
 
 // rankLoad is what one page says of one rank; -1: nothing.
 type rankLoad struct {
 	running, waiting, usage float64
 	seen                    int    // usage samples, for the mean
-	progress                uint64 // digest of the samples in progressSamples, in any order
+	progress                uint64 // digest of the samples whose metric has a progressOf, in any order
 }
 
 // page is what one GET /metrics tells.
@@ -38,29 +42,28 @@ type page struct {
 
 func readPage(text []byte) *page {
 	p := &page{loads: map[int]*rankLoad{}, life: life{tokens: -1}}
-	eachSample(text, func(name, labels []byte, v float64) {
-		n := string(name)
-		p.life.observe(n, v)
+	eachSample(text, func(m metric, labels []byte, v float64) {
+		p.life.observe(m, v)
 		if !usable(v) {
 			return
 		}
-		if engine := progressSamples[n]; engine != "" {
-			p.load(labels, engine).progress += xxh3.HashSeed(name, math.Float64bits(v))
+		if engine := m.progressOf(); engine != "" {
+			p.load(labels, engine).progress += progressDigest(m, v)
 		}
-		switch n {
-		case "vllm:num_requests_running":
+		switch m {
+		case vllmRunning:
 			add(&p.load(labels, VLLM).running, v)
-		case "vllm:num_requests_waiting":
+		case vllmWaiting:
 			add(&p.load(labels, VLLM).waiting, v)
-		case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
+		case vllmUsage:
 			p.load(labels, VLLM).use(v)
-		case "sglang:num_running_reqs":
+		case sglangRunning:
 			add(&p.load(labels, SGLang).running, v)
-		case "sglang:num_queue_reqs":
+		case sglangWaiting:
 			add(&p.load(labels, SGLang).waiting, v)
-		case "sglang:token_usage":
+		case sglangUsage:
 			p.load(labels, SGLang).use(v)
-		case "vllm:cache_config_info":
+		case vllmConfig:
 			p.engine = VLLM
 			setInt(&p.blockSize, labels, "block_size")
 			setInt(&p.totalBlocks, labels, "num_gpu_blocks")
@@ -69,15 +72,11 @@ func readPage(text []byte) *page {
 	return p
 }
 
-// progressSamples are those that change only when the engine core has made a step, with
-// their engine. What an API server counts by itself (requests, aborts, its own latencies)
-// is not among them.
-var progressSamples = map[string]string{
-	"vllm:num_requests_running": VLLM, "vllm:num_requests_waiting": VLLM, "vllm:kv_cache_usage_perc": VLLM, "vllm:gpu_cache_usage_perc": VLLM,
-	"vllm:prompt_tokens_total": VLLM, "vllm:generation_tokens_total": VLLM, "vllm:num_preemptions_total": VLLM,
-	"vllm:iteration_tokens_total_count": VLLM, "vllm:iteration_tokens_total_sum": VLLM, "vllm:prefix_cache_queries_total": VLLM,
-	"sglang:num_running_reqs": SGLang, "sglang:num_queue_reqs": SGLang, "sglang:token_usage": SGLang, "sglang:num_used_tokens": SGLang,
-	"sglang:gen_throughput": SGLang, "sglang:prompt_tokens_total": SGLang, "sglang:generation_tokens_total": SGLang,
+// progressDigest is the part of one sample in rankLoad.progress.
+func progressDigest(m metric, v float64) uint64 {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], math.Float64bits(v))
+	return xxh3.HashSeed(b[:], uint64(m))
 }
 
 func (p *page) load(labels []byte, engine string) *rankLoad {
@@ -140,75 +139,96 @@ func (l rankLoad) store(r *worker.Rank) {
 	r.SetKVUsage(l.usage)
 }
 
-// scrape reads /metrics of a live server until ctx ends: the load of its ranks,
-// and whether it is still the same process.
+// pages are buffers for pages of metrics and lists of models.
+var pages = sync.Pool{New: func() any { return new([]byte) }}
+
+// scrape reads /metrics each time that the schedule says so, until ctx ends: the load of
+// the server's ranks, and whether it is still the same process.
 func (s *server) scrape(ctx context.Context) {
-	last, timer := time.Now(), time.NewTimer(time.Hour)
-	defer timer.Stop()
-	failed, rounds := 0, 0
+	var a asker
+	defer a.cutWith(ctx)()
+	failed, modelsAt := 0, sinceEpoch()
 	for {
-		pace := s.m.f.pace.Load()
-		if pace.ScrapeInterval > 0 {
-			timer.Reset(time.Until(last.Add(pace.ScrapeInterval)))
-		} else {
-			timer.Stop()
-			if rounds > 0 { // what was read before is of no use any more
-				rounds = 0
-				for _, r := range s.ranks {
-					unknown(r)
-				}
-			}
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-pace.over:
-			continue
-		case <-timer.C:
-			last = time.Now()
+		case <-s.watch.scrapeNow:
 		}
-		if !s.live.Load() {
-			failed = 0
-			continue
-		}
-		if rounds++; rounds%modelsEvery == 0 {
-			s.refreshModels(ctx)
-		}
-		downs := s.downs.Load()
-		status, text, err := get(ctx, s.probes, "/metrics", s.m.f.pace.Load().ProbeTimeout, metricsBody)
-		s.signs.note(err)
-		if err != nil || status != 200 {
-			if failed++; failed == staleAfter {
+		buf := pages.Get().(*[]byte)
+		a.buf = *buf
+		if s.live.Load() {
+			if iv := s.m.f.intervals(); sinceEpoch()-modelsAt >= iv.models {
+				modelsAt = sinceEpoch()
+				s.refreshModels(&a)
+			}
+			if s.scrapeOnce(&a) {
+				failed = 0
+			} else if failed++; failed == staleAfter {
 				for _, r := range s.ranks {
 					unknown(r)
 				}
 			}
-			continue
+		} else {
+			failed = 0
 		}
-		failed = 0
-		s.take(readPage(text), downs)
+		*buf, a.buf = a.buf, nil
+		pages.Put(buf)
+		s.watch.scraping.Store(false)
 	}
+}
+
+// scrapeOnce reads /metrics once.
+func (s *server) scrapeOnce(a *asker) bool {
+	pace := s.m.f.pace.Load()
+	downs := s.downs.Load()
+	status, text, err := a.get(s.probes, "/metrics", time.Now().Add(pace.ProbeTimeout), metricsBody)
+	s.signs.note(err)
+	s.watch.absent.Store(err == nil && (status == 404 || status == 405))
+	if err != nil || status != 200 {
+		return false
+	}
+	s.take(readPage(text), downs)
+	return true
 }
 
 // refreshModels asks /v1/models again: engines load and unload LoRA adapters
 // while they run. What cannot be read changes nothing.
-func (s *server) refreshModels(ctx context.Context) {
+func (s *server) refreshModels(ask *asker) {
 	m := s.m
 	if s != m.servers[0] {
 		return
 	}
 	downs := s.downs.Load()
-	status, body, err := get(ctx, s.probes, "/v1/models", m.f.pace.Load().ProbeTimeout, askBody)
+	status, body, err := ask.get(s.probes, "/v1/models", time.Now().Add(m.f.pace.Load().ProbeTimeout), askBody)
 	if err != nil || status != 200 {
 		return
 	}
+	told := toldModels{maphash.Bytes(modelsSeed, body), downs}
+	if told != s.models && s.takeModels(body, downs) {
+		s.models = told
+	}
+}
+
+// toldModels is the list of models that a server told last: a checksum, and downs when it
+// was asked for. A list that is the same is not read again.
+type toldModels struct {
+	sum   uint64
+	downs uint32
+}
+
+var modelsSeed = maphash.MakeSeed()
+
+// takeModels takes over the list of models that a server told, unless it fell since downs
+// was read, or the list is none.
+func (s *server) takeModels(body []byte, downs uint32) bool {
+	m := s.m
 	var a Answer
 	a.readModels(body)
 	m.f.mu.Lock()
 	defer m.f.mu.Unlock()
 	info := *m.w.Info()
 	if a.Err != nil || s.downs.Load() != downs {
-		return
+		return false
 	}
 	names := a.Names()
 	if len(m.w.Spec.Models) > 0 {
@@ -222,12 +242,13 @@ func (s *server) refreshModels(ctx context.Context) {
 		}
 	}
 	if slices.Equal(info.Models, names) && slices.Equal(info.Adapters, adapters) {
-		return
+		return true
 	}
 	m.f.opt.Log.Info("models changed", "worker", m.w.Spec.ID, "models", names, "adapters", adapters)
 	info.Models, info.Adapters = names, adapters
 	m.w.SetInfo(&info)
 	m.f.publish()
+	return true
 }
 
 // take stores what a page says unless the server fell since downs was read.
@@ -235,7 +256,7 @@ func (s *server) take(p *page, downs uint32) {
 	f := s.m.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !s.live.Load() || s.downs.Load() != downs {
+	if !s.live.Load() || s.downs.Load() != downs || f.pace.Load().ScrapeInterval <= 0 {
 		return
 	}
 	old := s.life.Load()
@@ -245,9 +266,11 @@ func (s *server) take(p *page, downs uint32) {
 		s.lower(s.m.why)
 		return
 	}
-	next := *old
-	next.tokens = max(next.tokens, p.life.tokens)
-	s.life.Store(&next)
+	if p.life.tokens > old.tokens {
+		next := *old
+		next.tokens = p.life.tokens
+		s.life.Store(&next)
+	}
 	for i, r := range s.ranks {
 		load := p.of(r.ID.Rank, len(s.ranks) == 1)
 		load.store(r)

@@ -75,15 +75,20 @@ func (f *Fleet) Began(r *worker.Rank) {
 	}
 }
 
-// lives notes an answer. Loads first: on a healthy rank no shared line is written.
+// lives notes an answer. It loads first, and notes the time no more often than the
+// schedule needs: most answers write no shared line.
 func (s *server) lives() {
 	if s.trafficFails.Load() != 0 {
 		s.trafficFails.Store(0)
 	}
-	if !s.answered.Load() {
-		s.answered.Store(true)
+	now := int64(sinceEpoch())
+	if now-s.watch.heard.Load() > int64(heardEvery) {
+		s.watch.heard.Store(now)
 	}
 }
+
+// heardEvery is how exactly the time of the last answer is kept.
+const heardEvery = time.Millisecond
 
 // Admissions counts how often the rank's server was taken in: it grows when an engine that
 // had gone down, or has restarted, is back in the choice. It is cheap.

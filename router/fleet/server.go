@@ -14,9 +14,6 @@ import (
 	"sluice/router/worker"
 )
 
-// healthBody bounds what is read of an answer to a probe.
-const healthBody = 64 << 10
-
 // server is one HTTP server of an engine: the worker's own, which takes all of
 // its ranks, or one of a rank where ranks have URLs of their own.
 //
@@ -38,9 +35,9 @@ type server struct {
 	admissions atomic.Uint32
 
 	trafficFails atomic.Int32
-	answered     atomic.Bool // traffic was answered since the present probe began
 	refused      atomic.Bool // a connection was refused since the last admission
 	isSGLang     atomic.Bool
+	watch        watch
 	signs        signs
 	detector     liveness.Detector    // lookForFrozen's own
 	life         atomic.Pointer[life] // of the process admitted last
@@ -51,114 +48,15 @@ type server struct {
 	bootstrap atomic.Pointer[upstream.Endpoint]
 
 	// The prober's own.
-	probeFails int
-	path       int
-	known      bool // path follows the engine's kind
-}
+	path  int  // of healthPaths: the one that was answered last
+	known bool // path follows the engine's kind
 
-// healthPaths are tried in this order. SGLang's /health runs a token through
-// the scheduler and looks for its result once a second, so it is asked /ready or
-// /ping; firstProbe is the least time that a probe has before it is known to be SGLang.
-var (
-	healthPaths       = []string{"/health", "/ping"}
-	sglangHealthPaths = []string{"/ready", "/ping", "/health"}
-)
-
-const firstProbe = 3 * time.Second
-
-// probe runs until ctx ends. Probes of one server never overlap; each begins
-// an interval after the last one began, or right after it ended if that took longer.
-func (s *server) probe(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
-		began := time.Now()
-		s.probeOnce(ctx)
-		timer.Reset(max(s.m.f.pace.Load().ProbeInterval-time.Since(began), time.Millisecond))
-	}
-}
-
-func (s *server) probeOnce(ctx context.Context) {
-	pace := s.m.f.pace.Load()
-	downs := s.downs.Load()
-	s.answered.Store(false)
-	began := time.Now()
-	path, limit := s.healthPath(), pace.ProbeTimeout
-	if !s.known {
-		limit = max(limit, firstProbe)
-	}
-	status, _, err := get(ctx, s.probes, path, limit, healthBody)
-	s.signs.note(err)
-	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil && status/100 == 2 {
-		// A prefill engine without its bootstrap server hangs every hand-over.
-		if _, _, berr := get(ctx, ep, "/health", pace.ProbeTimeout, healthBody); berr != nil {
-			err = fmt.Errorf("its bootstrap server at %s: %w", ep.URL(), berr)
-		}
-	}
-	took := time.Since(began)
-	switch {
-	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting) && s.up.Load(): // our own want
-		return
-	case err == nil && status/100 == 2:
-		s.probeFails = 0
-		s.rise(downs)
-		return
-	case err == nil && (status == 404 || status == 405):
-		// The engine has no such probe: try the next one it may have, and only
-		// when it has none of them count a failure.
-		if s.path++; s.path%len(s.healthPaths()) != 0 {
-			return
-		}
-	case errors.Is(err, upstream.ErrTimeout) && s.up.Load() && s.answered.Load():
-		// The probe hung while traffic was answered: a busy engine, not a dead one.
-		return
-	case errors.Is(err, upstream.ErrTimeout) && !s.known:
-		s.path++
-	}
-	n := 1
-	if errors.Is(err, upstream.ErrTimeout) {
-		n = max(int(took/pace.ProbeInterval), 1)
-	}
-	s.probeFails += n
-	reason := fmt.Sprintf("GET %s answered %d; want 200", path, status)
-	if err != nil {
-		reason = short(err)
-		s.noteRefused(err)
-	}
-	if s.probeFails >= pace.FailAfter || !s.up.Load() {
-		s.fall(reason)
-	}
-}
-
-func (s *server) healthPaths() []string {
-	if s.isSGLang.Load() {
-		return sglangHealthPaths
-	}
-	return healthPaths
-}
-
-func (s *server) healthPath() string {
-	if !s.known && (s.isSGLang.Load() || s.life.Load() != nil) {
-		// What the engine is has just been learned: begin with its best probe.
-		s.known, s.path = true, 0
-	}
-	paths := s.healthPaths()
-	return paths[s.path%len(paths)]
-}
-
-func (s *server) noteRefused(err error) {
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		s.refused.Store(true)
-	}
+	models toldModels // the scraper's own
 }
 
 // trafficFailed counts; at FailAfter in a row the server falls at once.
 func (s *server) trafficFailed(err error) {
+	s.probeSoon()
 	if n := s.trafficFails.Add(1); int(n) < s.m.f.pace.Load().FailAfter || !s.up.Load() {
 		return
 	}
@@ -197,6 +95,7 @@ func (s *server) fall(reason string) {
 	}
 	s.downs.Add(1)
 	s.up.Store(false)
+	s.watch.downSince.Store(int64(sinceEpoch()))
 	s.lower(reason)
 }
 
@@ -235,7 +134,7 @@ func (s *server) close() {
 	}
 }
 
-// get is Endpoint.Get that ends when ctx does.
+// get is Endpoint.Get that ends when ctx does. For requests that are repeated see asker.
 func get(ctx context.Context, ep *upstream.Endpoint, path string, timeout time.Duration, limit int) (int, []byte, error) {
 	return send(ctx, ep, &upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout)}, limit)
 }

@@ -26,6 +26,9 @@ type Spec struct {
 	Labels []string
 	// Engine is "vllm", "sglang", "trtllm"; empty: found out.
 	Engine string
+	// HealthPath is the path of health probes, beginning with a slash; empty: what the
+	// fleet's options say, or the first of the usual ones that the engine has.
+	HealthPath string
 	// BlockSize in tokens; 0: found out from events or the engine's metrics.
 	BlockSize int
 	// KVEvents are ZMQ PUB endpoints: one base endpoint (rank r listens at

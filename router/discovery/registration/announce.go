@@ -12,7 +12,7 @@ import (
 func Announce(w *config.Worker) (*Announcement, error) {
 	a := &Announcement{
 		Version: Version, URL: w.URL, Role: w.Role.String(), Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
-		Engine: w.Engine, BlockSize: w.BlockSize, KVEvents: w.KVEvents, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
+		Engine: w.Engine, HealthPath: w.HealthPath, BlockSize: w.BlockSize, KVEvents: w.KVEvents, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
 		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens,
 	}
 	one := func(key string) string {

@@ -35,6 +35,8 @@ type Announcement struct {
 	Labels   []string `json:"labels,omitempty"`
 	// Engine is vllm, sglang or trtllm; "": the router finds out.
 	Engine string `json:"engine,omitempty"`
+	// HealthPath is the path of health probes; "": the router's own rule.
+	HealthPath string `json:"health_path,omitempty"`
 	// BlockSize is tokens per KV block; 0: the router finds out.
 	BlockSize int `json:"block_size,omitempty"`
 	// KVEvents are ZMQ endpoints, one base or one for each rank; ["off"]: none;
@@ -134,7 +136,7 @@ func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
 			return none, fmt.Errorf("%s: %d entries; want at most %d", l.field, l.got, l.most)
 		}
 	}
-	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, BlockSize: a.BlockSize,
+	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, HealthPath: a.HealthPath, BlockSize: a.BlockSize,
 		MaxRequests: a.MaxRequests, RankRequests: a.RankRequests, RankTokens: a.RankTokens, Options: map[string][]string{}}
 	if a.Role != "" {
 		if err := w.Role.UnmarshalText([]byte(a.Role)); err != nil {

@@ -136,7 +136,7 @@ const plain = `{"version":1,"url":"http://127.0.0.1:8000","role":"decode"}`
 
 func TestRegisterRenewDeregister(t *testing.T) {
 	s := serve(t, nil)
-	full := `{"version":1,"url":"http://*:8000","role":"prefill","models":["m"],"ranks":[0,1],"labels":["blue"],"engine":"sglang","block_size":64,
+	full := `{"version":1,"url":"http://*:8000","role":"prefill","models":["m"],"ranks":[0,1],"labels":["blue"],"engine":"sglang","health_path":"/healthz","block_size":64,
 		"kv_events":["tcp://*:5557"],"kv_replay":["tcp://10.1.2.3:5657"],"load_events":["tcp://*:5757"],"bootstrap":{"port":8998},
 		"max_requests":48,"rank_requests":32,"rank_tokens":65536,
 		"nixl":{"host":"10.1.2.4","port":5600,"connector":true,"init_ports":[7300,7301],"alloc_ports":[7400,7401]},"lease_seconds":9}`
@@ -147,7 +147,7 @@ func TestRegisterRenewDeregister(t *testing.T) {
 	}
 	spec, _ := s.get("p-0")
 	want := worker.Spec{
-		ID: "p-0", URL: "http://127.0.0.1:8000", Role: worker.Prefill, Models: []string{"m"}, Ranks: []uint16{0, 1}, Labels: []string{"blue"}, Engine: "sglang", BlockSize: 64,
+		ID: "p-0", URL: "http://127.0.0.1:8000", Role: worker.Prefill, Models: []string{"m"}, Ranks: []uint16{0, 1}, Labels: []string{"blue"}, Engine: "sglang", HealthPath: "/healthz", BlockSize: 64,
 		KVEvents: []string{"tcp://127.0.0.1:5557"}, KVReplay: []string{"tcp://10.1.2.3:5657"}, LoadEvents: []string{"tcp://127.0.0.1:5757"}, Source: "register", Networks: spec.Networks,
 		MaxRequests: 48, RankRequests: 32, RankTokens: 65536,
 		Options: map[string][]string{"connector": {"true"}, "bootstrap_port": {"8998"}, "peer_host": {"10.1.2.4"}, "nixl_port": {"5600"}, "init_port": {"7300", "7301"}, "alloc_port": {"7400", "7401"}},
@@ -532,7 +532,7 @@ func TestChange(t *testing.T) {
 
 // What is said on a command line is announced, all of it.
 func TestAnnounceSaysEverything(t *testing.T) {
-	w, err := config.ParseWorker(worker.Prefill, "http://*:8000,model=m,ranks=2,label=blue,engine=sglang,block_size=64,kv_events=tcp://*:5557,kv_replay=tcp://*:5657,"+
+	w, err := config.ParseWorker(worker.Prefill, "http://*:8000,model=m,ranks=2,label=blue,engine=sglang,health_path=/healthz,block_size=64,kv_events=tcp://*:5557,kv_replay=tcp://*:5657,"+
 		"load_events=tcp://*:5757,max_requests=48,rank_requests=32,rank_tokens=65536,bootstrap_port=8998,bootstrap_host=10.1.2.3,init_port=7300,alloc_port=7400,peer_host=10.1.2.4,connector=true")
 	if err != nil {
 		t.Fatal(err)

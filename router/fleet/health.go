@@ -1,0 +1,127 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"sluice/dataplane/upstream"
+)
+
+// healthBody bounds the body of an answer to a health probe that is read, in bytes. The
+// body of a longer answer is not needed: its status decides.
+const healthBody = 64 << 10
+
+// Paths of health probes by the kind of engine, the best first.
+//
+// SGLang's /health generates a token and looks for the result once a second, so its
+// servers are asked /ready or /ping. Engines without any of these (Ollama,
+// llama-cpp-python and other OpenAI-compatible servers) are asked /v1/models, which all
+// engines have: without it the router could not know what they serve.
+var (
+	commonHealthPaths = []string{"/health", "/ping", ModelsPath}
+	sglangHealthPaths = []string{"/ready", "/ping", "/health", ModelsPath}
+)
+
+// ModelsPath is the list of models, and the last path that health is asked at.
+const ModelsPath = "/v1/models"
+
+// healthPaths are the paths at which a server may be asked for its health. named is the
+// path that the configuration names, "" if it names none; a named path is the only one.
+func healthPaths(named string, sglang bool) []string {
+	switch {
+	case named != "":
+		return []string{named}
+	case sglang:
+		return sglangHealthPaths
+	}
+	return commonHealthPaths
+}
+
+// askHealth sends a health probe: GET paths[from], then the paths behind it, around the
+// list once, as long as the server answers that it has no such path (404 or 405). It
+// returns the index in paths of the last path asked, and nil if that was answered with
+// 2xx. answered says whether the last request was answered at all. It is the one rule of what a healthy server is: the prober, init and check use it.
+// All of it takes at most timeout.
+func (a *asker) askHealth(ep *upstream.Endpoint, paths []string, from int, timeout time.Duration) (at int, answered bool, err error) {
+	deadline := time.Now().Add(timeout)
+	for i := range paths {
+		at = (from + i) % len(paths)
+		status, err := a.status(ep, paths[at], deadline)
+		switch {
+		case err != nil:
+			return at, false, err
+		case status/100 == 2:
+			return at, true, nil
+		case status != 404 && status != 405:
+			return at, true, fmt.Errorf("GET %s answered %d; want 200", paths[at], status)
+		case len(paths) == 1:
+			return at, true, fmt.Errorf("GET %s answered %d; want 200: health.path, or health_path of the worker, names another path", paths[at], status)
+		}
+	}
+	return at, true, fmt.Errorf("it has none of the paths %s (404 or 405); health.path, or health_path of the worker, names another", strings.Join(paths, ", "))
+}
+
+// Examine asks one engine server what it is, as Ask does, and for its health as the
+// prober of a Fleet does. healthPath is the path that the configuration names, "" if it
+// names none. It takes at most three times timeout.
+func Examine(ctx context.Context, ep *upstream.Endpoint, healthPath string, timeout time.Duration) *Answer {
+	answer := Ask(ctx, ep, timeout)
+	var a asker
+	defer a.cutWith(ctx)()
+	paths := healthPaths(healthPath, answer.Engine == SGLang)
+	at, _, err := a.askHealth(ep, paths, 0, timeout)
+	switch {
+	case err == nil:
+		answer.HealthPath = paths[at]
+	case answer.Err == nil:
+		answer.Err = fmt.Errorf("it is not healthy: %s", short(err))
+	}
+	return answer
+}
+
+// asker sends GET requests one after another, with nothing allocated for each. Its zero
+// value is ready. It is used by one goroutine at a time.
+type asker struct {
+	call upstream.Call
+	req  upstream.Request
+	buf  []byte
+}
+
+// cutWith ends the request under way, and all later ones, when ctx ends. The function it
+// returns releases what that needs.
+func (a *asker) cutWith(ctx context.Context) (release func() bool) {
+	return context.AfterFunc(ctx, a.call.Cut)
+}
+
+// get fetches path until the deadline. The body is borrowed until the next request; one
+// over limit bytes is upstream.ErrTooLarge.
+func (a *asker) get(ep *upstream.Endpoint, path string, deadline time.Time, limit int) (status int, body []byte, err error) {
+	a.req = upstream.Request{Method: "GET", Path: path, Deadline: deadline}
+	resp, err := ep.Do(&a.req, &a.call)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Release()
+	a.buf, err = resp.ReadAll(a.buf[:0], limit)
+	return resp.Status, a.buf, err
+}
+
+// status is the status of the answer to a GET of path. The connection is kept if the body
+// is not over healthBody.
+func (a *asker) status(ep *upstream.Endpoint, path string, deadline time.Time) (int, error) {
+	status, _, err := a.get(ep, path, deadline, healthBody)
+	if errors.Is(err, upstream.ErrTooLarge) {
+		err = nil
+	}
+	if cap(a.buf) > keptBuffer {
+		a.buf = nil
+	}
+	return status, err
+}
+
+// keptBuffer bounds the buffer that an asker keeps between health probes, in bytes: there
+// is one for each server.
+const keptBuffer = 4 << 10

@@ -1,0 +1,114 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"time"
+
+	"sluice/dataplane/upstream"
+)
+
+// firstProbe is the least time that a health probe has before the engine's kind is known:
+// SGLang's /health takes over a second.
+const firstProbe = 3 * time.Second
+
+// probe sends a health probe each time that the schedule says so, until ctx ends. Probes
+// of one server never overlap.
+func (s *server) probe(ctx context.Context) {
+	var a asker
+	defer a.cutWith(ctx)()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.watch.probeNow:
+		}
+		s.probeOnce(ctx, &a)
+		s.watch.probing.Store(false)
+		if s.watch.scrapeNext.Swap(false) && s.live.Load() {
+			s.startScrape()
+		}
+	}
+}
+
+func (s *server) probeOnce(ctx context.Context, a *asker) {
+	pace := s.m.f.pace.Load()
+	downs := s.downs.Load()
+	began := sinceEpoch()
+	limit := pace.ProbeTimeout
+	paths := s.pathsToProbe(&pace.Pace)
+	if !s.known {
+		limit = max(limit, firstProbe)
+	}
+	at, answered, err := a.askHealth(s.probes, paths, s.path%len(paths), limit)
+	if answered {
+		s.signs.note(nil)
+	} else {
+		s.signs.note(err)
+	}
+	s.path = at
+	if err != nil && !errors.Is(err, upstream.ErrTimeout) {
+		s.path = 0 // it may be another engine that comes back
+	}
+	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil {
+		// A prefill engine without its bootstrap server hangs every hand-over.
+		if _, berr := a.status(ep, "/health", time.Now().Add(pace.ProbeTimeout)); berr != nil {
+			err = &bootstrapError{ep.URL(), berr}
+		}
+	}
+	switch {
+	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting) && s.up.Load(): // our own want
+		return
+	case err == nil:
+		s.watch.fails.Store(0)
+		s.rise(downs)
+		return
+	}
+	hung := errors.Is(err, upstream.ErrTimeout)
+	fails := int32(1)
+	switch {
+	case hung && s.up.Load() && s.watch.heard.Load() >= int64(began):
+		// The probe hung while traffic was answered: a busy engine, not a dead one.
+		return
+	case hung:
+		if !s.known {
+			s.path++
+		}
+		fails = max(int32((sinceEpoch()-began)/pace.ProbeInterval), 1)
+	}
+	s.noteRefused(err)
+	if int(s.watch.fails.Add(fails)) >= pace.FailAfter || !s.up.Load() {
+		s.fall(short(err))
+	}
+}
+
+// bootstrapError is that an SGLang engine is healthy, and its bootstrap server is not.
+type bootstrapError struct {
+	url string
+	err error
+}
+
+func (e *bootstrapError) Error() string {
+	return "its bootstrap server at " + e.url + ": " + e.err.Error()
+}
+func (e *bootstrapError) Unwrap() error { return e.err }
+
+// pathsToProbe are the paths of the next health probe. When the engine's kind becomes
+// known, and when it has come back, the best path is asked first again.
+func (s *server) pathsToProbe(pace *Pace) []string {
+	if !s.known && (s.isSGLang.Load() || s.life.Load() != nil) {
+		s.known, s.path = true, 0
+	}
+	named := s.m.w.Spec.HealthPath
+	if named == "" {
+		named = pace.HealthPath
+	}
+	return healthPaths(named, s.isSGLang.Load())
+}
+
+func (s *server) noteRefused(err error) {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		s.refused.Store(true)
+	}
+}
