@@ -10,6 +10,11 @@ CPU is what the kernel charged the proxy's processes; figures are medians of the
 with their range. Only ratios and differences within one run mean anything.
 
   scripts/bench_prompts.py [--rounds N] [--seconds S] [--ids N] [--binary NAME=PATH]
+
+With --text prompts are text, of these many KB, and each is new: in the default token mode
+the router asks the engine's /tokenize for the ids of each. Printed is the CPU of a request.
+
+  scripts/bench_prompts.py --text 1,16,64,256,1000 [--connections N] [--binary NAME=PATH]
 """
 
 import argparse
@@ -36,21 +41,21 @@ class Prompts:
         self.addr = "127.0.0.1:%d" % port
         b.wait_ready(self.addr, "/health")
 
-    def load(self, addr, ids, seconds):
+    def load(self, addr, ids, seconds, kind="load", connections=CONNECTIONS):
         """How many requests were answered, and the bytes of one."""
         out = subprocess.run(
-            ["taskset", "-c", "0", self.binary, "load", addr.rsplit(":", 1)[1], str(CONNECTIONS), str(ids), "%.2f" % seconds],
+            ["taskset", "-c", "0", self.binary, kind, addr.rsplit(":", 1)[1], str(connections), str(ids), "%.2f" % seconds],
             capture_output=True, text=True,
         )
         if out.returncode != 0:
             sys.exit("load of %d ids against %s failed: %s" % (ids, addr, out.stderr[-500:]))
         return [int(x) for x in out.stdout.split()]
 
-    def request(self, process, addr, ids, seconds):
+    def request(self, process, addr, ids, seconds, **how):
         """µs of the proxy's CPU for one request, and its bytes."""
-        self.load(addr, ids, seconds / 4)
+        self.load(addr, ids, seconds / 4, **how)
         before = process.cpu()
-        answered, size = self.load(addr, ids, seconds)
+        answered, size = self.load(addr, ids, seconds, **how)
         return (process.cpu() - before) / answered * 1e6, size
 
     def kb(self, process, addr, seconds, ids=LONG):
@@ -60,12 +65,31 @@ class Prompts:
         return long, short, (long - short) / (longer - size) * 1000
 
 
+def texts(prompts, proxies, a):
+    """CPU of a request whose prompt is new, by its size."""
+    sizes = [int(kb) * 1000 for kb in a.text.split(",")]
+    got = {(name, size): [] for name, _, _, _ in proxies for size in sizes}
+    for i in range(a.rounds):
+        for size in sizes:
+            for name, p, addr, _ in proxies if i % 2 == 0 else reversed(proxies):
+                got[name, size].append(prompts.request(p, addr, size, a.seconds, kind="text", connections=a.connections)[0])
+    print("Median [range] of %d rounds of %.1fs; load average %.1f at the end.\n" % (a.rounds, a.seconds, os.getloadavg()[0]))
+    base = proxies[0][0]
+    print("| KB of text, new each time | " + " | ".join("%s, µs | ratio to %s" % (n, base) for n, _, _, _ in proxies) + " |")
+    print("| --- |" + " --- | --- |" * len(proxies))
+    for size in sizes:
+        print("| %d | " % (size // 1000) + " | ".join("%s | %.2f" % (
+            b.med(got[n, size]), statistics.median(g / h for g, h in zip(got[n, size], got[base, size]))) for n, _, _, _ in proxies) + " |")
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=8)
     ap.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     ap.add_argument("--ids", type=int, default=LONG)
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
+    ap.add_argument("--text", metavar="KB,…", help="prompts of text, of these sizes")
+    ap.add_argument("--connections", type=int, default=CONNECTIONS, help="with --text")
     a = ap.parse_args()
     for tool in ("haproxy", "taskset", "cc"):
         if not shutil.which(tool):
@@ -87,6 +111,9 @@ def main():
             proxies.append(b.sluice(start, 1, name, prompts.addr, binary=path))
         for _, _, addr, path in proxies:
             b.wait_ready(addr, path)
+        if a.text:
+            texts(prompts, proxies, a)
+            return
         rows = {name: [] for name, _, _, _ in proxies}
         for i in range(a.rounds):
             # Every other round backwards: who comes first finds another machine than who comes last.

@@ -156,6 +156,12 @@ type scanner struct {
 	err      error
 	names    [2]string // for scopeFind
 	found    [2]Value
+
+	// For FindTokenIDs.
+	ids      []uint32 // behind ids[:idsFrom] those of names[0], while idsRead
+	idsFrom  int
+	readsIDs bool
+	idsRead  bool
 }
 
 func (s *scanner) fail(offset int, field, got, want string) int {
@@ -298,6 +304,11 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	var buf [maxNameLen]byte
 	name := plainName(s.b[key+1:keyEnd-1], buf[:0], max(len(s.names[0]), len(s.names[1])))
 	if in == scopeFind {
+		if s.readsIDs && string(name) == s.names[0] {
+			if end := s.foundIDs(i, depth+1); end >= 0 {
+				return end
+			}
+		}
 		end, kind := s.value(i, depth+1)
 		for n := range s.names {
 			if end >= 0 && string(name) == s.names[n] {

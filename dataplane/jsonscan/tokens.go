@@ -87,7 +87,7 @@ func joined(w uint64) uint64 {
 // arrays, or an id over 2^32-1); offsets count from the start of raw. On an
 // error dst comes back as it was.
 func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
-	out, end, err := idsFrom(dst, raw, skipSpace(raw, 0))
+	out, end, err := idsFrom(withRoom(dst, raw), raw, skipSpace(raw, 0))
 	if err == nil {
 		err = endIDs(raw, end)
 	}
@@ -96,6 +96,54 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	}
 	return out, nil
 }
+
+// FindTokenIDs appends the token ids of the top-level member of that name, an engine's
+// answer being the whole of body, and reads them once. Of a name that stands twice the last
+// counts. It fails with *SyntaxError when body is no well-formed object; ok is false, and dst
+// as it was, where the member is absent or something else than an array that TokenIDs reads.
+func FindTokenIDs(dst []uint32, body []byte, name string) (ids []uint32, ok bool, err error) {
+	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{name}, ids: dst, idsFrom: len(dst), readsIDs: true}
+	s.document(scopeFind)
+	if s.err != nil || !s.idsRead {
+		return dst, false, s.err
+	}
+	return s.ids, true, nil
+}
+
+// foundIDs reads the array of token ids at i; -1 for anything else, which is yet to be read.
+func (s *scanner) foundIDs(i, depth int) (end int) {
+	s.ids, s.idsRead = s.ids[:s.idsFrom], false
+	if i >= len(s.b) || s.b[i] != '[' || depth > s.maxDepth {
+		return -1
+	}
+	ids, end, err := idsFrom(withRoom(s.ids, s.b[i:]), s.b, i)
+	if err != nil {
+		return -1
+	}
+	s.ids, s.idsRead = ids, true
+	return end
+}
+
+// countedFrom is from how many bytes on the ids of an array are counted before they are
+// read, a fiftieth of the time of reading them: room that grows is copied each time, and
+// ends up to a quarter too large.
+const countedFrom = 1 << 10
+
+// withRoom gives dst room for the ids that raw may hold.
+func withRoom(dst []uint32, raw []byte) []uint32 {
+	if len(raw) < countedFrom || cap(dst)-len(dst) > len(raw)/2+idsAt {
+		return dst
+	}
+	most := bytes.Count(raw, comma) + 1
+	if cap(dst)-len(dst) >= most {
+		return dst
+	}
+	grown := make([]uint32, len(dst), len(dst)+most+idsAt) // all are read the quick way then
+	copy(grown, dst)
+	return grown
+}
+
+var comma = []byte{','}
 
 // maxScanned bounds the bytes from a prompt's ids to the body's end within which a scan
 // reads them as it passes: memory for half as many may be needed. In a longer body they are

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
 
@@ -119,7 +120,10 @@ func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, dea
 	defer resp.Release()
 	// An id is at most 10 digits and a comma for a byte or more of text; what a
 	// template adds is short.
-	w.answer, err = resp.ReadAll(w.answer[:0], 16*w.size+64<<10)
+	most := 16*w.size + 64<<10
+	room := membudget.Default.Get(answerRoom(resp.ContentLength, w.size, most))
+	defer membudget.Default.Put(room)
+	answer, err := resp.ReadAll(room.B[:0], most)
 	switch {
 	case err != nil:
 		return fail(resp.Status, err)
@@ -131,15 +135,21 @@ func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, dea
 	default:
 		return fail(resp.Status, errBusy)
 	}
-	v, ok, err := jsonscan.Find(w.answer, "tokens")
+	ids, ok, err := jsonscan.FindTokenIDs(dst, answer, "tokens")
 	if err != nil || !ok {
 		return fail(resp.Status, errGarbage)
 	}
-	ids, err := jsonscan.TokenIDs(dst, w.answer[v.Start:v.End])
-	if err != nil {
-		return fail(resp.Status, errGarbage)
-	}
 	return ids, nil
+}
+
+// answerRoom is how many bytes an answer is given room for: as many as it says, up to most.
+// One that does not say so is taken to have two for each byte of the request, which is more
+// than ids of ordinary text take.
+func answerRoom(says int64, request, most int) int {
+	if says >= 0 {
+		return int(min(says, int64(most)))
+	}
+	return min(2*request+membudget.Page, most)
 }
 
 func timedOut(err error) bool { return errors.Is(err, upstream.ErrTimeout) }

@@ -21,9 +21,8 @@ type work struct {
 	prompt []byte // of shapePrompt: the JSON string
 	system []byte // JSON string put before the messages, or nil
 
-	segs   [][]byte // the engine's request
-	size   int      // bytes in segs
-	answer []byte
+	segs [][]byte // the engine's request
+	size int      // bytes in segs
 }
 
 // shape is the form of the engine's /tokenize request.
@@ -39,17 +38,10 @@ var works = reuse.Pool[work]{New: func() *work { return new(work) }}
 
 func getWork() *work { return works.Get() }
 
-// maxKept bounds the answer room that a pooled work keeps.
-const maxKept = 256 << 10
-
 func (w *work) put() {
 	clear(w.segs)
 	clear(w.before)
-	kept := work{segs: w.segs[:0], before: w.before[:0]}
-	if cap(w.answer) <= maxKept {
-		kept.answer = w.answer[:0]
-	}
-	*w = kept
+	*w = work{segs: w.segs[:0], before: w.before[:0]}
 	works.Put(w)
 }
 

@@ -281,7 +281,8 @@ func (t *Tokenizer) lead(dst *Prompt, w *work, ep *upstream.Endpoint, call *upst
 	if err == nil {
 		t.faults.clear(url, w.size)
 		dst.Source, dst.Tokens = FromEngine, ids
-		f.ids = append(make([]uint32, 0, len(ids)), ids...)
+		f.ids = make([]uint32, len(ids))
+		copy(f.ids, ids)
 		return true
 	}
 	f.cut = call.WasCut()

@@ -6,6 +6,8 @@
 //	prompts engine PORT                        answers every request once its body has come
 //	prompts load PORT CONNECTIONS IDS SECONDS  prints how many requests were answered, and
 //	                                           the bytes of one, head included
+//	prompts text PORT CONNECTIONS BYTES SECONDS  likewise, with prompts of text; the engine's
+//	                                           /tokenize tells an id for each four bytes
 //
 // Both on 127.0.0.1, one thread each. A connection sends the same prompt again and again, of
 // which the second half is another each time: a digit more in its middle is enough, for
@@ -31,10 +33,8 @@ static void die(const char *what) {
     exit(1);
 }
 
-static void say_all(int fd, const char *p, size_t n) {
-    if (send(fd, p, n, MSG_NOSIGNAL) != (ssize_t)n)
-        die("send"); // blocking, so it takes all
-}
+// say_all sends all of p, since sockets block here; 0 where the other end has gone.
+static int say_all(int fd, const char *p, size_t n) { return send(fd, p, n, MSG_NOSIGNAL) == (ssize_t)n; }
 
 static void watch(int fd) {
     int on = 1;
@@ -49,12 +49,41 @@ static struct sockaddr_in at(const char *port) {
     return a;
 }
 
+static unsigned random_below(unsigned n) {
+    static unsigned long s = 88172645463325252ul;
+    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+    return (s >> 16) % n;
+}
+
 // What the engine has of a request: the beginning of its head, then how much of its body is to come.
 static struct {
     char head[HEAD];
     int n;
     long left;
+    long tokenize; // bytes of a request to /tokenize, else 0
 } asked[MOST_FD];
+
+// tokens answers /tokenize with as many ids as a body of so many bytes may be.
+static void tokens(int fd, long bytes) {
+    static char out[8 << 20];
+    long count = bytes / 4;
+    if (count * 7 + 4096 > (long)sizeof out)
+        count = (sizeof out - 4096) / 7;
+    char *body = out + 256, *p = body + sprintf(body, "{\"count\":%ld,\"max_model_len\":131072,\"tokens\":[", count);
+    static char ids[65536][8]; // of a vocabulary of 128,000, written once
+    if (!ids[0][0])
+        for (int i = 0; i < 65536; i++)
+            sprintf(ids[i], "%d,", 1000 + random_below(127000));
+    for (long i = 0; i < count; i++) {
+        const char *id = ids[i & 65535];
+        while (*id)
+            *p++ = *id++;
+    }
+    p += sprintf(p - 1, "],\"token_strs\":null}") - 1;
+    int head = sprintf(out, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %ld\r\n\r\n", (long)(p - body));
+    memmove(body - head, out, head);
+    say_all(fd, body - head, head + (p - body));
+}
 
 static void answer(int fd, int models) {
     static const char *completion =
@@ -73,8 +102,12 @@ static int taken(int fd, const char *p, long n) {
         if (asked[fd].left > 0) {
             long part = n < asked[fd].left ? n : asked[fd].left;
             p += part, n -= part;
-            if ((asked[fd].left -= part) == 0)
-                answer(fd, 0);
+            if ((asked[fd].left -= part) == 0) {
+                if (asked[fd].tokenize)
+                    tokens(fd, asked[fd].tokenize);
+                else
+                    answer(fd, 0);
+            }
             continue;
         }
         int had = asked[fd].n, part = n < HEAD - 1 - had ? n : HEAD - 1 - had;
@@ -91,9 +124,11 @@ static int taken(int fd, const char *p, long n) {
         p += part, n -= part;
         end[2] = 0;
         char *length = strcasestr(asked[fd].head, "\r\nContent-Length:");
-        asked[fd].n = 0;
+        asked[fd].n = 0, asked[fd].tokenize = 0;
         if ((asked[fd].left = length ? atol(strchr(length, ':') + 1) : 0) == 0)
             answer(fd, strstr(asked[fd].head, " /v1/models ") != NULL);
+        else if (strstr(asked[fd].head, " /tokenize "))
+            asked[fd].tokenize = asked[fd].left;
     }
     return 0;
 }
@@ -128,30 +163,30 @@ static struct {
     int n, change; // where what changes stands
 } sends[MOST_FD];
 
-static unsigned random_below(unsigned n) {
-    static unsigned long s = 88172645463325252ul;
-    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
-    return (s >> 16) % n;
-}
-
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-// prompt makes the request of a connection, of ids as they are in a vocabulary of 128,000.
-static void prompt(int fd, int ids) {
-    char *body = malloc(ids * 8 + 256), *p = body + sprintf(body, "{\"model\":\"sim\",\"prompt\":[");
+// prompt makes the request of a connection, of ids as they are in a vocabulary of 128,000, or
+// of so many bytes of text.
+static void prompt(int fd, int ids, int text) {
+    char *body = malloc(ids * 8 + 256), *p = body + sprintf(body, "{\"model\":\"sim\",\"prompt\":%c", text ? '"' : '[');
     int change = 0;
-    for (int i = 0; i < ids; i++) {
+    for (int i = 0; i < ids && text; i++) {
+        *p++ = i % 6 == 5 ? ' ' : 'a' + random_below(26);
+        if (i == ids / 2)
+            change = p - body - CHANGED;
+    }
+    for (int i = 0; i < ids && !text; i++) {
         if (i > 0)
             *p++ = ',';
         if (i == ids / 2)
             change = p - body;
         p += sprintf(p, "%d", i == ids / 2 ? 111111 : 1000 + random_below(127000));
     }
-    p += sprintf(p, "],\"max_tokens\":4,\"temperature\":0}");
+    p += sprintf(p, "%c,\"max_tokens\":4,\"temperature\":0}", text ? '"' : ']');
     char *r = sends[fd].request = malloc(p - body + 256);
     int head = sprintf(r, "POST /v1/completions HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %ld\r\n\r\n", (long)(p - body));
     memcpy(r + head, body, p - body);
@@ -162,10 +197,11 @@ static void prompt(int fd, int ids) {
 static void ask(int fd) {
     for (int i = 0; i < CHANGED; i++)
         sends[fd].request[sends[fd].change + i] = '1' + random_below(9);
-    say_all(fd, sends[fd].request, sends[fd].n);
+    if (!say_all(fd, sends[fd].request, sends[fd].n))
+        die("send");
 }
 
-static void load(const char *port, int connections, int ids, double seconds) {
+static void load(const char *port, int connections, int ids, double seconds, int text) {
     struct sockaddr_in a = at(port);
     int one = 0;
     for (int i = 0; i < connections; i++) {
@@ -173,7 +209,7 @@ static void load(const char *port, int connections, int ids, double seconds) {
         if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) < 0)
             die("connect");
         watch(fd);
-        prompt(fd, ids);
+        prompt(fd, ids, text);
         ask(fd);
         one = sends[fd].n;
     }
@@ -202,9 +238,10 @@ int main(int argc, char **argv) {
     poll_fd = epoll_create1(0);
     if (argc == 3 && strcmp(argv[1], "engine") == 0)
         engine(argv[2]);
-    if (argc != 6 || strcmp(argv[1], "load") != 0) {
-        fprintf(stderr, "prompts engine PORT | prompts load PORT CONNECTIONS IDS SECONDS\n");
+    int text = argc == 6 && strcmp(argv[1], "text") == 0;
+    if (argc != 6 || (!text && strcmp(argv[1], "load") != 0)) {
+        fprintf(stderr, "prompts engine PORT | prompts load PORT CONNECTIONS IDS SECONDS | prompts text PORT CONNECTIONS BYTES SECONDS\n");
         return 2;
     }
-    load(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]));
+    load(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]), text);
 }
