@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# usage: scripts/plain-servers.sh [llama-cpp|transformers]…
+#
+# Runs real servers that are no vLLM, SGLang or TensorRT-LLM, on CPU with a tiny model, and
+# sends requests through the router: init writes a configuration, check --probe approves of
+# it, and serve has the server ready and answers a completion and a stream. It is no part of
+# the tests: building llama-cpp-python takes minutes.
+#
+#   llama-cpp     llama-cpp-python's server with a model that is made here
+#   transformers  `transformers serve`, of the Python environment in SLUICE_TRANSFORMERS_VENV,
+#                 with the model in SLUICE_TRANSFORMERS_MODEL (a folder)
+#
+# The environment of llama-cpp-python is made once, in ~/.cache/sluice/llama-cpp-python
+# (SLUICE_LLAMA_CPP_VENV names another).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+pids=()
+trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null; rm -rf "$work"' EXIT
+bin=$work/sluice
+go build -tags nokube -o "$bin" ./cmd/sluice
+
+fail() { echo "FAILED: $*"; tail -n 20 "$work"/*.log; exit 1; }
+
+# wait_for URL SECONDS: until it answers 200.
+wait_for() {
+  for ((i = 0; i < $2 * 5; i++)); do
+    curl -fsS -o /dev/null --max-time 2 "$1" 2>/dev/null && return
+    sleep 0.2
+  done
+  fail "$1 did not answer 200 within $2 s"
+}
+
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+
+status() { curl -s -o /dev/null -w '%{http_code}' --max-time 10 "$1" || true; }
+
+# through NAME URL PATH BODY: init, check, serve, a request and a stream.
+through() {
+  local name=$1 url=$2 path=$3 body=$4 port pid
+  port=$(free_port)
+  echo "$name: /health $(status "$url/health"), /ping $(status "$url/ping"), /v1/models $(status "$url/v1/models"), /metrics $(status "$url/metrics")"
+  "$bin" init --force -o "$work/$name.yaml" --engine "$url" >"$work/$name-init.log" 2>&1 || fail "$name: init"
+  grep health_path "$work/$name.yaml" || true
+  "$bin" check --config "$work/$name.yaml" --probe >"$work/$name-check.log" 2>&1 || fail "$name: check --probe"
+  grep -A2 "engines asked" "$work/$name-check.log"
+  "$bin" serve --config "$work/$name.yaml" --listen "127.0.0.1:$port" --admin off >"$work/$name-serve.log" 2>&1 &
+  pid=$!
+  pids+=("$pid")
+  wait_for "http://127.0.0.1:$port/readyz" 30
+  sleep 5 # ten more probes
+  [ "$(status "http://127.0.0.1:$port/readyz")" = 200 ] || fail "$name: not ready any more"
+  curl -fsS --max-time 120 "http://127.0.0.1:$port$path" -H 'Content-Type: application/json' -d "$body" >"$work/$name-answer.log" || fail "$name: a request"
+  grep -q '"choices"' "$work/$name-answer.log" || fail "$name: no choices"
+  curl -fsSN --max-time 120 "http://127.0.0.1:$port$path" -H 'Content-Type: application/json' -d "${body%\}},\"stream\":true}" >"$work/$name-stream.log" || fail "$name: a stream"
+  grep -q '^data: ' "$work/$name-stream.log" || fail "$name: no events"
+  kill "$pid" && wait "$pid" 2>/dev/null || true
+  echo "$name: passed"
+}
+
+llama-cpp() {
+  local venv=${SLUICE_LLAMA_CPP_VENV:-$HOME/.cache/sluice/llama-cpp-python} port
+  if ! "$venv/bin/python" -c 'import llama_cpp.server, gguf' 2>/dev/null; then
+    python3 -m venv "$venv"
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAMA_CURL=OFF -DMTMD_BUILD=OFF" "$venv/bin/pip" install --quiet 'llama-cpp-python[server]' gguf
+  fi
+  "$venv/bin/python" scripts/plain_servers/tiny_gguf.py "$work/tiny.gguf"
+  port=$(free_port)
+  "$venv/bin/python" -m llama_cpp.server --model "$work/tiny.gguf" --model_alias tiny --n_ctx 512 --host 127.0.0.1 --port "$port" >"$work/llama-cpp.log" 2>&1 &
+  pids+=($!)
+  wait_for "http://127.0.0.1:$port/v1/models" 120
+  through llama-cpp "http://127.0.0.1:$port" /v1/completions '{"model":"tiny","prompt":"Hello","max_tokens":8}'
+}
+
+transformers() {
+  local venv=${SLUICE_TRANSFORMERS_VENV:?names a Python environment with transformers[serving]} model=${SLUICE_TRANSFORMERS_MODEL:?names a model folder} port
+  port=$(free_port)
+  HF_HUB_OFFLINE=1 "$venv/bin/transformers" serve "$model" --host 127.0.0.1 --port "$port" --device cpu >"$work/transformers.log" 2>&1 &
+  pids+=($!)
+  wait_for "http://127.0.0.1:$port/v1/models" 300
+  through transformers "http://127.0.0.1:$port" /v1/chat/completions "{\"model\":\"$model\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":8}"
+}
+
+for what in "${@:-llama-cpp}"; do
+  case $what in
+  llama-cpp | transformers) "$what" ;;
+  *) echo "no such server: $what; want llama-cpp or transformers" >&2; exit 2 ;;
+  esac
+done
