@@ -117,7 +117,7 @@ policies: build ## policies compared on a simulated fleet: docs/policies.md (a q
 	scripts/policies.py
 
 .PHONY: e2e-vllm
-e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 15 minutes)
+e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 20 minutes)
 	scripts/e2e-vllm.sh
 
 .PHONY: clean

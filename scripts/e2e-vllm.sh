@@ -2,14 +2,15 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU, and checks
 # what comes through against the engines alone.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,routed] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,routed,frozen] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
 #   --only LIST     sections: pd (prefill and decode apart with NixlConnector, clients that
 #                   leave phase by phase, a lease that runs out, then
 #                   a second prefill engine), dp (two data-parallel ranks behind
 #                   one URL), migrate (a decode engine is killed under its streams),
 #                   routed (a preprocessor with vLLM's own tokenizer, through the
-#                   router as an engine); default these. transfers, push: see scripts/e2e-nixl-vllm.sh
+#                   router as an engine), frozen (an engine is stopped, whole and its core
+#                   alone, and one computes a very long prompt); default these. transfers, push: see scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
 #   --no-clients    leave the official OpenAI clients out
 #   --router FILE   the binary to test, instead of building bin/sluice
@@ -26,7 +27,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp,migrate,routed report= clients=$here/clients/run.sh router= keep= commit=
+only=pd,dp,migrate,routed,frozen report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
@@ -45,7 +46,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|routed|transfers|push) ;; *) die "unknown section $section: pd, dp, migrate, routed, transfers and push are known" ;; esac
+  case $section in pd|dp|migrate|routed|frozen|transfers|push) ;; *) die "unknown section $section: pd, dp, migrate, routed, frozen, transfers and push are known" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

@@ -44,12 +44,11 @@ func soon(c *config.Config) {
 
 // asking is one request under way.
 type asking struct {
-	id      string
-	first   chan struct{} // closed at the first event, of a stream
-	done    chan struct{}
-	answer  *answer
-	err     error
-	longest time.Duration // between two reads of a stream
+	id     string
+	first  chan struct{} // closed at the first event, of a stream
+	done   chan struct{}
+	answer *answer
+	err    error
 }
 
 // ask sends a chat of n tokens.
@@ -72,11 +71,10 @@ func ask(url, id string, stream bool, n int) *asking {
 		}
 		defer resp.Body.Close()
 		c.answer = &answer{Status: resp.StatusCode, Header: resp.Header}
-		r, last := bufio.NewReader(resp.Body), time.Now()
+		r := bufio.NewReader(resp.Body)
 		for n := 0; ; n++ {
 			line, err := r.ReadBytes('\n')
 			c.answer.Body = append(c.answer.Body, line...)
-			c.longest, last = max(c.longest, time.Since(last)), time.Now()
 			if n == 8 { // behind the role and some tokens
 				close(c.first)
 			}
@@ -112,8 +110,8 @@ func TestFrozenEngine(t *testing.T) {
 	for _, how := range freezings {
 		for _, frozen := range []worker.Role{worker.Aggregated, worker.Prefill, worker.Decode} {
 			for _, driver := range []string{"loop", "goroutine"} {
-				if driver == "goroutine" && frozen == worker.Prefill {
-					continue // there are no streams to drive
+				if driver == "goroutine" && frozen != worker.Aggregated {
+					continue // nothing else is different
 				}
 				t.Run(fmt.Sprint(how.state, "/", frozen, "/", driver), func(t *testing.T) {
 					t.Parallel()
@@ -159,14 +157,12 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 	}
 	if frozen == worker.Prefill {
 		// Its legs are short: it is stopped while some of them are under way.
-		eventually(t, 5*time.Second, "it computes prompts", func() bool {
-			return r.fleet.View().Workers[slices.IndexFunc(r.fleet.View().Workers, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0].Requests.Load() > 0
-		})
+		all := r.fleet.View().Workers
+		rank := all[slices.IndexFunc(all, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0]
+		eventually(t, 5*time.Second, "it computes prompts", func() bool { return rank.Requests.Load() > 0 })
 	} else {
-		for _, c := range clients {
-			if strings.HasSuffix(c.id, "0") || strings.HasSuffix(c.id, "2") || strings.HasSuffix(c.id, "4") || strings.HasSuffix(c.id, "6") {
-				<-c.first
-			}
+		for i := 0; i < len(clients); i += 2 {
+			<-clients[i].first
 		}
 	}
 	began := time.Now()
@@ -205,5 +201,73 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 	})
 	if n := r.metric(`sluice_engine_frozen_ranks{state="` + how.state + `"}`); n != 0 {
 		t.Errorf("%v ranks are frozen", n)
+	}
+}
+
+// TestFrozenEngineWakesUp: what an engine says behind the verdict reaches nobody, though
+// its client reads on.
+func TestFrozenEngineWakesUp(t *testing.T) {
+	for _, how := range freezings {
+		t.Run(how.state, func(t *testing.T) {
+			t.Parallel()
+			sick, w := launchSim(t, worker.Aggregated, "sick")
+			_, other := launchSim(t, worker.Aggregated, "well")
+			r := startRouter(t, soon, w, other)
+			for i := range 2 {
+				ask(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
+			}
+			both := []*asking{ask(r.URL, "woken-0", true, 250), ask(r.URL, "woken-1", true, 250)} // one on each
+			for _, c := range both {
+				<-c.first
+			}
+			sick.cmd.Process.Signal(how.freeze)
+			eventually(t, 10*time.Second, "it is found frozen", func() bool { return r.metric(`sluice_engine_frozen_calls_total{state="`+how.state+`"}`) == 1 })
+			sick.cmd.Process.Signal(how.thaw)
+			plain := startSim(t, nil)
+			for _, c := range both {
+				a, want := c.wait(t, 20*time.Second), ask(plain.URL(), c.id, true, 250).wait(t, 10*time.Second)
+				if a.Status != 200 || a.text(t) != want.text(t) {
+					t.Errorf("status %d, text %q, want %q", a.Status, a.text(t), want.text(t))
+				}
+			}
+			eventually(t, 5*time.Second, "the migration is counted", func() bool { return r.metric(`sluice_migrations_total{outcome="done"}`) == 1 })
+		})
+	}
+}
+
+// TestBusyEngineIsNotFrozen: prompts that take several times the bounds to compute are not
+// lost, be it in one step, in which nothing advances, or in many.
+func TestBusyEngineIsNotFrozen(t *testing.T) {
+	for _, k := range []struct {
+		name string
+		args []string
+	}{
+		{"one step", nil},
+		{"many steps", []string{"--max-num-batched-tokens", "16"}},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			_, w := launchSim(t, worker.Aggregated, "busy", append(k.args, "--cost-prefill", "20ms")...)
+			_, other := launchSim(t, worker.Aggregated, "other")
+			r := startRouter(t, soon, w, other)
+			for i := range 6 { // its rate is learned
+				post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"%d %s","max_tokens":2}`, i, strings.Repeat("word ", 4*i)), "X-Sluice-Worker", "busy")
+			}
+			began := time.Now()
+			a := post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"%s","max_tokens":4,"ignore_eos":true,"stream":true}`, strings.Repeat("long ", 250)), "X-Sluice-Worker", "busy")
+			took := time.Since(began)
+			t.Logf("%s: the answer came %v later", k.name, took.Round(10*time.Millisecond))
+			if a.Status != 200 || !strings.HasSuffix(string(a.Body), "data: [DONE]\n\n") || strings.Contains(string(a.Body), `"error"`) || a.Header.Get("X-Sluice-Worker") != "busy" {
+				t.Errorf("status %d by %s: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
+			}
+			if took < 3*time.Second {
+				t.Errorf("it took %v, which is not long", took)
+			}
+			for _, state := range []string{"process", "core", "host"} {
+				if n := r.metric(`sluice_engine_frozen_total{state="` + state + `"}`); n != 0 {
+					t.Errorf("%v verdicts of %s", n, state)
+				}
+			}
+		})
 	}
 }

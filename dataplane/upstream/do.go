@@ -30,7 +30,7 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 		call.part()
 		return nil, err
 	}
-	call.wasAnswered()
+	call.wasAnswered(req, resp.Status)
 	return resp, nil
 }
 

@@ -17,6 +17,8 @@ type Group struct {
 	mu    sync.Mutex
 	first *Call
 	calls int
+	large int           // tokens of the largest prompt that was answered
+	pace  time.Duration // per token, until the first byte, of prompts about as large; slow ones count more
 
 	answered atomic.Uint64
 	bytes    atomic.Uint64
@@ -32,11 +34,12 @@ type membership struct {
 
 // GroupState is a snapshot of a Group. The counts are cumulative.
 type GroupState struct {
-	Calls    int    // under way
-	Overdue  int    // of which no body byte has come for the time that State was given
-	Longest  int    // prompt tokens of the largest of those of which no body byte has come
-	Answered uint64 // response heads
-	Bytes    uint64 // parts of response bodies behind their first; see Response.Heard
+	Calls    int           // under way
+	Overdue  int           // of which no body byte has come for the time that State was given
+	Longest  int           // prompt tokens of the largest of those of which no body byte has come
+	Pace     time.Duration // that a prompt token has taken until the answer's first byte, queues included; 0: unknown
+	Answered uint64        // response heads
+	Bytes    uint64        // parts of response bodies behind their first; see Response.Heard
 }
 
 // State gives a snapshot; a call without a body byte is overdue after so long. It takes time in proportion to the calls under way.
@@ -45,7 +48,7 @@ func (g *Group) State(overdue time.Duration) GroupState {
 	s := GroupState{Answered: g.answered.Load(), Bytes: g.bytes.Load()}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.Calls = g.calls
+	s.Calls, s.Pace = g.calls, g.pace
 	for c := g.first; c != nil; c = c.in.next {
 		n := c.tokens.Load()
 		if n > 0 && c.in.since < before {
@@ -108,10 +111,31 @@ func (c *Call) part() {
 	g.calls--
 }
 
-// wasAnswered notes the response head.
-func (c *Call) wasAnswered() {
-	if c != nil && c.in.group != nil {
-		c.in.group.answered.Add(1)
+// leastPaced is the smallest prompt, in tokens, that tells how long others may take.
+const leastPaced = 16
+
+// paced learns from a prompt of so many tokens that took so long. Only prompts of at least
+// half of the largest size seen count: of small ones most is not the prompt's.
+func (g *Group) paced(tokens int, took time.Duration) {
+	if tokens < leastPaced {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if tokens >= g.large/2 {
+		g.large = max(g.large, tokens)
+		g.pace = max(took/time.Duration(tokens), g.pace*15/16)
+	}
+}
+
+// wasAnswered notes the response head of a request.
+func (c *Call) wasAnswered(req *Request, status int) {
+	if c == nil || c.in.group == nil {
+		return
+	}
+	c.in.group.answered.Add(1)
+	if req.Prefill && status == 200 {
+		c.in.group.paced(req.Tokens, now()-c.in.since)
 	}
 }
 
@@ -123,8 +147,11 @@ func (r *Response) Heard(first bool) {
 	if c == nil || c.in.group == nil {
 		return
 	}
-	if c.tokens.Load() != 0 {
+	if n := c.tokens.Load(); n != 0 {
 		c.tokens.Store(0)
+		if r.Status == 200 && r.ContentLength == LengthChunked {
+			c.in.group.paced(int(n)-1, now()-c.in.since)
+		}
 	}
 	if first {
 		c.in.group.answered.Add(1)

@@ -28,8 +28,10 @@ type Request struct {
 	Grace time.Duration
 	// Group, where set, has the Call while it is under way. Tokens is how many prompt
 	// tokens the engine may have to compute before it answers; 0: none, or unknown.
-	Group  *Group
-	Tokens int
+	// Prefill says that its answer comes as soon as it has computed them.
+	Group   *Group
+	Tokens  int
+	Prefill bool
 }
 
 // check refuses what would not be one well-formed request.

@@ -163,6 +163,7 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 		Deadline: began.Add(q.r.opt().Timeouts.Prefill),
 		Group:    q.r.opt().Fleet.Calls(rank),
 		Tokens:   q.prompt.Count,
+		Prefill:  true,
 	}, call)
 	if err != nil {
 		return 0, nil, err

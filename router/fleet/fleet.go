@@ -52,7 +52,8 @@ type Options struct {
 	// RetryPerSecond how many beside those [0.2, 3]; below 0: none.
 	RetryShare, RetryPerSecond float64
 	// ProbeInference sends one tiny completion to each server of a worker before
-	// it is admitted [false]; nothing else ever calls an inference endpoint.
+	// it is admitted [false]. Beside it only an engine core that may be frozen is
+	// asked for one token; nothing else ever calls an inference endpoint.
 	ProbeInference bool
 	// OnJoin is called when a worker has answered and is about to be Ready for
 	// the first time, or again after its engine changed (restart: OnLeave, then

@@ -156,7 +156,7 @@ func (t *seat) evidence(now, bound time.Duration) liveness.Rank {
 	e := liveness.Rank{
 		Answered: calls.Answered, Bytes: calls.Bytes, Events: t.rank.Events.Load(),
 		Counters: v.digest.Load(), Reads: v.reads.Load(), Proofs: v.proofs.Load(), Mute: v.mute.Load(),
-		Calls: calls.Calls, Overdue: calls.Overdue, Running: t.rank.Running.Load(), Longest: t.prefillTime(calls.Longest),
+		Calls: calls.Calls, Overdue: calls.Overdue, Running: t.rank.Running.Load(), Longest: prefillTime(&calls),
 		Warm: l != nil && l.tokens > 0,
 	}
 	if at := v.asked.Load(); at != 0 {
@@ -211,20 +211,15 @@ func (t *seat) pause(ctx context.Context) {
 	}
 }
 
-// unknownRate is the time that a prompt token is expected to take while the worker's rate
-// is not learned.
-const unknownRate = time.Millisecond
+// unknownPace is what a prompt token is expected to take where no prompt has shown it.
+const unknownPace = 5 * time.Millisecond
 
-// prefillTime is how long a prompt of so many tokens is expected to take here.
-func (t *seat) prefillTime(tokens int) time.Duration {
-	if tokens <= 0 {
-		return 0
+// prefillTime is how long the longest prompt under way is expected to take.
+func prefillTime(calls *upstream.GroupState) time.Duration {
+	if calls.Pace == 0 {
+		return time.Duration(max(calls.Longest, 0)) * unknownPace
 	}
-	ms, base, legs := t.rank.Worker.Speed.Rate(worker.Prefilling)
-	if legs == 0 {
-		return time.Duration(tokens) * unknownRate
-	}
-	return time.Duration((base + ms*float64(tokens)) * float64(time.Millisecond))
+	return time.Duration(max(calls.Longest, 0)) * calls.Pace
 }
 
 // freeze takes a rank out of the pools because it is frozen. Its calls are ended by the

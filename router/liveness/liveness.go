@@ -61,8 +61,8 @@ type Rank struct {
 	// Mute: the engine refuses such questions.
 	Asked time.Duration
 	Mute  bool
-	// Longest is how long the longest prompt under way is expected to take, by the rate
-	// learned from this worker.
+	// Longest is how long the longest prompt under way is expected to take, by what large
+	// prompts have taken here.
 	Longest time.Duration
 }
 

@@ -30,9 +30,10 @@ ENVIRONMENT = {
 
 class Engine:
     """One `vllm serve`: kv_role is kv_producer, kv_consumer or None; connector is
-    the configuration of ours, which then stands in for vLLM's own; kind its class."""
+    the configuration of ours, which then stands in for vLLM's own; kind its class; more are
+    further arguments."""
 
-    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None, kind="NixlConnector"):
+    def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None, kind="NixlConnector", more=()):
         self.name = name
         self.ranks = ranks
         port = free_port()
@@ -66,6 +67,7 @@ class Engine:
                     "kv_connector_extra_config": {"sluice": connector},
                 } if connector else {}),
             })]  # fmt: skip
+        argv += more
         if ranks > 1:
             argv += ["--data-parallel-size", str(ranks), "--data-parallel-address", "127.0.0.1"]
         self.process = Process(run_dir, name, argv, env)

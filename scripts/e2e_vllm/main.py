@@ -8,6 +8,7 @@ import sys
 import time
 
 import section_dp
+import section_frozen
 import section_migrate
 import section_pd
 import section_push
@@ -19,6 +20,7 @@ from report import Report
 SECTIONS = {
     "pd": section_pd.Section,
     "dp": section_dp.Section,
+    "frozen": section_frozen.Section,
     "migrate": section_migrate.Section,
     "push": section_push.Section,
     "routed": section_routed.Section,
