@@ -32,6 +32,9 @@ func (a *answer) warmed(t *testing.T) (w warmAnswer) {
 	return w
 }
 
+// prefillOnlyAny has max_tokens: 0 ask for prefill alone, as the header does.
+func prefillOnlyAny(c *config.Config) { c.Steering.PrefillOnly = "any" }
+
 var warmPrompt = strings.Repeat("a prompt that many will begin with, ", 20)
 
 // TestPrefillOnly warms a prefill worker, leaves nothing pinned there, and the
@@ -43,7 +46,7 @@ func TestPrefillOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-			r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+			r := startRouter(t, prefillOnlyAny, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 			body := strings.Replace(chatOf(warmPrompt), `"max_tokens":4`, c.replaced, 1)
 			headers := []string{"X-Request-Id", "warm"}
 			if c.header != "" {
@@ -82,7 +85,7 @@ func TestPrefillOnly(t *testing.T) {
 // Every endpoint that computes a prompt can be asked, on aggregated workers too.
 func TestPrefillOnlyOfEveryEndpoint(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, prefillOnlyAny, at(e, worker.Aggregated, "w0"))
 	for path, body := range map[string]string{
 		"/v1/chat/completions":   `{"model":"sim","messages":[{"role":"user","content":"hello there, warm me"}],"max_completion_tokens":0}`,
 		"/v1/completions":        `{"model":"sim","prompt":"hello there, warm me","max_tokens":0}`,
@@ -107,11 +110,12 @@ func TestPrefillOnlyOfEveryEndpoint(t *testing.T) {
 func TestPrefillOnlyRefused(t *testing.T) {
 	e := startSim(t, nil)
 	at0 := []config.Worker{at(e, worker.Aggregated, "w0")}
-	r := startRouter(t, nil, at0...)
+	r := startRouter(t, prefillOnlyAny, at0...)
+	byDefault := startRouter(t, nil, at0...)
 	off := startRouter(t, func(c *config.Config) { c.Steering.PrefillOnly = "off" }, at0...)
 	only := startRouter(t, func(c *config.Config) { c.Steering.PrefillOnly = "header" }, at0...)
 	lp, ld := startSim(t, role("prefill")), startSim(t, role("decode"))
-	lm := startRouter(t, func(c *config.Config) { c.PD.Family = "sglang" }, at(lp, worker.Prefill, "p0"), at(ld, worker.Decode, "d0"))
+	lm := startRouter(t, func(c *config.Config) { c.PD.Family = "sglang"; prefillOnlyAny(c) }, at(lp, worker.Prefill, "p0"), at(ld, worker.Decode, "d0"))
 	none := strings.Replace(chat(""), `"max_tokens":12`, `"max_tokens":0`, 1)
 	for _, c := range []struct {
 		name         string
@@ -120,6 +124,8 @@ func TestPrefillOnlyRefused(t *testing.T) {
 		status       int
 		says         string
 	}{
+		{"by default: the engine's own refusal", byDefault, none, "", 400, "max_tokens"},
+		{"by default: the header", byDefault, none, "true", 200, "sluice.prefill"},
 		{"off: the engine's own refusal", off, none, "", 400, "max_tokens"},
 		{"header only: likewise", only, none, "", 400, "max_tokens"},
 		{"header only: the header", only, none, "true", 200, "sluice.prefill"},
@@ -148,7 +154,7 @@ func TestPrefillOnlyRefused(t *testing.T) {
 func TestPrefillOnlyFailsElsewhere(t *testing.T) {
 	bad := startScripted(t, reply(503, `{"error":{"message":"full"}}`))
 	p, d := startSim(t, role("prefill")), startSim(t, func(o *sim.Options) { o.Role = "decode" })
-	r := startRouter(t, nil, bad.at(worker.Prefill, "p0"), at(p, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+	r := startRouter(t, prefillOnlyAny, bad.at(worker.Prefill, "p0"), at(p, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
 	for i := 0; i < 50 && bad.seen() == 0; i++ {
 		body := strings.Replace(chatOf(strings.Repeat("x", i+1)), `"max_tokens":4`, `"max_tokens":0`, 1)
 		if w := post(t, r.URL+"/v1/chat/completions", body).warmed(t); w.Worker != "p1" {
@@ -159,13 +165,13 @@ func TestPrefillOnlyFailsElsewhere(t *testing.T) {
 		t.Errorf("the bad one saw %d", bad.seen())
 	}
 	refuses := startScripted(t, reply(400, `{"error":{"message":"too long","type":"invalid_request_error","param":null,"code":400}}`))
-	r = startRouter(t, nil, refuses.at(worker.Aggregated, "w0"))
+	r = startRouter(t, prefillOnlyAny, refuses.at(worker.Aggregated, "w0"))
 	if a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Sluice-Prefill-Only", "true"); a.Status != 400 || !strings.Contains(string(a.Body), "too long") {
 		t.Errorf("%d %s", a.Status, a.Body)
 	}
 	infer, came, cut := hangs()
 	hung := startScripted(t, http.HandlerFunc(infer))
-	r = startRouter(t, nil, hung.at(worker.Aggregated, "w0"))
+	r = startRouter(t, prefillOnlyAny, hung.at(worker.Aggregated, "w0"))
 	l := send(t, r, "gone", chat(`,"max_completion_tokens":0`))
 	wait(t, came, "it runs")
 	left := l.leave()

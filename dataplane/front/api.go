@@ -161,6 +161,12 @@ type Relayed interface {
 	Next(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
 }
 
+// Storer is a Relayed that wants to know the id of the response that its stream is about.
+type Storer interface {
+	// Stored is called at most once, on the thread that relays, and must not block.
+	Stored(id string)
+}
+
 // RelayHooks is what else is to be done with a stream.
 type RelayHooks struct {
 	// Of is whose it is; nil: nobody is told, or asked.

@@ -27,10 +27,12 @@ const (
 	Detokenize
 	NativeGenerate // SGLang's own /generate
 	Routed         // a preprocessed request, of which the Handler makes one of the others
+	CountTokens    // /v1/messages/count_tokens: no prompt is computed
+	StoredResponse // a response that an engine keeps, named by Exchange.Stored; no body
 )
 
 // Endpoints is the route table of inference endpoints, all POST with a JSON
-// body. It is the one place a route is added.
+// body. A route with an exact path is added here, another one in routes.find.
 var Endpoints = []Endpoint{
 	{Path: "/v1/chat/completions", Kind: Chat, Protocol: relay.OpenAI, Disaggregable: true},
 	{Path: "/v1/completions", Kind: Completions, Protocol: relay.OpenAI, Disaggregable: true},
@@ -44,4 +46,9 @@ var Endpoints = []Endpoint{
 	{Path: "/v1/score", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/tokenize", Kind: Tokenize, Protocol: relay.Opaque},
 	{Path: "/detokenize", Kind: Detokenize, Protocol: relay.Opaque},
+	{Path: "/v1/messages/count_tokens", Kind: CountTokens, Protocol: relay.Anthropic},
 }
+
+// StoredEndpoint is the endpoint of requests about a stored response. Its path stands for
+// all of them in metrics and logs.
+var StoredEndpoint = Endpoint{Path: "/v1/responses/{id}", Kind: StoredResponse, Protocol: relay.Responses}

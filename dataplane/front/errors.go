@@ -2,6 +2,7 @@ package front
 
 import (
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -9,7 +10,7 @@ import (
 )
 
 // Error answers with the OpenAI error shape ({"error":{message,type,param,code}},
-// Anthropic's on /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
+// Anthropic's under /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
 // field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
 func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
 	if x.party != nil {
@@ -32,14 +33,24 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 	if retryAfter > 0 {
 		addLine(x, "Retry-After", retrySeconds(retryAfter))
 	}
-	protocol := relay.OpenAI
-	if x.Endpoint != nil {
-		protocol = x.Endpoint.Protocol
-	}
 	addLine(x, "Content-Type", "application/json")
-	x.scratch = appendError(x.scratch[:0], protocol, reason, param, message, x.RequestID)
+	x.scratch = appendError(x.scratch[:0], x.protocol(), reason, param, message, x.RequestID)
 	x.putBody(x.scratch)
 	x.refused(reason, param)
+}
+
+// protocol is whose error shape the client reads: the endpoint's. Where no route was found
+// it is Anthropic's for its paths, and for its clients, which send a version.
+func (x *Exchange) protocol() relay.Protocol {
+	const messages = "/v1/messages"
+	path := string(x.head.path)
+	switch {
+	case x.Endpoint != nil:
+		return x.Endpoint.Protocol
+	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.raw != nil && x.head.find("Anthropic-Version") != nil:
+		return relay.Anthropic
+	}
+	return relay.OpenAI
 }
 
 // appendError writes the body of an error answer.

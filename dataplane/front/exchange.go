@@ -25,6 +25,8 @@ type Exchange struct {
 	// Converter, when the Handler has set it, is called when an event stream is the
 	// answer, and gives what is done to it last; chunked: it is in chunk framing.
 	Converter func(chunked bool) relay.Converter
+	// Stored is what a request of kind StoredResponse asks for.
+	Stored StoredRequest
 	// Attached is what one Handler tells the next one of the request.
 	Attached any
 
@@ -382,9 +384,10 @@ func (x *Exchange) recycle() {
 	if x.answer != relayed {
 		x.early.stop()
 	}
+	x.Stored = StoredRequest{}
 	x.Converter, x.Attached, x.early, x.parting, x.rest = nil, nil, nil, nil, rest{}
 	x.ip, x.counted = netip.Addr{}, netip.Addr{}
-	x.head.raw = nil
+	x.head.raw, x.head.path = nil, nil
 	x.answer, x.untrusted, x.failed, x.expects = unanswered, false, false, false
 	clear(x.set)
 	x.set = x.set[:0]

@@ -30,6 +30,7 @@ const (
 	KeyModel           Reason = "key_model"
 	KeyLimit           Reason = "key_limit"
 	UnknownModel       Reason = "unknown_model"
+	UnknownResponse    Reason = "unknown_response" // none is stored by that id, or for this client
 	NoPrefillWorker    Reason = "no_prefill_worker"
 	NoDecodeWorker     Reason = "no_decode_worker"
 	NoWorker           Reason = "no_worker"
@@ -77,6 +78,7 @@ var reasonTable = map[Reason]reasonRow{
 	KeyModel:           {403, "invalid_request_error", "model_not_found"},
 	KeyLimit:           {429, "rate_limit_error", "rate_limit_exceeded"},
 	UnknownModel:       {404, "invalid_request_error", "model_not_found"},
+	UnknownResponse:    {404, "invalid_request_error", "response_not_found"},
 	NoPrefillWorker:    {503, "service_unavailable", ""},
 	NoDecodeWorker:     {503, "service_unavailable", ""},
 	NoWorker:           {503, "service_unavailable", ""},

@@ -30,30 +30,84 @@ type route struct {
 	endpoint *Endpoint
 	page     func(*Exchange)
 	asks     bool
+	methods  string // as in Allow
+	stored   StoredRequest
 }
 
-// routes finds a route by its exact path; known lists all of them for the 404.
+// Methods of routes.
+const (
+	methodsPage   = "GET, HEAD"
+	methodsPost   = "POST"
+	methodsStored = "GET, DELETE"
+)
+
+// allows says whether the route is for a method.
+func (r *route) allows(method []byte) bool {
+	for m := range strings.SplitSeq(r.methods, ", ") {
+		if string(method) == m {
+			return true
+		}
+	}
+	return false
+}
+
+// routes finds a route by its path; known lists all of them for the 404.
 type routes struct {
 	byPath map[string]route
 	known  string
+	pages  bool
 }
 
 func newRoutes(withPages bool) routes {
 	r := routes{byPath: make(map[string]route)}
 	var known []string
 	for i := range Endpoints {
-		r.byPath[Endpoints[i].Path] = route{endpoint: &Endpoints[i]}
+		r.byPath[Endpoints[i].Path] = route{endpoint: &Endpoints[i], methods: methodsPost}
 		known = append(known, "POST "+Endpoints[i].Path)
 	}
 	for _, p := range pages {
 		if !withPages && p.path != "/livez" {
 			continue
 		}
-		r.byPath[p.path] = route{page: p.show, asks: p.asks}
+		r.byPath[p.path] = route{page: p.show, asks: p.asks, methods: methodsPage}
 		known = append(known, "GET "+p.path)
 	}
+	if r.pages = withPages; withPages {
+		known = append(known, "GET "+modelsPrefix+"{id}")
+	}
+	known = append(known, "GET and DELETE "+responsesPrefix+"{id}", "POST "+responsesPrefix+"{id}"+cancelSuffix)
 	r.known = strings.Join(known, ", ")
 	return r
+}
+
+// Paths that name one model or response.
+const (
+	modelsPrefix    = "/v1/models/"
+	responsesPrefix = "/v1/responses/"
+	cancelSuffix    = "/cancel"
+)
+
+// find finds the route of a path: an exact one, or one that names a model or a response.
+func (r *routes) find(path []byte) (found route, ok bool) {
+	if found, ok = r.byPath[string(path)]; ok {
+		return found, true
+	}
+	if name, ok := bytes.CutPrefix(path, []byte(modelsPrefix)); ok && len(name) > 0 && r.pages {
+		return route{page: (*Exchange).showModel, asks: true, methods: methodsPage}, true
+	}
+	id, ok := bytes.CutPrefix(path, []byte(responsesPrefix))
+	if !ok {
+		return route{}, false
+	}
+	found = route{endpoint: &StoredEndpoint, methods: methodsStored}
+	if of, ok := bytes.CutSuffix(id, []byte(cancelSuffix)); ok {
+		id, found.methods, found.stored.Cancel = of, methodsPost, true
+	}
+	if !isStoredID(id) {
+		return route{}, false
+	}
+	found.stored.ID = string(id)
+	return found, true
 }
 
 // serve runs one request that fasthttp has read from its head to its answer.
@@ -81,20 +135,17 @@ func (x *Exchange) serve() {
 		return
 	}
 	method, path := h.Method(), x.head.path
-	found, ok := x.srv.routes.byPath[string(path)]
+	found, ok := x.srv.routes.find(path)
 	if x.cors(method, ok) {
 		return
 	}
 	switch {
 	case !ok:
 		x.Error(UnknownRoute, "", "unknown path "+shown(path)+"; known are: "+x.srv.routes.known, 0)
-	case found.page != nil && string(method) != "GET" && string(method) != "HEAD":
-		x.SetHeader("Allow", "GET, HEAD")
-		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use GET", 0)
-	case found.endpoint != nil && string(method) != "POST":
+	case !found.allows(method):
 		x.Endpoint = found.endpoint
-		x.SetHeader("Allow", "POST")
-		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use POST", 0)
+		x.SetHeader("Allow", found.methods)
+		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use "+strings.TrimSuffix(found.methods, ", HEAD"), 0)
 	default:
 		x.lead(found)
 	}
@@ -102,7 +153,12 @@ func (x *Exchange) serve() {
 
 // lead has the route answer a request of its method.
 func (x *Exchange) lead(found route) {
-	if found.page == nil {
+	switch {
+	case found.endpoint == &StoredEndpoint:
+		x.Endpoint, x.Stored = found.endpoint, found.stored
+		x.retrieve()
+		return
+	case found.page == nil:
 		x.Endpoint = found.endpoint
 		x.infer()
 		return
@@ -112,17 +168,23 @@ func (x *Exchange) lead(found route) {
 	}
 }
 
-// infer admits a request to an inference endpoint and runs the Handler.
-func (x *Exchange) infer() {
+// admit says whether a request to an engine may go on, by what is known before its body;
+// when not, it has answered.
+func (x *Exchange) admit() bool {
 	if x.srv.draining.Load() {
 		x.tooLate()
-		return
+		return false
 	}
 	if x.c.spare {
 		x.Error(TooManyConnections, "", "this router has no file descriptors left; try again later", time.Second)
-		return
+		return false
 	}
-	if !x.enterFor() || !x.enter(!x.expects) {
+	return x.enterFor() && x.enter(!x.expects)
+}
+
+// infer admits a request to an inference endpoint and runs the Handler.
+func (x *Exchange) infer() {
+	if !x.admit() {
 		return
 	}
 	if !isJSON(x.head.find("Content-Type")) {
@@ -152,6 +214,11 @@ func (x *Exchange) infer() {
 	if o := x.srv.opt.Observer; o != nil {
 		o.Accepted()
 	}
+	x.handle()
+}
+
+// handle runs the Handler, which must answer.
+func (x *Exchange) handle() {
 	x.srv.opt.Handler.ServeInference(x)
 	if x.answer == unanswered {
 		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)

@@ -90,6 +90,13 @@ func (st *stream) FirstToken() {
 	}
 }
 
+// Stored implements relay.StoredTold.
+func (st *stream) Stored(id string) {
+	if s, ok := st.of.(Storer); ok {
+		s.Stored(id)
+	}
+}
+
 // clientGone implements goner.
 func (st *stream) clientGone() {
 	if st.call != nil {

@@ -384,7 +384,19 @@ func (s *scanner) messagePart(w *walker) {
 	}
 }
 
+// maxStoredID bounds the id of a response that is told of; engines' have 37 bytes.
+const maxStoredID = 128
+
 var deltaSuffix = []byte(".delta")
+
+// storedID is the id of the response that a stream of Responses is about, "" as long as it
+// is not known. It lies in plain, which such a stream has no other use for.
+func (s *scanner) storedID() string {
+	if s.protocol != Responses {
+		return ""
+	}
+	return s.plain.own
+}
 
 // responses looks at one event of /v1/responses.
 func (s *scanner) responses(name, data []byte) {
@@ -415,6 +427,10 @@ func (s *scanner) responses(name, data []byte) {
 			}
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				switch string(key) {
+				case "id":
+					if id := w.text(); s.plain.own == "" && len(id) <= maxStoredID {
+						s.plain.own = string(id)
+					}
 				case "status":
 					status = w.text()
 				case "error":

@@ -84,6 +84,14 @@ type FirstTold interface {
 	FirstToken()
 }
 
+// StoredTold is a ClientConn that wants to know the id of the response that a stream of
+// Responses is about.
+type StoredTold interface {
+	// Stored is called at most once, on the relaying goroutine, before the event with the
+	// id is passed on. It must not block.
+	Stored(id string)
+}
+
 // A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
 // it was full, a Write of nothing waits until it takes some again.
 
@@ -162,6 +170,7 @@ type stream struct {
 	lastByte   instant // before the first: when the stream was lent
 	cause      Cause
 	reusable   bool
+	storedTold bool
 
 	calm     uint8
 	in       int32 // the descriptor that is lent
@@ -437,6 +446,12 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 		s.firstToken = s.lastByte
 		if told, ok := s.dst.(FirstTold); ok {
 			told.FirstToken()
+		}
+	}
+	if !s.storedTold && s.scan.storedID() != "" {
+		s.storedTold = true
+		if told, ok := s.dst.(StoredTold); ok {
+			told.Stored(s.scan.storedID())
 		}
 	}
 	return s.converted(p)

@@ -489,6 +489,6 @@ type Steering struct {
 	Pins []string `yaml:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of the routed unix socket), any, or off [unix]
 	// PrefillOnly is what asks for a prompt to be computed and kept, with nothing
 	// generated: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
-	// that; a max_tokens of 0 goes to the engine), or off [any].
+	// that; a max_tokens of 0 goes to the engine), or off [header].
 	PrefillOnly string `yaml:"prefill_only" oneof:"any header off"`
 }

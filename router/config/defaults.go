@@ -36,7 +36,7 @@ func Default() *Config {
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
 		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Explain: 10_000, Policy: "kv"},
-		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "any"},
+		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "header"},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},
 
 		Routed: Routed{Listen: "off", Keys: "all", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},

@@ -34,7 +34,7 @@ func (q *request) promptTokens() int {
 	switch {
 	case q.prompt.Count > 0:
 		return q.prompt.Count
-	case q.x.Endpoint.Kind == front.Tokenize, q.x.Endpoint.Kind == front.Detokenize:
+	case q.x.Endpoint.Kind == front.Tokenize, q.x.Endpoint.Kind == front.Detokenize, q.x.Endpoint.Kind == front.CountTokens:
 		return 0 // nothing is computed
 	}
 	return len(q.x.Doc.Body) / bytesPerToken

@@ -20,6 +20,7 @@ func (q *request) finish(choice *schedule.Choice, resp *upstream.Response, at ti
 	body := q.reply
 	if resp.Status == 200 {
 		use := relay.UsageOf(q.reply)
+		q.rememberResponse(q.reply, choice.Rank)
 		q.charge(&use, q.reply)
 		choice.Reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion

@@ -130,6 +130,8 @@ func ofOneEngine(kind front.Kind, doc *jsonscan.Doc) string {
 		// its KV answers with memory that nothing was written to (read in vLLM 0.22 to
 		// 0.29), or computes it once more (0.32).
 		return "prompt_logprobs"
+	case asksNothing(kind, doc):
+		return "no_output" // engines refuse it: no prefill worker is to hold blocks for that
 	case kind == front.ResponsesAPI && (bytes.Contains(doc.Body, previousResponse) && findMember(doc, "previous_response_id") != nil ||
 		bytes.Contains(doc.Body, background) && isSet(findMember(doc, "background"))):
 		// The engine that answered the last turn keeps it; one in the background answers

@@ -31,7 +31,7 @@ type Observer interface {
 	// FellBack: the plan was not run as made ("incomplete_handle",
 	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
 	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
-	// "many_choices", "abandoned_handle", …).
+	// "many_choices", "no_output", "abandoned_handle", …).
 	FellBack(kind string)
 	// Migrated: an engine failed in the middle of a stream, and what became of that:
 	// "done" (another goes on with it), "failed" (none took it), "limit", or why it
@@ -122,6 +122,7 @@ type Runner struct {
 	waiting   atomic.Int64  // see Waiting
 	vigils    *patrol.Patrol[vigil]
 	movers    movers
+	stored    storedResponses
 	inquiries inquiries
 }
 
@@ -175,6 +176,10 @@ func newModelPD(pd config.PD) (modelPD, error) {
 
 // ServeInference implements front.Handler.
 func (r *Runner) ServeInference(x *front.Exchange) {
+	if x.Endpoint.Kind == front.StoredResponse {
+		r.serveStored(x)
+		return
+	}
 	q := r.requests.Get()
 	q.r, q.x, q.id = r, x, x.RequestID
 	defer q.recycle()
@@ -185,7 +190,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.name() || !q.findPool() {
 		return
 	}
-	if !q.steer() {
+	if !q.steer() || !q.followStored() {
 		return
 	}
 	r.opt().Fleet.Requested(q.pool)

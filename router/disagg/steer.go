@@ -36,11 +36,14 @@ type steering struct {
 	ranks   []bool      // beside workers: the rank was named too
 	allowed []string    // ids; empty: all
 	labels  []string    // all must be there
+	// stored is the rank that keeps what the request goes on from; nil: any may run it.
+	// Prefill workers are not concerned.
+	stored *worker.Rank
 }
 
 // says is whether there is any of it.
 func (s *steering) says() bool {
-	return s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
+	return s.stored != nil || s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
 }
 
 // pins says who may name workers.
@@ -197,6 +200,9 @@ func (s *steering) fitting(ranks []*worker.Rank, used []bool) []*worker.Rank {
 	fit := make([]*worker.Rank, 0, len(ranks))
 	pinned := 0
 	for _, r := range ranks {
+		if s.stored != nil && r != s.stored && r.Worker.Spec.Role != worker.Prefill {
+			continue
+		}
 		if len(s.allowed) > 0 && !slices.Contains(s.allowed, r.ID.Worker) {
 			continue
 		}

@@ -94,6 +94,11 @@ func (q *request) relay(leg schedule.Leg, choice *schedule.Choice, call *upstrea
 		}
 		return
 	}
+	if q.x.Endpoint.Kind == front.ResponsesAPI && resp.Status == 200 && !isEvents(resp) {
+		if seen, err := resp.Peek(); err == nil {
+			q.rememberResponse(seen, choice.Rank)
+		}
+	}
 	hooks := front.RelayHooks{Of: s, By: q.deadline}
 	if q.lent != nil {
 		hooks.Of, q.lent = lentEnd{s, q.lent}, nil

@@ -52,7 +52,7 @@ func (q *request) warms() (by string, answered bool) {
 		}
 		by = "header"
 	case "", "false", "0":
-		if mode != "any" || !q.asksNothing() {
+		if mode != "any" || !asksNothing(q.x.Endpoint.Kind, &q.x.Doc) {
 			return "", false
 		}
 		by = "max_tokens"
@@ -77,16 +77,15 @@ func (q *request) asksPrefillOnly() bool {
 	case "true", "1":
 		return true
 	}
-	return q.r.opt().Steering.PrefillOnly == "any" && q.asksNothing()
+	return q.r.opt().Steering.PrefillOnly == "any" && asksNothing(q.x.Endpoint.Kind, &q.x.Doc)
 }
 
 // asksNothing says whether the body asks for no output at all: engines refuse
 // that, but for clients that want the prompt's own scores (echo, logprobs), who
 // are left to them. SGLang's own endpoint takes 0 and answers with scores.
-func (q *request) asksNothing() bool {
-	doc := &q.x.Doc
+func asksNothing(kind front.Kind, doc *jsonscan.Doc) bool {
 	var keys [2]jsonscan.Key
-	switch q.x.Endpoint.Kind {
+	switch kind {
 	case front.Chat:
 		keys = [2]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
 	case front.Completions, front.Messages:

@@ -108,7 +108,7 @@ func NewMetrics() *Metrics {
 	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
 	m.answers.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_answers_cut_total", "cause", c.String()) }
-	for _, e := range front.Endpoints {
+	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint) {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
 	}
 	m.endpoints[otherEndpoint] = &endpoint{name: otherEndpoint}
