@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -27,7 +28,7 @@ const mechanism = "NULL"
 
 // Faults of a peer. The connection is closed; the words go to the log.
 var (
-	errNotZMTP   = errors.New("it does not speak ZMTP; a ZMQ PUSH socket is wanted")
+	errNotZMTP   = errors.New("it does not speak ZMTP")
 	errOld       = errors.New("it speaks ZMTP 2 or older; libzmq 4.0 or later is wanted")
 	errReserved  = errors.New("a frame has reserved bits set")
 	errHandshake = errors.New("its handshake is no READY command")
@@ -96,13 +97,20 @@ func command(body []byte) (name string, data []byte, err error) {
 	return string(body[1:n]), body[n:], nil
 }
 
-// readyFrame is our READY, which tells the socket's type.
-var readyFrame = append([]byte{flagCommand, 0}, "\x05READY\x0bSocket-Type\x00\x00\x00\x04PULL"...)
+// readyFrame is a PULL socket's READY.
+var readyFrame = readyOf("PULL")
 
-func init() { readyFrame[1] = byte(len(readyFrame) - 2) }
+// readyOf is the READY of a socket of a type.
+func readyOf(kind string) []byte {
+	f := append([]byte{flagCommand, 0}, "\x05READY\x0bSocket-Type\x00\x00\x00"...)
+	f = append(append(f, byte(len(kind))), kind...)
+	f[1] = byte(len(f) - 2)
+	return f
+}
 
-// checkReady looks whether a peer's first frame is the READY of a PUSH socket.
-func checkReady(flags byte, body []byte) error {
+// checkReady looks whether a peer's first frame is the READY of a socket of one of the
+// wanted types.
+func checkReady(flags byte, body []byte, wanted ...string) error {
 	if flags&flagCommand == 0 {
 		return errHandshake
 	}
@@ -129,8 +137,8 @@ func checkReady(flags byte, body []byte) error {
 		}
 		data = rest[m:]
 	}
-	if kind != "PUSH" {
-		return fmt.Errorf("its socket is of type %.16q; want PUSH", kind)
+	if !slices.Contains(wanted, kind) {
+		return fmt.Errorf("its socket is of type %.16q; want %s", kind, strings.Join(wanted, " or "))
 	}
 	return nil
 }

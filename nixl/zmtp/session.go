@@ -74,7 +74,7 @@ func (s *session) next() (need int, err error) {
 	switch {
 	case s.stage == ready:
 		s.stage = open
-		return 0, checkReady(flags, body)
+		return 0, checkReady(flags, body, "PUSH")
 	case flags&flagCommand != 0:
 		return 0, s.command(body)
 	case s.within || flags&flagMore != 0:

@@ -1,119 +1,314 @@
 package kvevents
 
 import (
-	"errors"
-	"strings"
+	"context"
+	"math/rand/v2"
+	"sync"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
+	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
 
-// redialAfter is how long ZMQ has to make a lost connection again. It never
-// tries when it has cut the connection itself, as for a message too large.
-const redialAfter = 3 * time.Second
+const (
+	// A connection that is lost is made again after about dialMin, and ever later, up to
+	// dialMax, while nobody answers. The waits vary, so that engines that restarted
+	// together are not all called at the same moment.
+	dialMin = 100 * time.Millisecond
+	dialMax = time.Second
+	// handshake is for a connection to be made and its peer to introduce itself.
+	handshake = 5 * time.Second
+	// pingEvery is how long a connection may be silent before its peer is asked for a sign
+	// of life, and pingWithin how long that may take.
+	pingEvery  = 10 * time.Second
+	pingWithin = 30 * time.Second
+	// maxPeers bounds the connections at an endpoint that the feed binds.
+	maxPeers = 8
+	// readBytes is the buffer that a feed borrows while it reads.
+	readBytes = 64 << 10
+)
 
-// socket makes a socket with the limits that hold for all of a feed's.
-func (f *feed) socket(kind zmq.Type) (*zmq.Socket, error) {
-	s, err := f.ctx.NewSocket(kind)
+// line is one connection of a feed with a publisher.
+type line struct {
+	*zmtp.Stream
+	lost   bool // its end was told to the feed
+	heard  time.Time
+	pinged time.Time
+}
+
+// arrivals are connections that were made and that the feed has not taken up yet.
+type arrivals struct {
+	mu      sync.Mutex
+	streams []*zmtp.Stream
+	trouble error // why there is none yet
+	closed  bool
+}
+
+func (f *feed) streamOptions(kind string) zmtp.StreamOptions {
+	// MaxFrame is ours to count; twice as much costs the connection, so that no peer can
+	// make the process take memory without end.
+	return zmtp.StreamOptions{Type: kind, Topic: f.src.Topic, MaxMessage: 2 * f.opt.MaxFrame, Handshake: handshake}
+}
+
+// open begins to make or to accept connections.
+func (f *feed) open() error {
+	if err := zmtp.Check(f.src.Endpoint, f.src.Bind); err != nil {
+		return err
+	}
+	if !f.src.Bind {
+		f.dial(0)
+		return nil
+	}
+	acceptor, err := zmtp.Accept(f.src.Endpoint, f.streamOptions("SUB"))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// MaxFrame is ours to count; ZMQ's own limit, which costs the connection, is
-	// there so that no peer can make the process take memory without end.
-	err = errors.Join(s.SetLinger(f.opt.Linger), s.SetRcvhwm(f.opt.HWM), s.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
-		s.SetReconnectIvl(100*time.Millisecond), s.SetReconnectIvlMax(time.Second),
-		s.SetHeartbeatIvl(10*time.Second), s.SetHeartbeatTimeout(30*time.Second))
-	if err != nil {
+	f.acceptor = acceptor
+	f.helpers.Go(func() { acceptor.Run(f.ctx, maxPeers, f.arrive, f.noteTrouble) })
+	return nil
+}
+
+// dial makes a connection on a goroutine of its own, as often as it takes.
+func (f *feed) dial(wait time.Duration) {
+	f.helpers.Go(func() {
+		for sleep(f.ctx, wait) {
+			s, err := zmtp.Connect(f.ctx, f.src.Endpoint, f.streamOptions("SUB"))
+			if err == nil {
+				f.arrive(s)
+				return
+			}
+			f.noteTrouble(err)
+			wait = varied(min(max(2*wait, dialMin), dialMax))
+		}
+	})
+}
+
+// varied is d, more or less.
+func varied(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// sleep is false when the context ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// arrive hands a new connection to the feed's goroutine.
+func (f *feed) arrive(s *zmtp.Stream) {
+	f.came.mu.Lock()
+	defer f.came.mu.Unlock()
+	if f.came.closed || len(f.came.streams) >= maxPeers {
 		s.Close()
-		return nil, err
+		return
 	}
-	return s, nil
+	f.came.streams = append(f.came.streams, s)
+	f.ring()
 }
 
-// setFamily lets a socket speak IPv6 where the address is one. It is not on for
-// names: ZMQ then tries a name's IPv6 address and no other, and engines told to
-// listen at "*" do so on IPv4 alone.
-func setFamily(s *zmq.Socket, endpoint string) error {
-	return s.SetIpv6(strings.Contains(endpoint, "://["))
+func (f *feed) noteTrouble(err error) {
+	f.came.mu.Lock()
+	f.came.trouble = err
+	f.came.mu.Unlock()
 }
 
-func closeSocket(s *zmq.Socket) {
-	if s != nil {
-		s.Close()
+func (f *feed) trouble() error {
+	f.came.mu.Lock()
+	defer f.came.mu.Unlock()
+	return f.came.trouble
+}
+
+// ring wakes the feed's goroutine.
+func (f *feed) ring() {
+	select {
+	case f.bell <- struct{}{}:
+	default:
 	}
 }
 
+// close ends all connections; what makes new ones has ended when it returns.
 func (f *feed) close() {
-	if f.sub != nil {
-		// An event with nobody left to read it would stop ZMQ's own thread, and
-		// with it every feed: closing a socket does not end its events at once.
-		f.sub.Monitor("", 0)
+	f.cancel()
+	if f.acceptor != nil {
+		f.acceptor.Close()
 	}
-	for _, s := range []*zmq.Socket{f.sub, f.monitor, f.wake} {
-		closeSocket(s)
+	f.came.mu.Lock()
+	f.came.closed = true
+	for _, s := range f.came.streams {
+		s.Close()
+	}
+	f.came.streams = nil
+	f.came.mu.Unlock()
+	for _, l := range f.lines {
+		l.Close()
+	}
+	f.lines = nil
+	f.helpers.Wait()
+}
+
+// connections is how many publishers are connected.
+func (f *feed) connections() (n int) {
+	for _, l := range f.lines {
+		if !l.lost {
+			n++
+		}
+	}
+	return n
+}
+
+// watchConnection takes up what happened to connections. One that was lost and is
+// back may lead to a new life of the engine whose numbers have already passed
+// the one waited for, which the numbers alone would never tell.
+func (f *feed) watchConnection() {
+	for _, l := range f.lines {
+		if l.Gone() && !l.lost {
+			f.lose(l)
+		}
+	}
+	f.came.mu.Lock()
+	came := f.came.streams
+	f.came.streams = nil
+	f.came.mu.Unlock()
+	for _, s := range came {
+		f.join(s)
 	}
 }
 
-// watchConnection reads what the monitor says. A connection that was lost and is
-// back may lead to a new life of the engine whose numbers have already passed
-// the one waited for, which the numbers alone would never tell. It says whether
-// it has brought the position up to date for that reason.
-func (f *feed) watchConnection() (caughtUp bool) {
-	for {
-		event, _, descriptor, err := f.monitor.RecvEvent(zmq.DONTWAIT)
-		if err != nil {
-			return caughtUp
+// lose notes that a connection has ended. What came before its end is still read.
+func (f *feed) lose(l *line) {
+	l.lost = true
+	f.connected, f.suspect = false, f.known
+	if f.src.Bind {
+		// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
+		f.checkAt = time.Now().Add(f.opt.RetryMin)
+	} else {
+		f.dial(varied(dialMin))
+	}
+	// The next to answer may be another life, which holds nothing: what is in the
+	// index is kept, and not believed until the engine has proven to be the same.
+	if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resuming.pending {
+		f.setState(worker.FeedBroken)
+	}
+}
+
+// join takes up a new connection.
+func (f *feed) join(s *zmtp.Stream) {
+	if f.connections() >= maxPeers {
+		s.Close()
+		return
+	}
+	if err := f.poller.Watch(s, f.ready); err != nil {
+		f.log.Error("kv events: a connection cannot be watched", "endpoint", f.src.Endpoint, "error", err)
+		s.Close()
+		if !f.src.Bind {
+			f.dial(dialMax)
 		}
-		switch event {
-		case zmq.EVENT_ACCEPTED:
-			f.peers[descriptor] = struct{}{}
-		case zmq.EVENT_DISCONNECTED:
-			delete(f.peers, descriptor)
-			f.connected, f.suspect = false, f.known
-			if f.src.Bind {
-				// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
-				f.checkAt = time.Now().Add(f.opt.RetryMin)
-			} else {
-				f.redialAt = time.Now().Add(redialAfter)
-			}
-			// The next to answer may be another life, which holds nothing: what is in the
-			// index is kept, and not believed until the engine has proven to be the same.
-			if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resuming.pending {
-				f.setState(worker.FeedBroken)
-			}
-		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-			f.connected, f.redialAt, f.unheardAt = true, time.Time{}, time.Time{}
-			// Not the first: something may have been published in between, to nobody. That
-			// the one before was lost need not have been told: at a port of ours an engine
-			// may be back before it is known, and redial may have met ZMQ's own.
-			if f.suspect || f.known {
-				f.reconnected()
-				caughtUp = true
-			}
-		}
+		return
+	}
+	now := time.Now()
+	f.lines = append(f.lines, &line{Stream: s, heard: now})
+	if f.pingAt.IsZero() {
+		f.pingAt = now.Add(pingEvery)
+	}
+	f.connected, f.unheardAt = true, time.Time{}
+	// Not the first: something may have been published in between, to nobody. That
+	// the one before was lost need not have been told: at a port of ours an engine
+	// may be back before it is known.
+	if f.suspect || f.known {
+		f.reconnected()
 	}
 }
 
 // reconnected finds out whether the engine behind a new connection is the one
 // behind the old. With replay it is asked for the last batch applied, which no
 // other life can have made. Without, nothing can tell: the rank is cleared.
-// Messages waiting now may be of either life, so they are thrown away first: a
-// replay asked for after that has those of the new one.
+// What the old connection left behind may be of either life, so it is thrown away first:
+// a replay asked for after that has what is of the new one.
 func (f *feed) reconnected() {
 	f.suspect = false
 	f.waiting.drop()
-	for range maxBurst {
-		if _, err := f.sub.RecvMessageBytes(zmq.DONTWAIT); err != nil {
-			break
-		}
-	}
+	f.leaveLost()
 	if f.canAsk() {
 		f.catchUp(true, true)
 		return
 	}
 	f.begins("resets")
+}
+
+// leaveLost closes the connections that were lost, with what could still be read there.
+func (f *feed) leaveLost() {
+	kept := f.lines[:0]
+	for _, l := range f.lines {
+		if l.lost {
+			l.Close()
+		} else {
+			kept = append(kept, l)
+		}
+	}
+	clear(f.lines[len(kept):])
+	f.lines = kept
+}
+
+// fillFrom reads from a connection. It is false when nothing was there, or it has ended.
+func (f *feed) fillFrom(l *line, buf []byte) bool {
+	n, err := l.Fill(buf)
+	if err != nil {
+		f.ended(l, err)
+		return false
+	}
+	if n > 0 {
+		l.heard = time.Now()
+	}
+	return n > 0
+}
+
+// nextOf gives the next message that was read from a connection.
+func (f *feed) nextOf(l *line) (zmtp.Message, bool) {
+	m, ok, err := l.Next()
+	if err != nil {
+		f.ended(l, err)
+	}
+	return m, ok
+}
+
+// ended notes that nothing more can be read from a connection. It is closed later, by
+// drain, as others may still go over the list.
+func (f *feed) ended(l *line, err error) {
+	if !l.lost {
+		f.lose(l)
+		f.noteTrouble(err)
+	}
+	l.Close()
+}
+
+// ping asks connections that have been silent for a sign of life. A peer that cannot be
+// asked is left to TCP's keep-alive.
+func (f *feed) ping() {
+	now := time.Now()
+	f.pingAt = time.Time{}
+	for _, l := range f.lines {
+		if l.lost {
+			continue
+		}
+		f.pingAt = now.Add(pingEvery)
+		switch {
+		case !l.Heartbeats() || now.Sub(l.heard) < pingEvery:
+		case l.pinged.After(l.heard) && now.Sub(l.pinged) >= pingWithin:
+			f.ended(l, errSilent)
+		case !l.pinged.After(l.heard):
+			l.pinged = now
+			if err := l.Ping(); err != nil {
+				f.ended(l, err)
+			}
+		}
+	}
 }
 
 // stillThere asks the engine to prove itself after somebody has left a port of ours,
@@ -134,17 +329,9 @@ func (f *feed) unheard() {
 	if f.resuming.pending {
 		return // unresumed comes here again
 	}
-	f.log.Warn("kv events: no connection yet; the rank's overlap is unknown until there is one", "endpoint", f.src.Endpoint, "bind", f.src.Bind)
+	f.log.Warn("kv events: no connection yet; the rank's overlap is unknown until there is one",
+		"endpoint", f.src.Endpoint, "bind", f.src.Bind, "error", f.trouble())
 	if f.state() == worker.FeedSyncing {
 		f.setState(worker.FeedBroken)
-	}
-}
-
-// redial begins a connection that ZMQ may have given up.
-func (f *feed) redial() {
-	f.redialAt = time.Now().Add(redialAfter)
-	f.sub.Disconnect(f.src.Endpoint)
-	if err := f.sub.Connect(f.src.Endpoint); err != nil {
-		f.log.Warn("kv events: cannot connect again", "endpoint", f.src.Endpoint, "error", err)
 	}
 }

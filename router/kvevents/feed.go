@@ -1,22 +1,24 @@
 package kvevents
 
 import (
+	"context"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
 
+	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
 
-// feed is one rank's subscription. All of its fields but kick belong to the
-// goroutine of run; no ZMQ socket is ever touched by two goroutines.
+// feed is one rank's subscription. Its fields belong to whoever holds mu, but for those that
+// say otherwise. That is the goroutine of run, while it does not sleep: it does all that
+// may take time. What comes in its turn is applied by the poller (ready), which costs no
+// change of goroutines; for all else it rings the bell.
 //
 // What it believes is kept in position: next is the sequence number it waits
 // for, and everything before it in this life of the engine has been applied, or
@@ -24,15 +26,25 @@ import (
 // losses: after a clear, a block enters only by a store whose whole chain has
 // been seen since, so the index may know too little, never what is gone.
 type feed struct {
-	src Source
-	opt *Options
-	ctx *zmq.Context
+	src    Source
+	opt    *Options
+	poller *zmtp.Poller
+	pace   *pace
 
-	sub, monitor, wake *zmq.Socket
-	poll               *zmq.Poller
-	kick               *zmq.Socket // stop's end of wake
-	stopping           atomic.Bool
-	done               chan struct{}
+	mu       sync.Mutex
+	bell     chan struct{} // room for one; anybody rings
+	ctx      context.Context
+	cancel   context.CancelFunc
+	helpers  sync.WaitGroup // those who make connections
+	came     arrivals       // has a lock of its own
+	acceptor *zmtp.Acceptor // of an endpoint that is bound
+	lines    []*line
+	timer    *time.Timer
+	alarm    time.Time // when timer rings; zero: it does not
+	pingAt   time.Time // when silent connections are looked at; zero: there are none
+
+	stopping atomic.Bool
+	done     chan struct{}
 
 	log        *slog.Logger
 	unreadable uint64 // messages, ever
@@ -40,13 +52,11 @@ type feed struct {
 
 	*Applier
 	position
-	waiting   inbox            // live messages that came while a replay went on
-	peers     map[int]struct{} // descriptors of who has connected to a port of ours
+	waiting   inbox // live messages that came while a replay went on
 	connected bool
 	suspect   bool      // the connection was lost: the engine may have a new life
 	retryAt   time.Time // of a replay that failed; zero: none is due
 	backoff   time.Duration
-	redialAt  time.Time // when a lost connection is made anew by hand; zero: not
 	unheardAt time.Time // when it is said that there has been no connection yet; zero: there was one
 	checkAt   time.Time // when the engine is asked whether a quiet end was the end
 	checking  bool      // it is being asked
@@ -69,64 +79,17 @@ type position struct {
 	replayedTime float64 // of the first, by the engine's clock
 }
 
-const (
-	socketsPerFeed = 6
-	maxBurst       = 1024 // messages handled between looks at the other sockets
-)
+// maxBurst is how many messages are handled between looks at anything else.
+const maxBurst = 1024
 
-var feedNumber atomic.Uint64 // makes inproc names unique in the process
-
-func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
-	f = &feed{src: src, opt: opt, ctx: ctx, done: make(chan struct{}), peers: make(map[int]struct{}),
-		log: opt.Log.With("rank", src.Rank.ID.String()), poll: zmq.NewPoller(),
+func newFeed(set *Feeds, src Source) (*feed, error) {
+	opt := &set.opt
+	f := &feed{src: src, opt: opt, poller: set.poller, pace: set.pace, done: make(chan struct{}), bell: make(chan struct{}, 1),
+		log: opt.Log.With("rank", src.Rank.ID.String()), timer: time.NewTimer(time.Hour), waiting: inbox{most: opt.ahead},
 		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
+	f.timer.Stop()
+	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.Tap, f.OnClear = opt.Tap, opt.OnClear
-	defer func() {
-		if err != nil {
-			f.close()
-			closeSocket(f.kick)
-		}
-	}()
-	name := fmt.Sprintf("inproc://sluice-kvevents-%d", feedNumber.Add(1))
-	if f.wake, err = f.socket(zmq.PAIR); err != nil {
-		return f, err
-	}
-	if err = f.wake.Bind(name + "-wake"); err != nil {
-		return f, err
-	}
-	if f.kick, err = f.socket(zmq.PAIR); err != nil {
-		return f, err
-	}
-	if err = f.kick.Connect(name + "-wake"); err != nil {
-		return f, err
-	}
-	if f.sub, err = f.socket(zmq.SUB); err != nil {
-		return f, err
-	}
-	if err = f.sub.Monitor(name+"-events", zmq.EVENT_ACCEPTED|zmq.EVENT_HANDSHAKE_SUCCEEDED|zmq.EVENT_DISCONNECTED); err != nil {
-		return f, err
-	}
-	if f.monitor, err = f.socket(zmq.PAIR); err != nil {
-		return f, err
-	}
-	// ZMQ's own thread writes the events and must never wait for this feed.
-	if err = f.monitor.SetRcvhwm(0); err != nil {
-		return f, err
-	}
-	if err = f.monitor.Connect(name + "-events"); err != nil {
-		return f, err
-	}
-	if err = errors.Join(f.sub.SetSubscribe(src.Topic), setFamily(f.sub, src.Endpoint)); err != nil {
-		return f, err
-	}
-	if src.Bind {
-		err = f.sub.Bind(src.Endpoint)
-	} else {
-		err = f.sub.Connect(src.Endpoint)
-	}
-	for _, s := range []*zmq.Socket{f.wake, f.monitor, f.sub} {
-		f.poll.Add(s, zmq.POLLIN)
-	}
 	f.unheardAt = time.Now().Add(opt.ReplayTimeout)
 	if src.Resume != nil {
 		f.resume(src.Resume)
@@ -135,15 +98,18 @@ func newFeed(ctx *zmq.Context, opt *Options, src Source) (f *feed, err error) {
 	if src.Replay == "" && src.Resume == nil {
 		f.setState(worker.FeedSilent)
 	}
-	return f, err
+	if err := f.open(); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // stop ends the goroutine, waits for it and clears the rank. It is called once.
 func (f *feed) stop() {
 	f.stopping.Store(true)
-	f.kick.SendBytes(nil, zmq.DONTWAIT)
+	f.cancel()
 	<-f.done
-	f.kick.Close()
 	f.clear()
 	f.src.Rank.Held.Store(0)
 	f.setState(worker.FeedNone)
@@ -151,53 +117,129 @@ func (f *feed) stop() {
 
 func (f *feed) run() {
 	defer close(f.done)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	defer f.close()
-	for !f.stopping.Load() {
-		if _, err := f.poll.Poll(f.wait()); err != nil {
-			f.log.Error("kv events: the feed ends", "error", err)
-			f.distrust("resets")
-			f.setState(worker.FeedBroken)
-			f.flush()
-			return
-		}
-		f.watchConnection()
-		f.drain()
-		if f.connected && !f.known || due(f.retryAt) {
-			f.begin()
-		}
-		if due(f.redialAt) {
-			f.redial()
-		}
-		if due(f.checkAt) {
-			f.checkTail()
-		}
-		if due(f.resyncAt) {
-			f.resync()
-		}
-		if due(f.resuming.by) {
-			f.unresumed()
-		}
-		if due(f.unheardAt) {
-			f.unheard()
-		}
-		f.flush()
+	defer f.timer.Stop()
+	for f.sleep(); !f.stopping.Load(); f.sleep() {
+		f.step()
 	}
+}
+
+// step does what there is to do.
+func (f *feed) step() {
+	f.watchConnection()
+	f.drain()
+	if f.connected && !f.known || due(f.retryAt) {
+		f.begin()
+	}
+	if due(f.checkAt) {
+		f.checkTail()
+	}
+	if due(f.resyncAt) {
+		f.resync()
+	}
+	if due(f.resuming.by) {
+		f.unresumed()
+	}
+	if due(f.unheardAt) {
+		f.unheard()
+	}
+	if due(f.pingAt) {
+		f.ping()
+	}
+	f.flush()
+}
+
+// sleep waits until there is something to do. An alarm that was set for earlier than is
+// needed now is left as it is: times move on with each message, and one alarm too
+// many costs less than to set it for each.
+func (f *feed) sleep() {
+	if len(f.waiting.queue) > 0 {
+		return
+	}
+	if at := f.nextTime(); !at.IsZero() && (f.alarm.IsZero() || at.Before(f.alarm)) {
+		f.alarm = at
+		f.timer.Reset(time.Until(at))
+	}
+	f.mu.Unlock()
+	rung := true
+	select {
+	case <-f.bell:
+	case <-f.timer.C:
+		rung = false
+	case <-f.ctx.Done():
+	}
+	f.mu.Lock()
+	if !rung {
+		f.alarm = time.Time{}
+	}
+}
+
+const (
+	// atOnce is how many messages of one feed the poller applies before the others have
+	// their turn, and lightBytes what one of them may have: the rest is the goroutine's.
+	atOnce     = 64
+	lightBytes = 256 << 10
+)
+
+// ready is called by the poller when a connection may have something to read. It applies
+// the messages that come next and change nothing else.
+func (f *feed) ready() {
+	if !f.mu.TryLock() {
+		f.ring() // the goroutine is at work
+		return
+	}
+	defer f.mu.Unlock()
+	if f.stopping.Load() {
+		return
+	}
+	if !f.quiet() || !f.applyNext() {
+		f.ring()
+	}
+	f.flush()
+	if at := f.nextTime(); !at.IsZero() && (f.alarm.IsZero() || at.Before(f.alarm)) {
+		f.ring() // it sets its alarm
+	}
+}
+
+// quiet says that nothing is under way but messages that follow one another.
+func (f *feed) quiet() bool {
+	return f.known && f.hasLast && f.connected && !f.suspect && len(f.waiting.queue) == 0 &&
+		!slices.ContainsFunc(f.lines, func(l *line) bool { return l.lost || l.Gone() })
+}
+
+// applyNext applies messages as long as each is the next. The first that is not waits for
+// the goroutine; then it is false, as it is when there is more than enough.
+func (f *feed) applyNext() bool {
+	buf := f.borrow()
+	defer f.giveBack(buf)
+	for range atOnce {
+		m, ok := f.nextMessage(*buf)
+		if !ok {
+			return f.connected
+		}
+		seq, payload, ok := f.read(m)
+		if !ok || seq != f.next || len(payload) > lightBytes {
+			f.waiting.put(m)
+			return false
+		}
+		f.apply(seq, payload)
+		f.heardLive()
+	}
+	return false
 }
 
 func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 
-// wait is how long there is nothing to do unless a socket says so; -1: for ever.
-func (f *feed) wait() time.Duration {
-	if len(f.waiting.queue) > 0 {
-		return 0
-	}
-	wait := time.Duration(-1)
-	for _, at := range [...]time.Time{f.retryAt, f.redialAt, f.checkAt, f.resuming.by, f.resyncAt, f.unheardAt} {
-		if left := max(0, time.Until(at)) + time.Millisecond; !at.IsZero() && (wait < 0 || left < wait) {
-			wait = left
+// nextTime is when there is something to do though nobody rings; zero: never.
+func (f *feed) nextTime() (next time.Time) {
+	for _, at := range [...]time.Time{f.retryAt, f.checkAt, f.resuming.by, f.resyncAt, f.unheardAt, f.pingAt} {
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
 		}
 	}
-	return wait
+	return next
 }
 
 // begin takes up a new position: from the replay's start where there is one,
@@ -220,44 +262,95 @@ func (f *feed) begin() {
 }
 
 func (f *feed) drain() {
-	heard := false
-	defer func() {
-		// While somebody has left a port of ours, another check is due, which no traffic
-		// may put off.
-		if heard && f.src.Replay != "" && !f.suspect {
-			f.checkAt = time.Now().Add(f.opt.TailCheck)
-		}
-	}()
+	buf := f.borrow()
+	defer f.giveBack(buf)
 	for range maxBurst {
 		if f.stopping.Load() {
 			return
 		}
-		frames, read := f.waiting.take()
-		var err error
-		if !read {
-			frames, err = f.sub.RecvMessageBytes(zmq.DONTWAIT)
-		}
-		if err != nil {
-			if zmq.AsErrno(err) != zmq.Errno(syscall.EAGAIN) {
-				f.log.Warn("kv events: cannot receive", "error", err)
+		m, ok := f.waiting.take()
+		if !ok {
+			if m, ok = f.nextMessage(*buf); !ok {
+				f.dropClosed()
+				return
 			}
-			return
 		}
-		// A message may be the first of a new connection: hear of that before.
-		if !f.watchConnection() {
-			f.live(frames)
-			heard = true
-		}
+		f.live(m)
+		f.heardLive()
+	}
+	f.ring() // there may be more
+}
+
+// heardLive puts off the question whether that was all.
+func (f *feed) heardLive() {
+	// While somebody has left a port of ours, another check is due, which no traffic
+	// may put off.
+	if f.src.Replay != "" && !f.suspect {
+		f.checkAt = time.Now().Add(f.opt.TailCheck)
 	}
 }
 
+// nextMessage gives the next message of any connection.
+func (f *feed) nextMessage(buf []byte) (zmtp.Message, bool) {
+	for filled := true; filled; {
+		for _, l := range f.lines {
+			if m, ok := f.nextOf(l); ok {
+				return m, true
+			}
+		}
+		filled = slices.ContainsFunc(f.lines, func(l *line) bool { return !l.Closed() && f.fillFrom(l, buf) })
+	}
+	return nil, false
+}
+
+// dropClosed forgets connections of which nothing is left to read.
+func (f *feed) dropClosed() {
+	f.lines = slices.DeleteFunc(f.lines, func(l *line) bool { return l.Closed() })
+}
+
+// readAhead reads what has come while a replay is under way, as far as there is room: a
+// connection that nobody reads does not show that it is lost.
+func (f *feed) readAhead(buf []byte) {
+	for _, l := range f.lines {
+		for !l.Closed() && !f.waiting.full() {
+			if m, ok := f.nextOf(l); ok {
+				f.waiting.put(m)
+			} else if !f.fillFrom(l, buf) {
+				break
+			}
+		}
+		l.Park()
+	}
+}
+
+// buffers are what feeds read into, while they do.
+var buffers = sync.Pool{New: func() any { b := make([]byte, readBytes); return &b }}
+
+func (f *feed) borrow() *[]byte { return buffers.Get().(*[]byte) }
+
+// giveBack lets others use the buffer: nothing of it is looked at any more.
+func (f *feed) giveBack(b *[]byte) {
+	for _, l := range f.lines {
+		l.Park()
+	}
+	buffers.Put(b)
+}
+
+// read takes a live message apart: topic, number, payload.
+func (f *feed) read(m zmtp.Message) (seq uint64, payload []byte, ok bool) {
+	if len(m) != 3 || len(m[1]) != 8 || f.src.Topic != "" && string(m[0]) != f.src.Topic {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint64(m[1]), m[2], true
+}
+
 // live handles one message of the subscription.
-func (f *feed) live(frames [][]byte) {
-	if len(frames) != 3 || len(frames[1]) != 8 || f.src.Topic != "" && string(frames[0]) != f.src.Topic {
+func (f *feed) live(frames zmtp.Message) {
+	seq, payload, ok := f.read(frames)
+	if !ok {
 		f.counts["garbage"]++
 		return
 	}
-	seq, payload := binary.BigEndian.Uint64(frames[1]), frames[2]
 	if !f.known {
 		f.begin()
 		if f.stopping.Load() {
@@ -354,7 +447,7 @@ func (f *feed) afterCatchUp(seq uint64, payload []byte) {
 // where there is a connection by which it would be heard if that changed, else broken
 // until there is one.
 func (f *feed) believe() {
-	if f.connected || len(f.peers) > 0 {
+	if f.connected || f.connections() > 0 {
 		f.setState(worker.FeedLive)
 	} else {
 		f.setState(worker.FeedBroken)

@@ -488,7 +488,7 @@ func TestOverflow(t *testing.T) {
 		e.keep(b)
 	}
 	e.pause = 10 * time.Millisecond
-	r := newRig(t, e, func(o *Options) { o.HWM, o.TailCheck = 5, 50*time.Millisecond })
+	r := newRig(t, e, func(o *Options) { o.ahead, o.TailCheck = 1<<18, 50*time.Millisecond })
 	r.start()
 	e.subscribed()
 	eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.asked) > 0 })

@@ -6,8 +6,7 @@ import (
 	"sync"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
+	"sluice/nixl/zmtp"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -35,15 +34,14 @@ type Options struct {
 	Tap           Tap                // sees what is applied; nil: nobody
 	OnClear       func(worker.Slot)  // called before all that is known of a rank is dropped; nil: nobody
 	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine has, or may have, a new life; nil: nobody
-	HWM           int                // messages that ZMQ queues for one socket [256 MiB by 2 MaxFrame: 4]
 	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [32 MiB]
-	Linger        time.Duration      // [0]
 	ReplayTimeout time.Duration      // the longest wait for one message of a replay [5s]
 	RetryMin      time.Duration      // first wait after a failed replay; doubles to RetryMax [1s]
 	RetryMax      time.Duration      // [30s]
 	TailCheck     time.Duration      // quiet after which the engine is asked whether that was all [5s]
 
 	waits time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [maxWaits]
+	ahead int           // bytes that an inbox takes [aheadBytes]
 }
 
 // Observer counts; methods must be safe for concurrent use.
@@ -75,12 +73,20 @@ var Counters = []string{
 	"wrong_rank",       // batches of another rank, not applied
 }
 
-// Feeds runs the subscriptions of a fleet: one goroutine, one OS thread and five
-// descriptors a rank. Its methods may be called from any goroutine.
+// tick is how long the poller lets events gather before it looks again. A wake-up costs as
+// much as ten to twenty messages, so it is shared by what came in that time: what a
+// message costs depends little on how many there are. Beside an engine's step, of 10 ms and
+// more, by which events come, the wait is short; an event that comes alone does not wait.
+const tick = 10 * time.Millisecond
+
+// Feeds runs the subscriptions of a fleet: a goroutine and a descriptor a rank, two while
+// a replay is under way or where the endpoint is bound, and one poller for all of them. Its
+// methods may be called from any goroutine.
 type Feeds struct {
-	opt Options
-	ctx *zmq.Context
-	err error // why there is no ctx
+	opt    Options
+	poller *zmtp.Poller
+	pace   *pace
+	err    error // why there is no poller
 
 	mu     sync.Mutex
 	feeds  map[worker.ID]*feed
@@ -100,16 +106,14 @@ func NewFeeds(opt Options) *Feeds {
 		opt.Observer = nobody{}
 	}
 	opt.MaxFrame = orDefault(opt.MaxFrame, 32<<20)
-	opt.HWM = orDefault(opt.HWM, hwm(opt.MaxFrame))
 	opt.ReplayTimeout = orDefault(opt.ReplayTimeout, 5*time.Second)
 	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
 	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
 	opt.TailCheck = orDefault(opt.TailCheck, 5*time.Second)
+	opt.ahead = orDefault(opt.ahead, aheadBytes)
 	opt.waits = orDefault(opt.waits, maxWaits)
-	f := &Feeds{opt: opt, feeds: make(map[worker.ID]*feed)}
-	if f.ctx, f.err = zmq.NewContext(); f.err == nil {
-		f.err = f.ctx.SetMaxSockets(socketsPerFeed * worker.MaxSlots)
-	}
+	f := &Feeds{opt: opt, pace: newPace(), feeds: make(map[worker.ID]*feed)}
+	f.poller, f.err = zmtp.NewPoller(tick)
 	return f
 }
 
@@ -121,7 +125,7 @@ func orDefault[T int | time.Duration](v, or T) T {
 }
 
 // Start subscribes to one rank; a second Start of the same rank replaces the
-// first. It returns an error for an endpoint ZMQ refuses; an engine that is not
+// first. It returns an error for an endpoint that cannot be one; an engine that is not
 // there yet is no error, the feed waits for it.
 func (f *Feeds) Start(src Source) error {
 	if src.Rank == nil {
@@ -136,7 +140,7 @@ func (f *Feeds) Start(src Source) error {
 	if f.feeds[src.Rank.ID] != nil {
 		return fmt.Errorf("kvevents: cannot subscribe to %q: another Start of rank %s is under way", src.Endpoint, src.Rank.ID)
 	}
-	fd, err := newFeed(f.ctx, &f.opt, src)
+	fd, err := newFeed(f, src)
 	if err != nil {
 		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, err)
 	}
@@ -177,7 +181,7 @@ func (f *Feeds) Close() {
 		all.Go(fd.stop)
 	}
 	all.Wait()
-	if first && f.ctx != nil {
-		f.ctx.Term()
+	if first && f.poller != nil {
+		f.poller.Close()
 	}
 }

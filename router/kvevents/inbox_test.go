@@ -4,28 +4,25 @@ import (
 	"encoding/binary"
 	"testing"
 
-	zmq "github.com/pebbe/zmq4"
+	"sluice/nixl/zmtp"
 )
 
 // What is read ahead is bounded by bytes, in order, and nothing of it is lost: what
 // finds no room stays where it was.
 func TestInboxIsBoundedByBytes(t *testing.T) {
 	e := newEngine(t, false)
-	sub := must(e.ctx.NewSocket(zmq.SUB))
-	defer sub.Close()
-	sub.SetRcvhwm(hwm(32 << 20))
-	sub.SetSubscribe("")
-	if err := sub.Connect(e.Endpoint); err != nil {
-		t.Fatal(err)
-	}
+	r := newRig(t, e, nil)
+	f := r.stepped()
 	e.subscribed()
+	eventually(t, "connected", func() bool { f.watchConnection(); return f.connected })
 	const messages, size = 200, 1 << 20
 	payload := make([]byte, size)
 	for i := range messages {
 		e.frames(nil, binary.BigEndian.AppendUint64(nil, uint64(i)), payload)
 	}
-	var b inbox
-	eventually(t, "it is full", func() bool { b.readAhead(sub); return b.bytes >= aheadBytes })
+	buf := make([]byte, readBytes)
+	b := &f.waiting
+	eventually(t, "it is full", func() bool { f.readAhead(buf); return b.bytes >= aheadBytes })
 	if most := aheadBytes + size + 2*messageBytes; b.bytes > most {
 		t.Errorf("%d bytes, want %d at most", b.bytes, most)
 	}
@@ -36,23 +33,29 @@ func TestInboxIsBoundedByBytes(t *testing.T) {
 			if !ok {
 				break
 			}
-			if got := binary.BigEndian.Uint64(frames[1]); got != next {
-				t.Fatalf("message %d came, want %d", got, next)
+			if got := binary.BigEndian.Uint64(frames[1]); got != next || len(frames[2]) != size {
+				t.Fatalf("message %d of %d bytes came, want %d of %d", got, len(frames[2]), next, size)
 			}
 			next++
 		}
 		if b.bytes != 0 || b.queue != nil {
 			t.Fatalf("%d bytes in an empty inbox", b.bytes)
 		}
-		b.readAhead(sub)
+		f.readAhead(buf)
 		return next == messages
 	})
 }
 
-func TestQueueOfASocket(t *testing.T) {
-	for frame, want := range map[int]int{32 << 20: 4, 1 << 10: 1 << 17, 1 << 40: 1} {
-		if got := hwm(frame); got != want {
-			t.Errorf("messages of %d bytes: %d in the queue, want %d", frame, got, want)
-		}
+// A message that is kept is a copy: what it was read into is used again.
+func TestInboxCopies(t *testing.T) {
+	b := inbox{most: 1 << 20}
+	m := zmtp.Message{[]byte("topic"), []byte("12345678"), []byte("payload")}
+	b.put(m)
+	for _, part := range m {
+		clear(part)
+	}
+	got, ok := b.take()
+	if !ok || len(got) != 3 || string(got[0])+string(got[1])+string(got[2]) != "topic12345678payload" {
+		t.Errorf("%q", got)
 	}
 }

@@ -1,15 +1,14 @@
 package kvevents
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
+	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
 
@@ -17,9 +16,8 @@ const (
 	// loadSilence is how long nothing may be said of a rank before what was said
 	// is forgotten; the next scrape says it anew where there is one.
 	loadSilence = 5 * time.Second
-	loadPoll    = 200 * time.Millisecond // how soon a subscription ends when stopped
-	loadQueue   = 64                     // messages; only the newest matter
-	maxLoad     = 1 << 20                // bytes of a message
+	loadLook    = time.Second // how often it is looked for that
+	maxLoad     = 1 << 20     // bytes of a message
 )
 
 // LoadSource is where load messages of a rank come from: SGLang's load socket
@@ -36,8 +34,8 @@ type LoadSource struct {
 // they are of: by the rank that the message names, or that the socket is of, never
 // by its place in a list. One goroutine an endpoint. Its methods may be called from any goroutine.
 type Loads struct {
-	log *slog.Logger
-	ctx *zmq.Context
+	log    *slog.Logger
+	poller *zmtp.Poller
 
 	mu     sync.Mutex
 	subs   map[string]*loadSub // by endpoint
@@ -50,7 +48,10 @@ type loadSub struct {
 	worker   *worker.Worker
 	endpoint string
 	only     atomic.Pointer[worker.Rank] // whose endpoint it is; nil: it is several ranks'
-	stop     chan struct{}
+	topic    string
+	ctx      context.Context
+	cancel   context.CancelFunc
+	bell     chan struct{}
 	done     chan struct{}
 	heard    []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
 	usage    []bool      // likewise: since then its share of KV blocks in use was told as well
@@ -62,12 +63,12 @@ func NewLoads(log *slog.Logger) *Loads {
 		log = slog.New(slog.DiscardHandler)
 	}
 	l := &Loads{log: log, subs: map[string]*loadSub{}}
-	ctx, err := zmq.NewContext()
+	poller, err := zmtp.NewPoller(tick)
 	if err != nil {
 		log.Error("no load messages", "err", err)
 		return l
 	}
-	l.ctx = ctx
+	l.poller = poller
 	return l
 }
 
@@ -85,7 +86,7 @@ func (l *Loads) Start(src LoadSource) error {
 	if src.Rank == nil {
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: the source names no rank", src.Endpoint)
 	}
-	if l.ctx == nil || l.closed {
+	if l.poller == nil || l.closed {
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: closed", src.Endpoint)
 	}
 	w := src.Rank.Worker
@@ -95,23 +96,18 @@ func (l *Loads) Start(src LoadSource) error {
 		}
 		return nil
 	}
-	s, err := l.ctx.NewSocket(zmq.SUB)
-	if err != nil {
+	if err := zmtp.Check(src.Endpoint, false); err != nil {
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: %w", src.Endpoint, err)
 	}
-	err = errors.Join(s.SetLinger(0), s.SetRcvhwm(loadQueue), s.SetMaxmsgsize(maxLoad), s.SetReconnectIvlMax(time.Second), setFamily(s, src.Endpoint),
-		s.SetSubscribe(src.Topic), s.Connect(src.Endpoint))
-	if err != nil {
-		s.Close()
-		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: %w", src.Endpoint, err)
-	}
-	sub := &loadSub{worker: w, endpoint: src.Endpoint, stop: make(chan struct{}), done: make(chan struct{}), heard: make([]time.Time, len(w.Ranks)), usage: make([]bool, len(w.Ranks))}
+	sub := &loadSub{worker: w, endpoint: src.Endpoint, topic: src.Topic, bell: make(chan struct{}, 1), done: make(chan struct{}),
+		heard: make([]time.Time, len(w.Ranks)), usage: make([]bool, len(w.Ranks))}
+	sub.ctx, sub.cancel = context.WithCancel(context.Background())
 	sub.only.Store(src.Rank)
 	if old := l.subs[src.Endpoint]; old != nil {
-		close(old.stop)
+		old.cancel()
 	}
 	l.subs[src.Endpoint] = sub
-	go l.run(s, sub)
+	go l.run(sub)
 	return nil
 }
 
@@ -121,7 +117,7 @@ func (l *Loads) Stop(w *worker.Worker) {
 	defer l.mu.Unlock()
 	for ep, s := range l.subs {
 		if s.worker == w {
-			close(s.stop)
+			s.cancel()
 			delete(l.subs, ep)
 		}
 	}
@@ -130,60 +126,111 @@ func (l *Loads) Stop(w *worker.Worker) {
 // Close ends all of them and waits.
 func (l *Loads) Close() {
 	l.mu.Lock()
+	first := !l.closed
 	l.closed = true
 	subs := l.subs
 	l.subs = nil
 	l.mu.Unlock()
 	for _, s := range subs {
-		close(s.stop)
+		s.cancel()
 	}
 	for _, s := range subs {
 		<-s.done
 	}
-	if l.ctx != nil {
-		l.ctx.Term()
+	if first && l.poller != nil {
+		l.poller.Close()
 	}
 }
 
-// run owns the socket.
-func (l *Loads) run(s *zmq.Socket, sub *loadSub) {
+// run keeps a connection and reads what comes.
+func (l *Loads) run(sub *loadSub) {
 	defer close(sub.done)
-	defer s.Close()
-	defer func() { sub.forget(time.Time{}) }()
-	p := zmq.NewPoller()
-	p.Add(s, zmq.POLLIN)
+	defer sub.forget(time.Time{})
+	look := time.NewTicker(loadLook)
+	defer look.Stop()
+	for wait := time.Duration(0); sub.wait(look.C, wait); wait = varied(min(max(2*wait, dialMin), dialMax)) {
+		s, err := zmtp.Connect(sub.ctx, sub.endpoint, zmtp.StreamOptions{Type: "SUB", Topic: sub.topic, MaxMessage: maxLoad, Handshake: handshake})
+		if err != nil {
+			continue
+		}
+		if err = l.poller.Watch(s, sub.ring); err == nil {
+			wait = 0
+			l.read(s, sub, look.C)
+		}
+		s.Close()
+	}
+}
+
+func (s *loadSub) ring() {
+	select {
+	case s.bell <- struct{}{}:
+	default:
+	}
+}
+
+// wait lets time pass, and what ages meanwhile is forgotten; false when the subscription
+// has ended.
+func (s *loadSub) wait(look <-chan time.Time, d time.Duration) bool {
+	over := time.NewTimer(d)
+	defer over.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return false
+		case <-over.C:
+			return true
+		case <-look:
+			s.forget(time.Now().Add(-loadSilence))
+		}
+	}
+}
+
+// read applies messages until the connection, or the subscription, ends.
+func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
 	var loads []Load
 	for {
 		select {
-		case <-sub.stop:
+		case <-sub.ctx.Done():
 			return
-		default:
+		case <-look:
+			sub.forget(time.Now().Add(-loadSilence))
+		case <-sub.bell:
 		}
-		got, err := p.Poll(loadPoll)
-		if err != nil {
-			l.log.Error("load messages end", "endpoint", sub.endpoint, "err", err)
-			return
-		}
-		sub.forget(time.Now().Add(-loadSilence))
-		if len(got) == 0 {
-			continue
-		}
-		frames, err := s.RecvMessageBytes(zmq.DONTWAIT)
-		if err != nil {
-			continue
-		}
-		if n := len(frames); n == 0 || n > 4 {
-			l.garbage.Add(1)
-			continue
-		}
-		if loads, err = DecodeLoads(loads[:0], frames[len(frames)-1]); err != nil {
-			if l.garbage.Add(1) == 1 {
-				l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.endpoint, "err", err)
+		buf := buffers.Get().(*[]byte)
+		n, err := s.Fill(*buf)
+		for err == nil && n > 0 {
+			m, ok, wrong := s.Next()
+			switch {
+			case wrong != nil:
+				err = wrong
+			case ok:
+				loads = l.apply(sub, m, loads)
+			default:
+				n, err = s.Fill(*buf)
 			}
-			continue
 		}
-		l.store(sub, loads)
+		buffers.Put(buf) // all that was whole has been taken
+		if err != nil {
+			return
+		}
 	}
+}
+
+// apply stores what a message says; loads is used again.
+func (l *Loads) apply(sub *loadSub, m zmtp.Message, loads []Load) []Load {
+	if len(m) > 4 {
+		l.garbage.Add(1)
+		return loads
+	}
+	loads, err := DecodeLoads(loads[:0], m[len(m)-1])
+	if err != nil {
+		if l.garbage.Add(1) == 1 {
+			l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.endpoint, "err", err)
+		}
+		return loads
+	}
+	l.store(sub, loads)
+	return loads
 }
 
 // store puts each Load into the rank that it is of. Where a message leaves out

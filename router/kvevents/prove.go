@@ -1,13 +1,15 @@
 package kvevents
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
+
+	"sluice/nixl/zmtp"
 )
 
 // Prove asks an engine's replay for the last message of a position, which no
@@ -23,20 +25,17 @@ func (f *Feeds) Prove(src Source, pos *Position, within time.Duration) error {
 	case pos.Next == 0:
 		return errors.New("kvevents: the position is of no message")
 	}
-	dealer, err := f.ctx.NewSocket(zmq.DEALER)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	dealer, err := zmtp.Connect(ctx, src.Replay, zmtp.StreamOptions{Type: "DEALER", MaxMessage: 2 * f.opt.MaxFrame, Handshake: within})
 	if err != nil {
-		return err
+		return fmt.Errorf("kvevents: cannot ask %q: %w", src.Replay, err)
 	}
 	defer dealer.Close()
-	err = errors.Join(dealer.SetLinger(0), dealer.SetRcvtimeo(within), dealer.SetMaxmsgsize(2*int64(f.opt.MaxFrame)),
-		setFamily(dealer, src.Replay), dealer.Connect(src.Replay))
-	if err != nil {
+	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, pos.Next-1)); err != nil {
 		return fmt.Errorf("kvevents: cannot ask %q: %w", src.Replay, err)
 	}
-	if _, err := dealer.SendMessage("", binary.BigEndian.AppendUint64(nil, pos.Next-1)); err != nil {
-		return fmt.Errorf("kvevents: cannot ask %q: %w", src.Replay, err)
-	}
-	frames, err := dealer.RecvMessageBytes(0)
+	frames, err := f.await(ctx, dealer)
 	n := len(frames)
 	switch {
 	case err != nil:
@@ -53,4 +52,34 @@ func (f *Feeds) Prove(src Source, pos *Position, within time.Duration) error {
 		return fmt.Errorf("kvevents: message %d is another one: the engine was restarted", seq)
 	}
 	return nil
+}
+
+// await waits for one message.
+func (f *Feeds) await(ctx context.Context, s *zmtp.Stream) (zmtp.Message, error) {
+	bell := make(chan struct{}, 1)
+	ring := func() {
+		select {
+		case bell <- struct{}{}:
+		default:
+		}
+	}
+	if err := f.poller.Watch(s, ring); err != nil {
+		return nil, err
+	}
+	for buf := make([]byte, readBytes); ; {
+		m, ok, err := s.Next()
+		if ok || err != nil {
+			return m, err
+		}
+		if n, err := s.Fill(buf); err != nil {
+			return nil, err
+		} else if n > 0 {
+			continue
+		}
+		select {
+		case <-bell:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }

@@ -1,15 +1,17 @@
 package kvevents
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
 
+	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
 
@@ -17,6 +19,8 @@ var (
 	errStopped = errors.New("the feed is being stopped")
 	errNewLife = errors.New("the engine has a new life")
 	errHole    = errors.New("messages of the replay are missing")
+	errCut     = errors.New("the engine closed the connection")
+	errSilent  = errors.New("the publisher gives no sign of life")
 )
 
 // replayEnd is the number of the message that ends a replay: -1.
@@ -47,13 +51,14 @@ func (f *feed) catchUp(resume, suspect bool) {
 	}
 	f.flush()
 	deadline := f.patience()
-	r := &replay{feed: f, fresh: !resume, suspect: suspect, deadline: deadline}
+	r := &replay{feed: f, fresh: !resume, suspect: suspect, deadline: deadline, turns: turns{pace: f.pace}, answers: inbox{most: f.opt.ahead}}
 	err := r.run()
 	for lives := 0; lives < maxLives && errors.Is(err, errNewLife); lives++ {
 		f.newLife()
-		r = &replay{feed: f, fresh: true, applied: true, deadline: deadline}
+		r = &replay{feed: f, fresh: true, applied: true, deadline: deadline, turns: turns{pace: f.pace}, answers: inbox{most: f.opt.ahead}}
 		err = r.run()
 	}
+	f.ring() // what rang meanwhile was taken for the replay's
 	switch {
 	case err == nil:
 		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
@@ -93,6 +98,8 @@ type replay struct {
 	holeAt  uint64
 	answers inbox  // to the question under way, read ahead
 	taken   uint64 // of all answers
+	cut     error  // why no more answers can be read
+	turns   turns
 
 	deadline time.Time // put off by whatever brings something new
 }
@@ -117,29 +124,29 @@ func (r *replay) run() error {
 
 // ask sends one question and applies the answers.
 func (r *replay) ask() error {
-	dealer, err := r.socket(zmq.DEALER)
+	done, ok := r.pace.ask(r.ctx)
+	if !ok {
+		return errStopped
+	}
+	defer done()
+	dealer, err := r.connect()
 	if err != nil {
 		return err
 	}
 	defer dealer.Close()
-	if err := errors.Join(setFamily(dealer, r.src.Replay), dealer.Connect(r.src.Replay)); err != nil {
-		return fmt.Errorf("cannot connect: %w", err)
-	}
+	defer r.turns.give()
 	from := uint64(0)
 	if !r.fresh && r.next > 0 {
 		from = r.next - 1
 	}
 	r.counts["replays"]++
 	r.answers.drop()
-	if _, err := dealer.SendMessage("", binary.BigEndian.AppendUint64(nil, from)); err != nil {
+	r.cut = nil
+	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return fmt.Errorf("cannot ask: %w", err)
 	}
-	poll := zmq.NewPoller()
-	poll.Add(r.wake, zmq.POLLIN)
-	poll.Add(dealer, zmq.POLLIN)
-	listening := poll.Add(r.sub, zmq.POLLIN)
 	for first := true; ; first = false {
-		seq, payload, err := r.receive(dealer, poll, listening)
+		seq, payload, err := r.receive(dealer)
 		if err == nil && time.Now().After(r.deadline) {
 			err = fmt.Errorf("nothing new came for %v", r.opt.waits*r.opt.ReplayTimeout)
 		}
@@ -156,6 +163,28 @@ func (r *replay) ask() error {
 		}
 		if err != nil {
 			return err
+		}
+	}
+}
+
+// connect makes the connection that a question is asked by. An engine that has just begun
+// may publish before it answers questions, so a refusal is not its last word.
+func (r *replay) connect() (*zmtp.Stream, error) {
+	ctx, cancel := context.WithTimeout(r.ctx, r.opt.ReplayTimeout)
+	defer cancel()
+	for {
+		s, err := zmtp.Connect(ctx, r.src.Replay, r.streamOptions("DEALER"))
+		if err == nil {
+			if err = r.poller.Watch(s, r.ring); err == nil {
+				return s, nil
+			}
+			s.Close()
+		}
+		if !sleep(ctx, varied(dialMin)) {
+			if r.stopping.Load() {
+				return nil, errStopped
+			}
+			return nil, fmt.Errorf("cannot connect: %w", err)
 		}
 	}
 }
@@ -256,10 +285,10 @@ func (r *replay) ended(empty bool, from uint64) error {
 // the last two frames; before them stand a delimiter and, in newer releases, the
 // topic.
 //
-// Both sockets are read ahead: some releases' replay drops what finds no room (vLLM up
+// Both connections are read ahead: some releases' replay drops what finds no room (vLLM up
 // to 0.32, whose queue is of 1,000), and a live connection that nobody reads does not
 // show that it is lost.
-func (r *replay) receive(dealer *zmq.Socket, poll *zmq.Poller, listening int) (seq uint64, payload []byte, err error) {
+func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err error) {
 	until := time.Now().Add(r.opt.ReplayTimeout)
 	if until.After(r.deadline) {
 		until = r.deadline
@@ -268,28 +297,69 @@ func (r *replay) receive(dealer *zmq.Socket, poll *zmq.Poller, listening int) (s
 		if r.stopping.Load() {
 			return 0, nil, errStopped
 		}
-		if r.taken%64 == 0 || len(r.answers.queue) == 0 {
-			r.answers.readAhead(dealer)
-			r.waiting.readAhead(r.sub)
+		if r.taken%burst == 0 || len(r.answers.queue) == 0 {
+			r.gather(dealer)
 		}
-		if frames, ok := r.answers.take(); ok {
+		if m, ok := r.answers.take(); ok {
+			if !r.turns.take(r.ctx) {
+				return 0, nil, errStopped
+			}
 			r.taken++
-			n := len(frames)
-			if n < 3 || n > 4 || len(frames[n-2]) != 8 {
+			n := len(m)
+			if n < 3 || n > 4 || len(m[n-2]) != 8 {
 				r.counts["garbage"]++
 				return 0, nil, fmt.Errorf("a message of %d frames, want a delimiter, a topic or none, a number, a payload", n)
 			}
-			return binary.BigEndian.Uint64(frames[n-2]), frames[n-1], nil
+			return binary.BigEndian.Uint64(m[n-2]), m[n-1], nil
 		}
-		left := time.Until(until)
-		if left <= 0 {
+		if r.cut != nil {
+			return 0, nil, r.cut
+		}
+		r.turns.give()
+		if !r.await(until) {
 			return 0, nil, fmt.Errorf("nothing came for %v", r.opt.ReplayTimeout)
 		}
-		if r.waiting.bytes >= aheadBytes { // it would be ready all the time
-			poll.Update(listening, 0)
+	}
+}
+
+// gather reads what has come, to the question and live.
+func (r *replay) gather(dealer *zmtp.Stream) {
+	buf := r.borrow()
+	defer r.giveBack(buf)
+	for r.cut == nil && !r.answers.full() {
+		m, ok, err := dealer.Next()
+		if ok {
+			r.answers.put(m)
+			continue
 		}
-		if _, err := poll.Poll(left + time.Millisecond); err != nil {
-			return 0, nil, err
+		n := 0
+		if err == nil {
+			n, err = dealer.Fill(*buf)
+		}
+		if errors.Is(err, io.EOF) {
+			err = errCut
+		}
+		if r.cut = err; n == 0 {
+			break
 		}
 	}
+	dealer.Park()
+	r.readAhead(*buf)
+}
+
+// await waits until something may have come; false when it is too late.
+func (r *replay) await(until time.Time) bool {
+	left := time.Until(until)
+	if left <= 0 {
+		return false
+	}
+	r.alarm = until
+	r.timer.Reset(left)
+	select {
+	case <-r.bell:
+	case <-r.timer.C:
+		r.alarm = time.Time{}
+	case <-r.ctx.Done():
+	}
+	return true
 }

@@ -1,0 +1,144 @@
+package zmtp
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
+
+// Poller watches many Streams and tells of those that may have something to read. It is one epoll instance, which waits in the runtime's own poller: no thread is
+// blocked in it. Between two looks it lets some time pass, so that the wake-up is
+// paid by all that has come meanwhile: what a message costs then hardly depends on how
+// many there are.
+type Poller struct {
+	fd   int
+	file *os.File
+	raw  syscall.RawConn
+	tick time.Duration
+	done chan struct{}
+
+	mu      sync.Mutex
+	last    int32 // numbers Watches, as descriptors are used again
+	watched map[int32]watched
+	told    []func() // used again
+}
+
+type watched struct {
+	stream *Stream
+	ready  func()
+	number int32
+}
+
+// NewPoller makes a Poller that looks once each tick at most.
+func NewPoller(tick time.Duration) (*Poller, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
+	}
+	p := &Poller{fd: fd, file: os.NewFile(uintptr(fd), "epoll"), tick: tick, done: make(chan struct{}), watched: make(map[int32]watched)}
+	if p.raw, err = p.file.SyscallConn(); err != nil {
+		p.file.Close()
+		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
+	}
+	go p.run()
+	return p, nil
+}
+
+// Watch calls ready whenever s may have something to read, until it is closed; what was left
+// unread is told of again. ready is called on the Poller's goroutine, one at a time, and
+// may come once more after Close: it must return soon.
+func (p *Poller) Watch(s *Stream, ready func()) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last++
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(s.fd), Pad: p.last}
+	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, s.fd, &event); err != nil {
+		return fmt.Errorf("zmtp: cannot watch a connection: %w", err)
+	}
+	s.poller = p
+	p.watched[int32(s.fd)] = watched{stream: s, ready: ready, number: p.last}
+	return nil
+}
+
+// remove is called before the descriptor is closed.
+func (p *Poller) remove(fd int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.watched[int32(fd)]; ok {
+		delete(p.watched, int32(fd))
+		_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+}
+
+func (p *Poller) run() {
+	defer close(p.done)
+	var events [256]unix.EpollEvent
+	for {
+		n, err := p.wait(events[:])
+		if err != nil {
+			return
+		}
+		// Who was told of and has not read yet is told of again, behind the others.
+		for all := p.tell(events[:n]); n == len(events) && all > 0; all -= n {
+			if n, _ = unix.EpollWait(p.fd, events[:], 0); n > 0 {
+				p.tell(events[:n])
+			}
+		}
+		time.Sleep(p.tick)
+	}
+}
+
+// wait blocks until something may be read, or the Poller is closed.
+func (p *Poller) wait(events []unix.EpollEvent) (n int, err error) {
+	err = p.raw.Read(func(fd uintptr) bool {
+		for {
+			var errno error
+			if n, errno = unix.EpollWait(int(fd), events, 0); errno != unix.EINTR {
+				return n != 0
+			}
+		}
+	})
+	if n < 0 {
+		n, err = 0, os.ErrClosed
+	}
+	return n, err
+}
+
+// tell tells of events; all is how many Streams there are.
+func (p *Poller) tell(events []unix.EpollEvent) (all int) {
+	p.mu.Lock()
+	all = len(p.watched)
+	p.told = p.told[:0]
+	for i := range events {
+		w, ok := p.watched[events[i].Fd]
+		if !ok || w.number != events[i].Pad {
+			continue
+		}
+		if events[i].Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+			w.stream.gone.Store(true)
+		}
+		p.told = append(p.told, w.ready)
+	}
+	p.mu.Unlock()
+	for i, ready := range p.told {
+		p.told[i] = nil
+		ready()
+	}
+	return all
+}
+
+// Close ends it. Its Streams are the caller's to close, before.
+func (p *Poller) Close() {
+	p.file.Close()
+	<-p.done
+}
