@@ -191,8 +191,8 @@ func mismatches(spec *worker.Spec, a *fleet.Answer) (faults []string) {
 	if spec.BlockSize > 0 && a.BlockSize > 0 && spec.BlockSize != a.BlockSize {
 		faults = append(faults, fmt.Sprintf("its blocks are of %d tokens, not %d", a.BlockSize, spec.BlockSize))
 	}
-	if last := slices.Max(append([]uint16{0}, spec.Ranks...)); a.Ranks > 0 && len(spec.RankURLs) == 0 && int(last) >= a.Ranks {
-		faults = append(faults, fmt.Sprintf("it has ranks 0 to %d, but rank %d is asked for", a.Ranks-1, last))
+	if why := a.LacksRanks(spec); why != "" {
+		faults = append(faults, why)
 	}
 	return faults
 }

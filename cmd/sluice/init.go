@@ -237,6 +237,8 @@ func renderWorker(w config.Worker, a *fleet.Answer) (entry string, notes []strin
 		field("ranks", strings.ReplaceAll(fmt.Sprint(w.Ranks), " ", ", "), "")
 	case len(w.Ranks) > 0:
 		field("ranks", strings.ReplaceAll(fmt.Sprint(w.Ranks), " ", ", "), "")
+	case a.Ranks-a.StartRank > 1 && a.StartRank > 0:
+		field("ranks", fmt.Sprint(a.Ranks-a.StartRank), fmt.Sprintf("data-parallel ranks, addressed one by one; the engine calls them %d to %d", a.StartRank, a.Ranks-1))
 	case a.Ranks > 1:
 		field("ranks", fmt.Sprint(a.Ranks), "data-parallel ranks, addressed one by one")
 	}

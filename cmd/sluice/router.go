@@ -207,6 +207,12 @@ func assemble(r *router) (_ *router, err error) {
 		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenCalls(state)) }, "sluice_engine_frozen_calls_total", "state", state.String())
 		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenRanks(state)) }, "sluice_engine_frozen_ranks", "state", state.String())
 	}
+	for _, medium := range kvevents.Media {
+		for _, locality := range []string{kvevents.LocalityRemote, kvevents.LocalityUnspecified} {
+			blocks := func() float64 { return float64(r.feeds.Elsewhere().Blocks(medium, locality)) }
+			r.metrics.Func(blocks, "sluice_kv_elsewhere_blocks_total", "medium", medium, "locality", locality)
+		}
+	}
 	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {

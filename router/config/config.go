@@ -145,6 +145,7 @@ type Worker struct {
 	Role         worker.Role         `yaml:"role"` // [aggregated]
 	Models       []string            `yaml:"models"`
 	Ranks        []uint16            `yaml:"ranks"`
+	StartRank    int                 `yaml:"start_rank" min:"0" max:"65535"` // [found out]
 	RankURLs     []string            `yaml:"rank_urls"`
 	Labels       []string            `yaml:"labels"`
 	Engine       string              `yaml:"engine"`

@@ -20,6 +20,7 @@ type workerKey struct {
 var workerKeys = []workerKey{
 	{"model", "NAME[+NAME…]", "model names it serves [asked from /v1/models]", func(w *Worker, v []string) error { w.Models = append(w.Models, v...); return nil }},
 	{"ranks", "COUNT or R+R…", "data-parallel ranks: 4 is ranks 0 to 3, 0+1 a list, 2+ rank 2 alone [one rank, 0]", nil},
+	{"start_rank", "RANK", "the engine's own number of the first rank here, where it serves those of one node out of several (vLLM's --data-parallel-start-rank) [found out]", number("a rank", func(w *Worker) *int { return &w.StartRank })},
 	{"rank_urls", "URL+URL…", "a server of its own for each rank, in their order; the rank header is then not sent", func(w *Worker, v []string) error { w.RankURLs = v; return nil }},
 	{"id", "NAME", "name in metrics, logs, headers [role and number: prefill-0]", one(func(w *Worker, v string) { w.ID = v })},
 	{"label", "WORD", "a word that pools select by; may be given several times", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
@@ -213,7 +214,7 @@ func (w *Worker) Spec(source string) worker.Spec {
 		events = []string{"auto"}
 	}
 	return worker.Spec{
-		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
+		ID: w.ID, URL: w.URL, Role: w.Role, Models: w.Models, Ranks: w.Ranks, StartRank: w.StartRank, RankURLs: w.RankURLs, Labels: w.Labels,
 		Engine: w.Engine, HealthPath: w.HealthPath, BlockSize: w.BlockSize, KVEvents: events, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
 		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens, Options: w.Options, Source: source,
 	}

@@ -259,7 +259,7 @@ func (q *request) headers(r *worker.Rank) []upstream.Field {
 	}
 	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id})
 	if r.SendRank && !q.leg.RankInBody {
-		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(r.ID.Rank))})
+		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(r.HeaderRank())})
 	}
 	return q.fields
 }

@@ -51,7 +51,7 @@ func (m mooncake) Ask(p *Pair) (base, path string) {
 
 // Fact implements Asker: the engine id of the rank, a JSON string.
 func (mooncake) Fact(p *Pair, body []byte) (string, error) {
-	name := string(appendUint(nil, uint64(p.Prefill.ID.Rank)))
+	name := string(appendUint(nil, uint64(p.Prefill.EngineRank())))
 	v, ok, err := jsonscan.Find(body, name)
 	if err != nil {
 		return "", fmt.Errorf("GET /query is not what was expected: %w; want {\"<rank>\":{\"engine_id\":…}}", err)

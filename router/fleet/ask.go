@@ -1,10 +1,13 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,7 +45,10 @@ type Answer struct {
 	MaxModelLen int     // tokens, of the first model
 	BlockSize   int     // tokens per KV block; 0 unknown
 	TotalBlocks int     // KV blocks per rank; 0 unknown
-	Ranks       int     // data-parallel ranks seen; 0 unknown
+	Ranks       int     // data-parallel ranks of the engine, here or on other nodes: the highest seen, and one; 0 unknown
+	// StartRank is the lowest rank seen. Above 0 the server is one node of several, and
+	// its header counts from there (vLLM).
+	StartRank int
 	// Role, where the engine tells one: SGLang does, vLLM does not.
 	Role      worker.Role
 	RoleKnown bool
@@ -203,6 +209,9 @@ func (a *Answer) readMetrics(text []byte) {
 			a.Ranks = max(a.Ranks, rank+1)
 		}
 	}
+	if a.Engine == VLLM { // it shows each of its ranks from the start
+		a.startsAt(slices.Min(slices.AppendSeq([]int{math.MaxInt}, maps.Keys(p.loads))))
+	}
 	a.UsesNIXL = strings.Contains(string(text), "\nvllm:nixl_")
 }
 
@@ -232,7 +241,39 @@ func (a *Answer) readEventSources(body []byte) error {
 		a.Ranks = max(a.Ranks, int(rank)+1)
 	}
 	slices.SortFunc(a.Events, func(x, y EventSource) int { return int(x.Rank) - int(y.Rank) })
+	if len(a.Events) > 0 {
+		a.startsAt(int(a.Events[0].Rank))
+	}
 	return nil
+}
+
+// startsAt notes the lowest rank that the engine has shown.
+func (a *Answer) startsAt(rank int) {
+	if rank >= 0 && rank < worker.MaxSlots {
+		a.StartRank = rank
+	}
+}
+
+// LacksRanks says why the engine does not have the ranks of a Spec, by its own or the
+// server's count; "" where it has, or does not tell.
+func (a *Answer) LacksRanks(spec *worker.Spec) string {
+	if a.Ranks == 0 || len(spec.RankURLs) > 0 || len(spec.Ranks) == 0 {
+		return ""
+	}
+	start := cmp.Or(spec.StartRank, a.StartRank)
+	last := int(slices.Max(spec.Ranks))
+	engines := last
+	if !worker.Global(spec.Ranks, start) {
+		engines += start
+	}
+	switch {
+	case engines < a.Ranks && start >= a.StartRank:
+		return ""
+	case a.StartRank > 0:
+		return fmt.Sprintf("it has ranks %d to %d, here 0 to %d, but rank %d is asked for (start_rank %d)",
+			a.StartRank, a.Ranks-1, a.Ranks-1-a.StartRank, last, start)
+	}
+	return fmt.Sprintf("it has ranks 0 to %d, but rank %d is asked for", a.Ranks-1, engines)
 }
 
 // readServerInfo reads SGLang's GET /server_info.

@@ -83,8 +83,8 @@ func specSource(spec *worker.Spec, r *worker.Rank) (src EventSource, ok bool) {
 	}, true
 }
 
-// pick gives a rank's own endpoint of a list, or counts from the one base: rank
-// r listens at port+r (vLLM and SGLang alike).
+// pick gives a rank's own endpoint of a list, or counts from the one base: the rank that
+// the engine calls r listens at port+r (vLLM and SGLang alike).
 func pick(list []string, r *worker.Rank) string {
 	switch {
 	case len(list) == 0:
@@ -92,7 +92,7 @@ func pick(list []string, r *worker.Rank) string {
 	case len(list) > 1 && len(list) == len(r.Worker.Ranks):
 		return list[slices.Index(r.Worker.Ranks, r)]
 	}
-	return atPort(list[0], int(r.ID.Rank))
+	return atPort(list[0], r.EngineRank())
 }
 
 // atPort moves the port of a tcp endpoint up by n; port 0 and other transports
@@ -140,7 +140,7 @@ func onHost(endpoint, rawURL string) string {
 func sourcesOf(s *server, a *Answer) []EventSource {
 	var out []EventSource
 	for _, r := range s.ranks {
-		i := slices.IndexFunc(a.Events, func(src EventSource) bool { return src.Rank == r.ID.Rank })
+		i := slices.IndexFunc(a.Events, func(src EventSource) bool { return int(src.Rank) == r.EngineRankFrom(a.StartRank) })
 		if i < 0 && len(s.ranks) == 1 && len(a.Events) == 1 {
 			i = 0
 		}

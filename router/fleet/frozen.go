@@ -183,7 +183,7 @@ func (t *seat) ask() {
 		req.Method, req.Path, req.Body = "POST", "/v1/completions", [][]byte{body}
 		req.Fields = []upstream.Field{{Name: "Content-Type", Value: "application/json"}}
 		if t.rank.SendRank {
-			req.Fields = append(req.Fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(int(t.rank.ID.Rank))})
+			req.Fields = append(req.Fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(t.rank.HeaderRank())})
 		}
 	}
 	status, _, err := send(m.ctx, t.s.probes, req, askBody)

@@ -337,7 +337,7 @@ func (m *member) learn(good []hello) {
 		info.Version = a.Version
 		info.MaxModelLen = a.MaxModelLen
 		info.TotalBlocks = a.TotalBlocks
-		info.BootstrapPort, info.DPSize, info.Deltas = a.BootstrapPort, a.Ranks, a.Deltas
+		info.BootstrapPort, info.DPSize, info.StartRank, info.Deltas = a.BootstrapPort, a.Ranks, a.StartRank, a.Deltas
 		for _, src := range sourcesOf(h.s, a) {
 			if err := within(spec.Networks, src); err != nil {
 				m.f.opt.Log.Warn("KV events not followed", "worker", spec.ID, "rank", src.Rank, "reason", err)

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -29,11 +30,8 @@ var bootstrapRoutes = [...]string{
 // checkRanks holds the ranks asked for against those the engine shows. An engine
 // that shows none is believed: not all tell.
 func checkRanks(spec *worker.Spec, a *Answer) error {
-	if a.Ranks == 0 || len(spec.RankURLs) > 0 || len(spec.Ranks) == 0 {
-		return nil
-	}
-	if last := int(slices.Max(spec.Ranks)); last >= a.Ranks {
-		return fmt.Errorf("its rank map is not known: it shows ranks 0 to %d, but rank %d is asked for", a.Ranks-1, last)
+	if why := a.LacksRanks(spec); why != "" {
+		return errors.New("its rank map is not known: " + why)
 	}
 	return nil
 }

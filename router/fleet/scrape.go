@@ -106,8 +106,8 @@ func setInt(to *int, labels []byte, name string) {
 // of is the load of one rank of a server that serves several or one. A server
 // with one rank here may run more engines inside; they are one target, so their
 // counts add up. Of samples that name no rank nothing is known for one of many.
-func (p *page) of(rank uint16, alone bool) rankLoad {
-	if l := p.loads[int(rank)]; l != nil && (!alone || len(p.loads) == 1) {
+func (p *page) of(rank int, alone bool) rankLoad {
+	if l := p.loads[rank]; l != nil && (!alone || len(p.loads) == 1) {
 		return *l
 	}
 	sum := rankLoad{running: -1, waiting: -1, usage: -1}
@@ -272,7 +272,7 @@ func (s *server) take(p *page, downs uint32) {
 		s.life.Store(&next)
 	}
 	for i, r := range s.ranks {
-		load := p.of(r.ID.Rank, len(s.ranks) == 1)
+		load := p.of(r.EngineRank(), len(s.ranks) == 1)
 		load.store(r)
 		if v := &s.seats[i].vital; load.progress != 0 {
 			v.digest.Store(load.progress)

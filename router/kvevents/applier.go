@@ -29,6 +29,8 @@ type Applier struct {
 	OnClear func(worker.Slot)
 	Rank    *worker.Rank
 	Model   string // salts the hashes
+	// Elsewhere counts blocks that are not credited to the rank; nil: nobody does.
+	Elsewhere *Elsewhere
 
 	dec    *Decoder
 	ev     Event
@@ -102,7 +104,7 @@ func (a *Applier) letGo() {
 // nothing was said may be one rank of a larger deployment and call itself so.
 func (a *Applier) ours(rank int) bool {
 	r := a.Rank
-	return rank == int(r.ID.Rank) || r.Worker != nil && len(r.Worker.Ranks) == 1 && len(r.Worker.Spec.Ranks) == 0
+	return rank == r.EngineRank() || r.Worker != nil && len(r.Worker.Ranks) == 1 && len(r.Worker.Spec.Ranks) == 0
 }
 
 func (a *Applier) event(ev *Event) {
@@ -113,7 +115,17 @@ func (a *Applier) event(ev *Event) {
 	}
 	tier, known := TierOf(ev.Medium)
 	switch {
-	case ev.Kind == Unknown || !known || ev.Remote || !a.indexed(ev):
+	case ev.Kind == Unknown || !known:
+	case ev.Locality == Remote:
+		a.counts["remote"]++
+		a.Elsewhere.add(ev)
+		return
+	case ev.Kind == BlockStored && ev.Locality == Unspecified && shared(ev.Medium):
+		// A removal is applied: at worst there is nothing to remove.
+		a.counts["unlocated"]++
+		a.Elsewhere.add(ev)
+		return
+	case !a.indexed(ev):
 	case ev.Kind == BlockRemoved:
 		a.remove(tier, ev.Hashes)
 		return
@@ -145,7 +157,13 @@ func (a *Applier) indexed(ev *Event) bool {
 
 // fullAttention: the kinds of vLLM's specs whose every block depends on all
 // before it and is kept for as long as the prompt's.
-func fullAttention(kind string) bool { return kind == "full_attention" || kind == "mla_attention" }
+func fullAttention(kind string) bool {
+	switch kind {
+	case "full_attention", "mla_attention", "sink_full_attention":
+		return true
+	}
+	return false
+}
 
 // fits says whether blocks are of the size that prompts are cut by, and cuts
 // those of slower tiers that are a multiple of it. The size is learned from the

@@ -20,8 +20,8 @@ type Event struct {
 	CacheSalt string
 	Group     int    // KV cache group
 	SpecKind  string // what the group's layers are, "full_attention" and others; "" before vLLM 0.22
-	Remote    bool   // not kept by the publisher itself
-	Extra     bool   // blocks carry extra keys beyond LoRA and salt (multimodal)
+	Locality  Locality
+	Extra     bool // blocks carry extra keys beyond LoRA and salt (multimodal)
 	// Locals has one hash per block when the event can be placed block by
 	// block, else it is empty: no tokens, skipped blocks, or tokens that are
 	// not block size times blocks.

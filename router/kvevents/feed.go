@@ -89,7 +89,7 @@ func newFeed(set *Feeds, src Source) (*feed, error) {
 		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
 	f.timer.Stop()
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.Tap, f.OnClear = opt.Tap, opt.OnClear
+	f.Tap, f.OnClear, f.Elsewhere = opt.Tap, opt.OnClear, &set.elsewhere
 	f.unheardAt = time.Now().Add(opt.ReplayTimeout)
 	if src.Resume != nil {
 		f.resume(src.Resume)

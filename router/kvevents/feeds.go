@@ -70,6 +70,8 @@ var Counters = []string{
 	"resets",           // drops of what was held because it could not be trusted
 	"garbage",          // messages or events that could not be read
 	"oversize",         // messages over MaxFrame
+	"remote",           // events of blocks that another machine holds, not indexed
+	"unlocated",        // stores in storage that may be another machine's, as the engine does not say whose; not indexed
 	"wrong_rank",       // batches of another rank, not applied
 }
 
@@ -87,6 +89,8 @@ type Feeds struct {
 	poller *zmtp.Poller
 	pace   *pace
 	err    error // why there is no poller
+
+	elsewhere Elsewhere
 
 	mu     sync.Mutex
 	feeds  map[worker.ID]*feed
@@ -123,6 +127,9 @@ func orDefault[T int | time.Duration](v, or T) T {
 	}
 	return v
 }
+
+// Elsewhere counts blocks that are credited to no rank.
+func (f *Feeds) Elsewhere() *Elsewhere { return &f.elsewhere }
 
 // Start subscribes to one rank; a second Start of the same rank replaces the
 // first. It returns an error for an endpoint that cannot be one; an engine that is not

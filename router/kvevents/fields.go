@@ -139,13 +139,15 @@ func (d *Decoder) group(ev *Event) (err error) {
 	return err
 }
 
-// locality is unspecified, LOCAL or REMOTE; what is not known is not local.
+// locality is nil, LOCAL or REMOTE; what is not known is not local.
 func (d *Decoder) locality(ev *Event) error {
-	if ev.Remote = false; d.events.null() {
+	if ev.Locality = Unspecified; d.events.null() {
 		return nil
 	}
 	s, err := d.events.text()
-	ev.Remote = string(s) != "LOCAL"
+	if ev.Locality = Remote; string(s) == "LOCAL" {
+		ev.Locality = Local
+	}
 	return err
 }
 

@@ -39,7 +39,7 @@ type expectedEvent struct {
 
 func expected(ev *Event) expectedEvent {
 	x := expectedEvent{Kind: ev.Kind.String(), Pairs: ev.Pairs, BlockSize: ev.BlockSize, Medium: ev.Medium,
-		LoRA: ev.LoRA, CacheSalt: ev.CacheSalt, Group: ev.Group, Remote: ev.Remote, Extra: ev.Extra}
+		LoRA: ev.LoRA, CacheSalt: ev.CacheSalt, Group: ev.Group, Remote: ev.Locality == Remote, Extra: ev.Extra}
 	for _, h := range ev.Hashes {
 		x.Hashes = append(x.Hashes, uint64(h))
 	}

@@ -264,7 +264,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 func (s *loadSub) place(rank int, alone bool) int {
 	only := s.only.Load()
 	for i, r := range s.worker.Ranks {
-		if rank < 0 && r == only || int(r.ID.Rank) == rank {
+		if rank < 0 && r == only || r.EngineRank() == rank {
 			return i
 		}
 	}

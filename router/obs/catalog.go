@@ -71,7 +71,8 @@ var Catalog = []Family{
 	{"sluice_rank_decode_block_seconds", "gauge", "worker, rank", "Time that a resident KV block adds to a request's decode, as learned; absent until it has been."},
 	{"sluice_rank_held_blocks", "gauge", "worker, rank", "KV blocks the index holds for the rank."},
 	{"sluice_rank_feed_live", "gauge", "worker, rank", "1 while the rank's KV events are contiguous: its overlap can be trusted. 0 also of an engine without replay that has said nothing yet."},
-	{"sluice_kv_feed_total", "counter", "worker, rank, kind", "What came over the rank's KV event feed (batches, stored, removed, cleared, repeated, unknown_removed, orphans, ignored) and what went wrong (gaps, tail_checks, resyncs, replays, replayed_batches, replay_failures, restarts, resets, garbage, oversize, wrong_rank)."},
+	{"sluice_kv_feed_total", "counter", "worker, rank, kind", "What came over the rank's KV event feed (batches, stored, removed, cleared, repeated, unknown_removed, orphans, ignored) and what went wrong (gaps, tail_checks, resyncs, replays, replayed_batches, replay_failures, restarts, resets, garbage, oversize, wrong_rank), and blocks that lie, or may lie, at another machine (remote, unlocated)."},
+	{"sluice_kv_elsewhere_blocks_total", "counter", "medium, locality", "KV blocks that engines stored and that are credited to no worker: medium FS, OBJ, STORAGE, EXTERNAL, other; locality remote (the engine says so) or unspecified (storage that may be another machine's)."},
 
 	{"sluice_kv_index_blocks", "gauge", "", "Entries (rank, tier, block) of the KV index."},
 	{"sluice_kv_index_bytes", "gauge", "", "Memory the KV index takes."},

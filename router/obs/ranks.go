@@ -14,7 +14,7 @@ import (
 
 // feedKinds are the counters of kvevents.Observer, in the catalog's order.
 var feedKinds = [...]string{"batches", "stored", "removed", "cleared", "repeated", "unknown_removed", "orphans", "gaps",
-	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "garbage", "oversize", "wrong_rank", "other"}
+	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "garbage", "oversize", "remote", "unlocated", "wrong_rank", "other"}
 
 // rankSeries is what is counted of one rank. Its gauges are read from the
 // worker.Rank itself at each scrape.

@@ -19,6 +19,9 @@ type Spec struct {
 	Models []string
 	// Ranks are the data-parallel ranks served here; empty means {0}.
 	Ranks []uint16
+	// StartRank is the engine's own number of the first rank that the server at URL
+	// serves, where it serves those of one node out of several; 0: what the engine tells.
+	StartRank int
 	// RankURLs, when set, gives each of Ranks a server of its own, in the same
 	// order; the rank header is then not sent.
 	RankURLs []string
@@ -72,6 +75,9 @@ type Info struct {
 	// DPSize is how many data-parallel ranks the engine has, here or on other
 	// nodes; 0 unknown.
 	DPSize int
+	// StartRank is the lowest rank that the engine showed here; above 0 on the second
+	// node of a deployment that is balanced by node.
+	StartRank int
 }
 
 // Rank is the live state of one (worker, rank). All of its mutable fields are

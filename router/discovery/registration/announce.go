@@ -11,7 +11,7 @@ import (
 // its id is not part of one.
 func Announce(w *config.Worker) (*Announcement, error) {
 	a := &Announcement{
-		Version: Version, URL: w.URL, Role: w.Role.String(), Models: w.Models, Ranks: w.Ranks, RankURLs: w.RankURLs, Labels: w.Labels,
+		Version: Version, URL: w.URL, Role: w.Role.String(), Models: w.Models, Ranks: w.Ranks, StartRank: w.StartRank, RankURLs: w.RankURLs, Labels: w.Labels,
 		Engine: w.Engine, HealthPath: w.HealthPath, BlockSize: w.BlockSize, KVEvents: w.KVEvents, KVReplay: w.KVReplay, LoadEvents: w.LoadEvents,
 		MaxRequests: w.MaxRequests, RankRequests: w.RankRequests, RankTokens: w.RankTokens,
 	}

@@ -30,6 +30,8 @@ type Announcement struct {
 	Models []string `json:"models,omitempty"`
 	// Ranks are the data-parallel ranks behind URL; none: rank 0 alone.
 	Ranks []uint16 `json:"ranks,omitempty"`
+	// StartRank is the engine's own number of the first of them; 0: what it tells.
+	StartRank int `json:"start_rank,omitempty"`
 	// RankURLs give each of Ranks a server of its own.
 	RankURLs []string `json:"rank_urls,omitempty"`
 	Labels   []string `json:"labels,omitempty"`
@@ -136,7 +138,7 @@ func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
 			return none, fmt.Errorf("%s: %d entries; want at most %d", l.field, l.got, l.most)
 		}
 	}
-	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, Labels: a.Labels, Engine: a.Engine, HealthPath: a.HealthPath, BlockSize: a.BlockSize,
+	w := config.Worker{ID: id, Models: a.Models, Ranks: a.Ranks, StartRank: a.StartRank, Labels: a.Labels, Engine: a.Engine, HealthPath: a.HealthPath, BlockSize: a.BlockSize,
 		MaxRequests: a.MaxRequests, RankRequests: a.RankRequests, RankTokens: a.RankTokens, Options: map[string][]string{}}
 	if a.Role != "" {
 		if err := w.Role.UnmarshalText([]byte(a.Role)); err != nil {
