@@ -1,11 +1,17 @@
-// Package zmtp is a ZMQ PULL socket that listens, without libzmq: the wire is ZMTP 3
-// (RFC 23 and 37) with the NULL mechanism.
+// Package zmtp speaks ZMQ without libzmq: the wire is ZMTP 3 (RFC 23 and 37) with the
+// NULL mechanism.
 //
-// Its main type is Pull. nixl/notify and router/transfers keep one each, for LMCache's
-// notifications and the connector's reports; the peers are libzmq's PUSH sockets. It
-// exists because libzmq keeps a message of many parts whole before anyone sees it,
-// without a bound, and because its messages pass two threads more. Here a message is one
-// frame, frames and connections are bounded, and who may connect is decided at accept.
-// It never connects anywhere, never sends but the handshake and answers to heartbeats,
-// and knows nothing of what the messages say.
+// Pull is a PULL socket that listens. nixl/notify and router/transfers keep one each, for
+// LMCache's notifications and the connector's reports; the peers are libzmq's PUSH
+// sockets. A message of it is one frame.
+//
+// Stream is one connection of a SUB or DEALER socket, and a Poller watches many of them.
+// router/kvevents keeps one or two for each rank, for engines' KV events and replays; the
+// peers are libzmq's PUB and ROUTER sockets. A Stream is read without waiting and has one
+// descriptor.
+//
+// The package exists because libzmq keeps a message of many parts whole before anyone
+// sees it, without a bound, because its messages pass two threads more, and because a
+// socket of it takes at least two descriptors. Here frames, parts, messages and connections
+// are bounded. It knows nothing of what the messages say.
 package zmtp

@@ -14,14 +14,15 @@ func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_D
 
 // Poller watches many Streams and tells of those that may have something to read. It is one epoll instance, which waits in the runtime's own poller: no thread is
 // blocked in it. Between two looks it lets some time pass, so that the wake-up is
-// paid by all that has come meanwhile: what a message costs then hardly depends on how
-// many there are.
+// paid by all that has come meanwhile: least where little comes, and as much as brings
+// gathered of them where more does, up to most. So what a message costs hardly depends
+// on how many there are, once there are enough for it to matter.
 type Poller struct {
-	fd   int
-	file *os.File
-	raw  syscall.RawConn
-	tick time.Duration
-	done chan struct{}
+	fd    int
+	file  *os.File
+	raw   syscall.RawConn
+	pause time.Duration
+	done  chan struct{}
 
 	mu      sync.Mutex
 	last    int32 // numbers Watches, as descriptors are used again
@@ -35,8 +36,13 @@ type watched struct {
 	number int32
 }
 
-// NewPoller makes a Poller that looks once each tick at most.
-func NewPoller(tick time.Duration) (*Poller, error) {
+const (
+	least, most = 10 * time.Millisecond, 40 * time.Millisecond
+	gathered    = 256
+)
+
+// NewPoller makes a Poller.
+func NewPoller() (*Poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
@@ -45,7 +51,7 @@ func NewPoller(tick time.Duration) (*Poller, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
 	}
-	p := &Poller{fd: fd, file: os.NewFile(uintptr(fd), "epoll"), tick: tick, done: make(chan struct{}), watched: make(map[int32]watched)}
+	p := &Poller{fd: fd, file: os.NewFile(uintptr(fd), "epoll"), pause: least, done: make(chan struct{}), watched: make(map[int32]watched)}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		p.file.Close()
 		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
@@ -88,14 +94,25 @@ func (p *Poller) run() {
 		if err != nil {
 			return
 		}
+		told := n
 		// Who was told of and has not read yet is told of again, behind the others.
 		for all := p.tell(events[:n]); n == len(events) && all > 0; all -= n {
 			if n, _ = unix.EpollWait(p.fd, events[:], 0); n > 0 {
 				p.tell(events[:n])
+				told += n
 			}
 		}
-		time.Sleep(p.tick)
+		p.pause = nextPause(p.pause, told)
+		time.Sleep(p.pause)
 	}
+}
+
+// nextPause is how long it takes for enough to come, where told came in the pause before.
+func nextPause(pause time.Duration, told int) time.Duration {
+	if told < gathered/16 {
+		return least // little enough that its wake-ups do not matter
+	}
+	return min(max(pause*gathered/time.Duration(told), least), most)
 }
 
 // wait blocks until something may be read, or the Poller is closed.

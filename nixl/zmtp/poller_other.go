@@ -22,7 +22,6 @@ func duplicate(fd int) (int, error) {
 
 // Poller tells of all Streams each tick; where there is epoll it knows which.
 type Poller struct {
-	tick time.Duration
 	stop chan struct{}
 	done chan struct{}
 
@@ -30,9 +29,11 @@ type Poller struct {
 	watched map[int]func()
 }
 
+const tick = 10 * time.Millisecond
+
 // NewPoller makes a Poller that looks once each tick.
-func NewPoller(tick time.Duration) (*Poller, error) {
-	p := &Poller{tick: tick, stop: make(chan struct{}), done: make(chan struct{}), watched: make(map[int]func())}
+func NewPoller() (*Poller, error) {
+	p := &Poller{stop: make(chan struct{}), done: make(chan struct{}), watched: make(map[int]func())}
 	go p.run()
 	return p, nil
 }
@@ -60,7 +61,7 @@ func (p *Poller) run() {
 		select {
 		case <-p.stop:
 			return
-		case <-time.After(p.tick):
+		case <-time.After(tick):
 		}
 		p.mu.Lock()
 		all := slices.Collect(maps.Values(p.watched))

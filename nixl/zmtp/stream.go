@@ -58,11 +58,11 @@ func (s *Stream) Closed() bool { return s.fd < 0 }
 func (s *Stream) Heartbeats() bool { return s.minor >= 1 }
 
 // Fill reads what has come into buf; call it when Next has no more. It never waits: n is 0
-// when nothing was there. After an error, io.EOF where the peer has closed its end, the
+// when nothing was there, and dry says that there was no more than that. After an error, io.EOF where the peer has closed its end, the
 // Stream is of no more use but to be closed.
-func (s *Stream) Fill(buf []byte) (n int, err error) {
+func (s *Stream) Fill(buf []byte) (n int, dry bool, err error) {
 	if s.fd < 0 {
-		return 0, net.ErrClosed
+		return 0, true, net.ErrClosed
 	}
 	into, from := buf, len(s.rest)
 	s.own = from > len(buf)/2
@@ -74,16 +74,16 @@ func (s *Stream) Fill(buf []byte) (n int, err error) {
 	n, errno := recv(s.fd, into[from:])
 	switch {
 	case errno == syscall.EAGAIN:
-		return 0, nil
+		return 0, true, nil
 	case errno == syscall.ECONNRESET || errno == syscall.EPIPE || errno == syscall.ETIMEDOUT || errno == 0 && n == 0:
 		s.gone.Store(true)
-		return 0, io.EOF
+		return 0, true, io.EOF
 	case errno != 0:
 		s.gone.Store(true)
-		return 0, errno
+		return 0, true, errno
 	}
 	s.data, s.at = into[:from+n], 0
-	return n, nil
+	return n, from+n < len(into), nil
 }
 
 // grow gives rest more room. That grows with what has come, not with what a peer says

@@ -32,6 +32,7 @@ const (
 type line struct {
 	*zmtp.Stream
 	lost   bool // its end was told to the feed
+	dry    bool // there was nothing more to read
 	heard  time.Time
 	pinged time.Time
 }
@@ -257,9 +258,13 @@ func (f *feed) leaveLost() {
 }
 
 // fillFrom reads from a connection. It is false when nothing was there, or it has ended.
+// What comes behind the last that was there the poller tells of.
 func (f *feed) fillFrom(l *line, buf []byte) bool {
-	n, err := l.Fill(buf)
-	if err != nil {
+	if l.dry {
+		return false
+	}
+	n, dry, err := l.Fill(buf)
+	if l.dry = dry; err != nil {
 		f.ended(l, err)
 		return false
 	}

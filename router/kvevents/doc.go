@@ -7,6 +7,5 @@
 // changes, with endpoints that the fleet has found (fleet.Events).
 // Decoder turns one message into Events. Nothing here is on the path of a
 // request, and nothing an engine sends can make it panic. What it takes to memory
-// is bounded by bytes (inbox), but for a message of endless parts, which libzmq keeps
-// whole until it ends.
+// is bounded by bytes (inbox, zmtp.StreamOptions).
 package kvevents

@@ -151,29 +151,51 @@ func (f *feed) step() {
 	f.flush()
 }
 
-// sleep waits until there is something to do. An alarm that was set for earlier than is
-// needed now is left as it is: times move on with each message, and one alarm too
-// many costs less than to set it for each.
+// sleep waits until there is something to do.
 func (f *feed) sleep() {
-	if len(f.waiting.queue) > 0 {
+	for len(f.waiting.queue) == 0 {
+		f.setAlarm()
+		f.mu.Unlock()
+		rung := false
+		select {
+		case <-f.bell:
+			rung = true
+		case <-f.timer.C:
+		case <-f.ctx.Done():
+			rung = true
+		}
+		f.mu.Lock()
+		if rung {
+			return
+		}
+		f.alarm = time.Time{}
+		if due(f.nextTime()) {
+			return
+		}
+	}
+}
+
+// alarmQuantum is what alarms are rounded up to that are further off than a second: those of
+// many feeds then ring together and cost one wake-up.
+const alarmQuantum = 250 * time.Millisecond
+
+var began = time.Now()
+
+// setAlarm sees to it that the timer rings when there is something to do. One that was set
+// for earlier is left as it is: times move on with each message, and one alarm too many
+// costs less than to set it for each.
+func (f *feed) setAlarm() {
+	at := f.nextTime()
+	if at.IsZero() || !f.alarm.IsZero() && !at.Before(f.alarm) {
 		return
 	}
-	if at := f.nextTime(); !at.IsZero() && (f.alarm.IsZero() || at.Before(f.alarm)) {
-		f.alarm = at
-		f.timer.Reset(time.Until(at))
+	left := time.Until(at)
+	if left > time.Second {
+		since := time.Since(began)
+		left = (since + left + alarmQuantum).Truncate(alarmQuantum) - since
 	}
-	f.mu.Unlock()
-	rung := true
-	select {
-	case <-f.bell:
-	case <-f.timer.C:
-		rung = false
-	case <-f.ctx.Done():
-	}
-	f.mu.Lock()
-	if !rung {
-		f.alarm = time.Time{}
-	}
+	f.alarm = time.Now().Add(left)
+	f.timer.Reset(left)
 }
 
 const (
@@ -198,9 +220,7 @@ func (f *feed) ready() {
 		f.ring()
 	}
 	f.flush()
-	if at := f.nextTime(); !at.IsZero() && (f.alarm.IsZero() || at.Before(f.alarm)) {
-		f.ring() // it sets its alarm
-	}
+	f.setAlarm()
 }
 
 // quiet says that nothing is under way but messages that follow one another.
@@ -312,6 +332,7 @@ func (f *feed) dropClosed() {
 // connection that nobody reads does not show that it is lost.
 func (f *feed) readAhead(buf []byte) {
 	for _, l := range f.lines {
+		l.dry = false
 		for !l.Closed() && !f.waiting.full() {
 			if m, ok := f.nextOf(l); ok {
 				f.waiting.put(m)
@@ -326,7 +347,13 @@ func (f *feed) readAhead(buf []byte) {
 // buffers are what feeds read into, while they do.
 var buffers = sync.Pool{New: func() any { b := make([]byte, readBytes); return &b }}
 
-func (f *feed) borrow() *[]byte { return buffers.Get().(*[]byte) }
+// borrow begins to read.
+func (f *feed) borrow() *[]byte {
+	for _, l := range f.lines {
+		l.dry = false
+	}
+	return buffers.Get().(*[]byte)
+}
 
 // giveBack lets others use the buffer: nothing of it is looked at any more.
 func (f *feed) giveBack(b *[]byte) {

@@ -25,7 +25,7 @@ func layouts(t *testing.T, run func(t *testing.T, e *engine)) {
 	for _, withTopic := range []bool{false, true} {
 		t.Run(fmt.Sprintf("topic_frame=%v", withTopic), func(t *testing.T) {
 			e := newEngine(t, true)
-			e.withTopic = withTopic
+			e.set(func() { e.withTopic = withTopic })
 			run(t, e)
 		})
 	}
@@ -84,7 +84,7 @@ func TestStartReplaysWhatWasBefore(t *testing.T) {
 // beginning of a new life.
 func TestLiveCopiesOfReplayedBatches(t *testing.T) {
 	e := newEngine(t, true)
-	e.pause = 5 * time.Millisecond
+	e.set(func() { e.pause = 5 * time.Millisecond })
 	s := newScribe(3, 1)
 	all := batches(s, 40)
 	for _, b := range all[:30] {
@@ -139,7 +139,7 @@ func TestGapTheReplayNoLongerCovers(t *testing.T) {
 		}
 		e.set(func() {
 			for seq := range uint64(40) {
-				delete(e.kept, seq)
+				e.set(func() { delete(e.kept, seq) })
 			}
 		})
 		e.publish(all[59])
@@ -181,7 +181,7 @@ func TestReplayWithLosses(t *testing.T) {
 	for _, b := range all {
 		e.keep(b)
 	}
-	e.dropOnce = map[uint64]bool{30: true, 31: true}
+	e.set(func() { e.dropOnce = map[uint64]bool{30: true, 31: true} })
 	r := newRig(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
@@ -233,7 +233,7 @@ func TestManyDamagedMessages(t *testing.T) {
 // A replay that takes long is not given up while it brings something.
 func TestLongReplay(t *testing.T) {
 	e := newEngine(t, true)
-	e.pause = 10 * time.Millisecond
+	e.set(func() { e.pause = 10 * time.Millisecond })
 	s := newScribe(5, 1)
 	for range 300 {
 		e.keep(s.batch())
@@ -276,7 +276,7 @@ func TestReplayWithAPermanentHole(t *testing.T) {
 	for _, b := range all {
 		e.keep(b)
 	}
-	delete(e.kept, 30)
+	e.set(func() { delete(e.kept, 30) })
 	r := newRig(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
@@ -437,7 +437,7 @@ func TestLostConnectionToTheSameLife(t *testing.T) {
 
 func TestDeadReplay(t *testing.T) {
 	e := newEngine(t, true)
-	e.deaf = true
+	e.set(func() { e.deaf = true })
 	s := newScribe(17, 1)
 	all := batches(s, 20)
 	for _, b := range all {
@@ -487,7 +487,7 @@ func TestOverflow(t *testing.T) {
 	for _, b := range all[:50] {
 		e.keep(b)
 	}
-	e.pause = 10 * time.Millisecond
+	e.set(func() { e.pause = 10 * time.Millisecond })
 	r := newRig(t, e, func(o *Options) { o.ahead, o.TailCheck = 1<<18, 50*time.Millisecond })
 	r.start()
 	e.subscribed()

@@ -75,12 +75,6 @@ var Counters = []string{
 	"wrong_rank",       // batches of another rank, not applied
 }
 
-// tick is how long the poller lets events gather before it looks again. A wake-up costs as
-// much as ten to twenty messages, so it is shared by what came in that time: what a
-// message costs depends little on how many there are. Beside an engine's step, of 10 ms and
-// more, by which events come, the wait is short; an event that comes alone does not wait.
-const tick = 10 * time.Millisecond
-
 // Feeds runs the subscriptions of a fleet: a goroutine and a descriptor a rank, two while
 // a replay is under way or where the endpoint is bound, and one poller for all of them. Its
 // methods may be called from any goroutine.
@@ -117,7 +111,7 @@ func NewFeeds(opt Options) *Feeds {
 	opt.ahead = orDefault(opt.ahead, aheadBytes)
 	opt.waits = orDefault(opt.waits, maxWaits)
 	f := &Feeds{opt: opt, pace: newPace(), feeds: make(map[worker.ID]*feed)}
-	f.poller, f.err = zmtp.NewPoller(tick)
+	f.poller, f.err = zmtp.NewPoller()
 	return f
 }
 

@@ -201,7 +201,6 @@ func TestWhatIsNotIndexed(t *testing.T) {
 	with := func(change func(e *wireEvent)) []byte { e := plain; change(&e); return e.asMap() }
 	ignored := [][]byte{
 		with(func(e *wireEvent) { e.more = map[string]any{"group_idx": 1} }),
-		with(func(e *wireEvent) { e.more = map[string]any{"locality": "REMOTE"} }),
 		with(func(e *wireEvent) { e.medium = "TAPE" }),
 		with(func(e *wireEvent) { e.tokens = e.tokens[:3] }),
 		with(func(e *wireEvent) { e.tokens, e.blockSize = nil, 0 }),
@@ -303,7 +302,7 @@ func TestStopIsPrompt(t *testing.T) {
 	})
 	t.Run("replay_does_not_answer", func(t *testing.T) {
 		e := newEngine(t, true)
-		e.deaf = true
+		e.set(func() { e.deaf = true })
 		r := newRig(t, e, func(o *Options) { o.ReplayTimeout = time.Hour })
 		r.start()
 		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.asked) > 0 })
@@ -311,7 +310,7 @@ func TestStopIsPrompt(t *testing.T) {
 	})
 	t.Run("replay_drips", func(t *testing.T) {
 		e := newEngine(t, true)
-		e.pause = 20 * time.Millisecond
+		e.set(func() { e.pause = 20 * time.Millisecond })
 		for _, b := range batches(newScribe(38, 1), 5000) {
 			e.keep(b)
 		}
@@ -322,7 +321,7 @@ func TestStopIsPrompt(t *testing.T) {
 	})
 	t.Run("waiting_to_retry", func(t *testing.T) {
 		e := newEngine(t, true)
-		e.deaf = true
+		e.set(func() { e.deaf = true })
 		r := newRig(t, e, func(o *Options) { o.ReplayTimeout, o.RetryMin = time.Millisecond, time.Hour })
 		r.start()
 		r.awaitState(worker.FeedBroken)

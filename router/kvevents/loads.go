@@ -63,7 +63,7 @@ func NewLoads(log *slog.Logger) *Loads {
 		log = slog.New(slog.DiscardHandler)
 	}
 	l := &Loads{log: log, subs: map[string]*loadSub{}}
-	poller, err := zmtp.NewPoller(tick)
+	poller, err := zmtp.NewPoller()
 	if err != nil {
 		log.Error("no load messages", "err", err)
 		return l
@@ -197,7 +197,7 @@ func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
 		case <-sub.bell:
 		}
 		buf := buffers.Get().(*[]byte)
-		n, err := s.Fill(*buf)
+		n, _, err := s.Fill(*buf)
 		for err == nil && n > 0 {
 			m, ok, wrong := s.Next()
 			switch {
@@ -206,7 +206,7 @@ func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
 			case ok:
 				loads = l.apply(sub, m, loads)
 			default:
-				n, err = s.Fill(*buf)
+				n, _, err = s.Fill(*buf)
 			}
 		}
 		buffers.Put(buf) // all that was whole has been taken

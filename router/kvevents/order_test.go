@@ -28,7 +28,7 @@ func (r *rig) never(s worker.FeedState, within time.Duration) {
 // would hear if that changed.
 func TestRetryWhileDisconnected(t *testing.T) {
 	e := newEngine(t, true)
-	e.deaf = true
+	e.set(func() { e.deaf = true })
 	s := newScribe(31, 1)
 	all := batches(s, 20)
 	for _, b := range all {
@@ -59,6 +59,7 @@ func (r *rig) stepped() *feed {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	f.mu.Lock() // it is the test's, not the poller's
 	r.t.Cleanup(f.close)
 	return f
 }

@@ -71,7 +71,7 @@ func (f *Feeds) await(ctx context.Context, s *zmtp.Stream) (zmtp.Message, error)
 		if ok || err != nil {
 			return m, err
 		}
-		if n, err := s.Fill(buf); err != nil {
+		if n, _, err := s.Fill(buf); err != nil {
 			return nil, err
 		} else if n > 0 {
 			continue

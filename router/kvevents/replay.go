@@ -334,7 +334,7 @@ func (r *replay) gather(dealer *zmtp.Stream) {
 		}
 		n := 0
 		if err == nil {
-			n, err = dealer.Fill(*buf)
+			n, _, err = dealer.Fill(*buf)
 		}
 		if errors.Is(err, io.EOF) {
 			err = errCut

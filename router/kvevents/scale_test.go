@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -30,15 +31,15 @@ import (
 // one, whose threads and descriptors are bounded alike.
 func TestFeedsOfAFleet(t *testing.T) {
 	loads := []fleetLoad{{feeds: 100, rate: 5}, {feeds: 100, rate: 20}, {feeds: 10, rate: 200}}
-	lasts := 2 * time.Second
+	lasts, windows := time.Second, 2
 	if os.Getenv("SLUICE_SOAK") == "1" {
 		loads = []fleetLoad{{feeds: 1000, rate: 5}, {feeds: 1000, rate: 20}, {feeds: 50, rate: 200}}
-		lasts = 10 * time.Second
+		lasts, windows = 4*time.Second, 5
 	}
 	var costs []time.Duration
 	for _, l := range loads {
 		t.Run(fmt.Sprintf("%d feeds at %d a second", l.feeds, l.rate), func(t *testing.T) {
-			costs = append(costs, l.measure(t, lasts))
+			costs = append(costs, l.measure(t, lasts, windows))
 		})
 	}
 	if t.Failed() || len(costs) < len(loads) {
@@ -61,23 +62,28 @@ const (
 
 type fleetLoad struct{ feeds, rate int }
 
-func (l fleetLoad) measure(t *testing.T, lasts time.Duration) time.Duration {
+func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.Duration {
 	p := launchPublishers(t, l.feeds)
 	before := usage(t)
 	fleet := p.subscribe(t)
 	fleet.await(t, "every feed has its replay", func(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedLive })
-	p.say("rate %d %d", l.rate, lasts/time.Second) // the connections are warm, and so are caches
+	p.say("rate %d 1", l.rate) // the connections are warm, and so are caches
 	p.hear(t, "sent")
 	fleet.settle(t)
-	at, applied := usage(t), fleet.get("batches")
-	p.say("rate %d %d", l.rate, lasts/time.Second)
-	sent, _ := strconv.Atoi(p.hear(t, "sent"))
-	eventually(t, "all messages", func() bool { return fleet.get("batches")-applied >= sent })
-	used := usage(t)
-	cost := (used.cpu - at.cpu) / time.Duration(sent)
+	// The least of several tries: whoever else uses the machine makes it more, never less.
+	cost := time.Duration(math.MaxInt64)
+	var used used
+	for range windows {
+		at, applied := usage(t), fleet.get("batches")
+		p.say("rate %d %d", l.rate, lasts/time.Second)
+		sent, _ := strconv.Atoi(p.hear(t, "sent"))
+		eventually(t, "all messages", func() bool { return fleet.get("batches")-applied >= sent })
+		used = usage(t)
+		cost = min(cost, (used.cpu-at.cpu)/time.Duration(sent))
+	}
 	threads, files := used.threads-before.threads, used.files-before.files
 	t.Logf("feeds %d, %d messages/s each: %d threads, %d descriptors, %d MiB more; %v of CPU per message, %.1f %% of a core",
-		l.feeds, l.rate, threads, files, (used.rss-before.rss)>>20, cost.Round(10*time.Nanosecond), 100*float64(used.cpu-at.cpu)/float64(lasts))
+		l.feeds, l.rate, threads, files, (used.rss-before.rss)>>20, cost.Round(10*time.Nanosecond), 100*cost.Seconds()*float64(l.feeds*l.rate))
 	if threads > mostThreads {
 		t.Errorf("%d threads for %d feeds; want %d at most", threads, l.feeds, mostThreads)
 	}
