@@ -26,7 +26,7 @@ type Call struct {
 	tokens atomic.Int32 // Request.Tokens and one, 0 once a byte of the body has come
 	in     membership
 
-	cut, hangUp func() // made once; see Cutter
+	cut func() // made once; see Cutter
 }
 
 // leg is what a Cut closes. Its fields are set before it is attached and never
@@ -80,20 +80,12 @@ func (c *Call) wasAbandoned() bool { return c != nil && c.at.Load() == frozenMar
 func (c *Call) ended() bool { return c.WasCut() || c.wasAbandoned() }
 
 // Cutter gives Cut as a function, the same at each call. It is for the goroutine that
-// makes the legs, as is Hanger, which gives HangUp.
+// makes the legs.
 func (c *Call) Cutter() func() {
 	if c.cut == nil {
 		c.cut = c.Cut
 	}
 	return c.cut
-}
-
-// Hanger: see Cutter.
-func (c *Call) Hanger() func() {
-	if c.hangUp == nil {
-		c.hangUp = c.HangUp
-	}
-	return c.hangUp
 }
 
 // Renew makes the Call ready for another Do. It is for a caller who alone has it: the

@@ -201,3 +201,38 @@ func TestThousandInTenMilliseconds(t *testing.T) {
 		}
 	}
 }
+
+// What is left of a prefill is the time for its own tokens and for those reserved before
+// it, less the time since it was reserved.
+func TestRemainingOfAPrefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rs := ranks(1)
+		opt := plain
+		opt.Rates.Prefill = 2 // ms a token
+		s := New(opt)
+		book := func(leg Leg, tokens int) *Reservation {
+			c, _ := s.Choose(&Query{Leg: leg, Candidates: rs, PromptTokens: tokens, MaxTokens: 32})
+			return c.Reservation
+		}
+		want := func(what string, res *Reservation, d time.Duration) {
+			t.Helper()
+			if got := res.Remaining(); got != d {
+				t.Errorf("%s: %v remain, want %v", what, got, d)
+			}
+		}
+		first := book(PrefillLeg, 500)
+		second := book(PrefillLeg, 100)
+		decode := book(DecodeLeg, 100)
+		want("500 tokens", first, time.Second)
+		want("100 tokens behind 500", second, 1200*time.Millisecond)
+		want("a decode", decode, 0)
+		want("nothing", nil, 0)
+		time.Sleep(1100 * time.Millisecond)
+		want("500 tokens, late", first, -100*time.Millisecond)
+		want("100 tokens behind 500, later", second, 100*time.Millisecond)
+		for _, res := range []*Reservation{first, second, decode} {
+			res.Release()
+		}
+		mustZero(t, rs)
+	})
+}
