@@ -139,7 +139,7 @@ func (s *seq) produce() (id uint32, last bool) {
 		}
 		s.gen.fold(id)
 	default:
-		id = s.gen.next(n > 0 && n >= p.minTokens && !p.ignoreEOS)
+		id = s.gen.next(n >= p.minTokens && !p.ignoreEOS)
 		s.gen.fold(id)
 	}
 	s.out = append(s.out, id)

@@ -68,7 +68,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintln(stdout, "\nengines asked:")
-	if bad := probeSpecs(cfg.Specs(), cfg.Health.Path, *timeout, stdout); bad > 0 {
+	if bad := probeSpecs(cfg.Specs(), cfg.Health.Path, *timeout, stdout) + probeHandOvers(cfg, stdout); bad > 0 {
 		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
 		return 1
 	}

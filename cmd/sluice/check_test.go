@@ -20,6 +20,8 @@ func TestCheck(t *testing.T) {
 	}
 	e := startSim(t, func(o *sim.Options) { o.Ranks = 2 })
 	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "decode" })
+	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	none := startScripted(t, reply(200, `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"kv_transfer_params":null}`))
 	good := write("good.yaml", "workers: [{url: '"+e.URL()+"', models: [sim], ranks: 2, engine: vllm, block_size: 16}]\n")
 	bad := write("bad.yaml", "listen: 1\nworkers:\n  - url: nonsense\n")
 	noCert := write("nocert.yaml", "tls: {cert: "+dir+"/none.crt, key: "+dir+"/none.key}\n")
@@ -50,6 +52,10 @@ func TestCheck(t *testing.T) {
 		{"not as it says", []string{"--probe", "--engine", e.URL() + ",model=other,ranks=3,block_size=64,engine=sglang"}, 1,
 			`it does not serve model "other"` + "\n        it is vllm, not sglang\n        its blocks are of 16 tokens, not 64\n        it has ranks 0 to 1, but rank 2 is asked for", ""},
 		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "it says its role is decode, not prefill", ""},
+		{"prefill hands over", []string{"--probe", "--prefill", p.URL(), "--decode", d.URL()}, 0, "  ok    prefill-0", ""},
+		{"no KV connector", []string{"--probe", "--prefill", none.URL, "--decode", d.URL()}, 1,
+			"  FAULT prefill-0 at " + none.URL + "\n        it gives no handle for a hand-over: ", "1 of the engines' servers"},
+		{"a family without a handle", []string{"--probe", "--pd", "storage", "--prefill", none.URL, "--decode", d.URL()}, 0, "", ""},
 		{"help", []string{"--help"}, 0, "bootstrap_port=", ""},
 		{"no certificate", []string{"--config", noCert}, 1, "for clients, by TLS\n", `sluice check: tls: certs: cannot look at "`},
 		{"no certificate for engines", []string{"--config", good, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls: certs: cannot use"},

@@ -136,7 +136,7 @@ const forever = `{"model":"sim","messages":[{"role":"user","content":"tell me al
 
 func TestClientLeavesWhileWaitingForAPool(t *testing.T) {
 	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = time.Minute, false }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 	p.Crash()
 	eventually(t, 5*time.Second, "p0 is out", func() bool { return r.state("p0") == worker.Unhealthy })
 	l := send(t, r, "waits", chat(""))

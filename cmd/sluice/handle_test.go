@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,5 +95,31 @@ func TestPlainDecodeCanBeOff(t *testing.T) {
 	wantReason(t, post(t, r.URL+"/v1/chat/completions", chat("")), 502, "upstream_failed")
 	if n := len(generating(d)); n != 0 {
 		t.Errorf("decode was sent %d requests", n)
+	}
+}
+
+// llmdPrefill is an answer of llm-d-inference-sim v0.10.2 to a prefill leg, byte for byte.
+const llmdPrefill = `{"id":"cmpl-caea7c99-a7c8-50f7-817a-1c569cd443f7-0","model":"test","object":"text_completion","kv_transfer_params":` + llmdHandle +
+	`,"created":1795486622,"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8,"prompt_tokens_details":{"cached_tokens":0}},"choices":[{"index":0,"finish_reason":"remote_decode","text":"To "}]}`
+
+const llmdHandle = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":"DUMMY_ID","remote_block_ids":["DUMMY_ID"],"remote_host":"DUMMY","remote_port":1234,"tp_size":1}`
+
+// TestLLMDSimHandle: engines that name blocks by strings hand over, and the handle goes to
+// decode byte for byte.
+func TestLLMDSimHandle(t *testing.T) {
+	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, llmdPrefill) })
+	d := startScripted(t, answerOK)
+	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+	for i, more := range []string{"", `,"stream":true`} {
+		a := post(t, r.URL+"/v1/chat/completions", chat(more))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Plan") != "" {
+			t.Errorf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
+		}
+		if body := d.bodies[i]; !strings.Contains(body, `"kv_transfer_params":`+llmdHandle[:len(llmdHandle)-1]) {
+			t.Errorf("decode was sent %s", body)
+		}
+	}
+	if n := r.fellBack("incomplete_handle"); n != 0 {
+		t.Errorf("incomplete_handle counted %v times", n)
 	}
 }

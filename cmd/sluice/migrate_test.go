@@ -190,6 +190,30 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 	}
 }
 
+// TestStreamGoesOnToItsEnd: a stream that moves just before the model ends it, by a token
+// that is not shown, ends there too.
+func TestStreamGoesOnToItsEnd(t *testing.T) {
+	m := startMigrants(t, false, 2, nil)
+	moved := 0
+	for n := 0; moved < 12; n++ {
+		if n == 100 {
+			t.Fatalf("%d streams of %d ended by themselves: the test shows nothing", moved, n)
+		}
+		body := fmt.Sprintf(`{"model":"sim","stream":true,"prompt":"say it %d","max_tokens":400}`, n)
+		want := post(t, m.plain.URL()+"/v1/completions", body)
+		if ends := tellOf(want).finish; !slices.Equal(ends, []string{"stop"}) {
+			continue
+		}
+		moved++
+		events := bytes.Count(want.Body, []byte("data: {"))
+		for after := max(1, events-3); after < events; after++ {
+			m.fail("ends", sim.Fault{Kind: sim.Reset, After: after})
+			sameTelling(t, post(t, m.URL+"/v1/completions", body, "X-Request-Id", "ends"), want)
+			m.clear()
+		}
+	}
+}
+
 // fail arms a fault for the first leg of a request, wherever it goes, but for none
 // of those that go on with it.
 func (m *migrants) fail(id string, f sim.Fault) {

@@ -180,6 +180,7 @@ func assemble(r *router) (_ *router, err error) {
 	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
 	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
 	r.metrics.Func(func() float64 { return float64(len(r.runner.Alone())) }, "sluice_models_without_handover")
+	r.metrics.Func(r.orphanRanks, "sluice_kv_orphan_ranks")
 	r.metrics.Func(func() float64 { return float64(r.runner.Silent()) }, "sluice_kv_silent_ranks")
 	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
 		r.metrics.Func(func() float64 {
@@ -477,4 +478,17 @@ func (r *router) changed(w *worker.Worker, from, to worker.State, reason string)
 	if r.admin != nil {
 		r.admin.WorkerChanged(w, from, to, reason)
 	}
+}
+
+// orphanRanks counts the ranks whose events place no block.
+func (r *router) orphanRanks() float64 {
+	n := 0
+	for _, w := range r.fleet.View().Workers {
+		for _, rank := range w.Ranks {
+			if rank.Orphans.Load() {
+				n++
+			}
+		}
+	}
+	return float64(n)
 }

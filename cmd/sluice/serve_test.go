@@ -63,8 +63,9 @@ func TestPrefillThenDecode(t *testing.T) {
 	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
 		for _, stream := range []string{"", `,"stream":true`, `,"n":1`} {
-			// Each prompt is new: decode would not pull what it holds already.
-			text := path + stream + prompt
+			// Each prompt is new: decode would not pull what it holds already. It ends within a
+			// sentence, for behind one an engine may say nothing.
+			text := path + stream + prompt + " And"
 			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12%s}`, text, stream)
 			if path == "/v1/completions" {
 				body = fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":12%s}`, text, stream)

@@ -311,6 +311,7 @@ func sort(err error) failure {
 	case errors.Is(err, upstream.ErrFrozen):
 		f.ofEngine = false // the fleet found it out
 		f.suspect = !f.unsent
+		f.down = true
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout
 		// A slow answer to a long prompt is no sign of ill health; a connection

@@ -41,8 +41,8 @@ func (nixlPull) Prefill(leg *Leg, p *Pair) {
 }
 
 // Handle implements Family. The checks are those whose failure kills a decode
-// engine (vLLM 0.32 asserts on missing or empty remote_block_ids) or makes it
-// recompute in silence; everything else of the handle stays unread.
+// engine (vLLM 0.32 asserts on missing or empty remote_block_ids, and in its worker on a
+// group without any) or leaves its request without the KV; everything else of the handle stays unread.
 func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 	var vals [7]jsonscan.Value
 	handle, err := transferParams(p, body, vals[:], 4,
@@ -56,9 +56,10 @@ func (nixlPull) Handle(p *Pair, body []byte) ([]byte, error) {
 	if ids.Kind != jsonscan.Array {
 		return nil, fmt.Errorf("%w: remote_block_ids is no array", ErrIncompleteHandle)
 	}
-	// A flat list up to vLLM 0.17, a list per KV group since: either way some
-	// block is named exactly when a digit stands in it.
-	if !bytes.ContainsAny(handle[ids.Start:ids.End], "0123456789") {
+	// A flat list up to vLLM 0.17, a list per KV group since: either way some block is named
+	// exactly when a number, or a string, stands in it. vLLM's own ids are numbers; others
+	// that speak its protocol name blocks by strings (llm-d-inference-sim: ["DUMMY_ID"]).
+	if !bytes.ContainsAny(handle[ids.Start:ids.End], `0123456789"`) {
 		return nil, fmt.Errorf("%w: remote_block_ids is empty", ErrIncompleteHandle)
 	}
 	return handle, nil

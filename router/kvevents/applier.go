@@ -43,6 +43,9 @@ type Applier struct {
 	groupTold bool
 	coarse    [kvindex.NumTiers]int // blocks of ours in one of a slower tier's; 0 or 1: the same
 	parts     []kvindex.EngineHash
+
+	orphans     int  // stores in a row that could not be placed
+	orphansTold bool // a warning was given of them, see warnOfOrphans
 }
 
 // NewApplier makes the applier of a rank whose engine speaks as engine says
@@ -239,6 +242,7 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 	if res.Orphan {
 		a.counts["orphans"]++
 	}
+	a.placed(res.Orphan)
 	if a.Tap != nil {
 		a.Tap.Stored(a.Rank, &a.stored)
 	}

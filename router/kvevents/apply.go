@@ -20,7 +20,9 @@ func (f *feed) apply(seq uint64, payload []byte) {
 		return
 	}
 	resets := f.counts["resets"]
-	if err := f.Apply(payload); err != nil {
+	err := f.Apply(payload)
+	f.warnOfOrphans()
+	if err != nil {
 		f.unreadable++
 		if f.counts["resets"] != resets { // else a block is missed, and what is held stands
 			f.resyncSoon()

@@ -92,7 +92,10 @@ func randomEvent(rng *rand.Rand) (wireEvent, expectedEvent) {
 	}
 	if rng.IntN(2) == 0 {
 		h, v := randomHash()
-		e.parent, x.Parent = h, &v
+		e.parent = h
+		if v != 0 { // the array form of no parent
+			x.Parent = &v
+		}
 	}
 	e.blockSize = 1 + rng.IntN(20)
 	x.BlockSize = e.blockSize

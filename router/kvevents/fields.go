@@ -51,9 +51,12 @@ func (d *Decoder) hash() (kvindex.EngineHash, error) {
 	return h, nil
 }
 
+// parent reads the hash of the block before. A prompt's first block has none: null in
+// vLLM's and SGLang's words, 0 in the arrays of llm-d's libraries.
 func (d *Decoder) parent(ev *Event) (err error) {
 	if ev.HasParent = !d.events.null(); ev.HasParent {
 		ev.Parent, err = d.hash()
+		ev.HasParent = ev.Parent != 0
 	}
 	return err
 }

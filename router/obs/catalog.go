@@ -96,6 +96,7 @@ var Catalog = []Family{
 	{"sluice_retries_denied_total", "counter", "", "Retries not made because their pool's budget was spent (fleet.retry_share)."},
 	{"sluice_load_messages_total", "counter", "kind", "Engines' load messages: applied, garbage (could not be read), foreign (of a rank that its worker does not have here)."},
 	{"sluice_kv_handles_pinned", "gauge", "", "Prefill hand-overs whose blocks a prefill worker keeps for a decode not yet begun."},
+	{"sluice_kv_orphan_ranks", "gauge", "", "Ranks whose KV events place no block because none of their parents is known: 32 stores in a row or more. No prompt is found there."},
 	{"sluice_kv_silent_ranks", "gauge", "", "Prefill ranks that get no hand-overs because they do not tell that KV has been written (pd.notify_wait)."},
 	{"sluice_kv_notifications_total", "counter", "outcome", "LMCache's notifications: received; of these early (nobody waited yet), expired (nobody ever did), dropped (no room); beside them foreign and malformed messages."},
 	{"sluice_kv_notifications_unclaimed", "gauge", "", "Requests notified of that nobody waits for."},

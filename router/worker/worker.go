@@ -119,6 +119,8 @@ type Rank struct {
 	Events atomic.Uint64
 	// EventBlockSize is the block size seen in events, in tokens; 0 unknown.
 	EventBlockSize atomic.Int64
+	// Orphans: the feed is live, and yields nothing but blocks whose parent is unknown.
+	Orphans atomic.Bool
 	// Breaker is a BreakerState; the fleet's to set.
 	Breaker atomic.Uint32
 	// Held is how many blocks the index holds for this rank.
