@@ -84,11 +84,16 @@ func (r *restarting) restart(t *testing.T) (ended func()) {
 	before := runtimeOf(t, r.dir)
 	cmd := exec.Command(builtBinary(t), "restart")
 	cmd.Env = append(os.Environ(), r.env...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
 		t.Fatalf("restart: %v\n%s", err, out)
 	}
-	now := runtimeOf(t, r.dir)
-	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
+	var now int
+	if _, err := fmt.Sscanf(string(out), "process %d has taken", &now); err != nil {
+		t.Fatalf("restart says %q: %v", out, err)
+	}
+	t.Cleanup(func() { syscall.Kill(now, syscall.SIGKILL) })
+	eventually(t, patience, "the runtime file is the new process's", func() bool { return runtimeOf(t, r.dir).PID == now })
 	return func() {
 		t.Helper()
 		eventually(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !running(before.PID) })
@@ -139,7 +144,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	restarts, pause, every := 3, 300*time.Millisecond, time.Second
 	clients := 64
 	if os.Getenv("SLUICE_SOAK") != "" {
-		restarts, pause, every, clients = 12, 12*time.Second, 13*time.Second, 512
+		restarts, pause, every, clients = 12, 11*time.Second, 12*time.Second, 512
 	}
 	r := startRestarting(t, "--engine", startSim(t, nil).URL())
 	dropIdle()
