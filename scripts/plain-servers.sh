@@ -75,10 +75,15 @@ llama-cpp() {
 transformers() {
   local venv=${SLUICE_TRANSFORMERS_VENV:?names a Python environment with transformers[serving]} model=${SLUICE_TRANSFORMERS_MODEL:?names a model folder} port
   port=$(free_port)
-  HF_HUB_OFFLINE=1 "$venv/bin/transformers" serve "$model" --host 127.0.0.1 --port "$port" --device cpu >"$work/transformers.log" 2>&1 &
+  # It serves and lists what lies in the cache of its hub.
+  local repo=$work/hub/models--local--tiny
+  mkdir -p "$repo/refs" "$repo/blobs" "$repo/snapshots/1"
+  printf 1 >"$repo/refs/main"
+  cp "$model"/* "$repo/snapshots/1/"
+  HF_HUB_OFFLINE=1 HF_HUB_CACHE=$work/hub "$venv/bin/transformers" serve --host 127.0.0.1 --port "$port" --device cpu >"$work/transformers.log" 2>&1 &
   pids+=($!)
   wait_for "http://127.0.0.1:$port/v1/models" 300
-  through transformers "http://127.0.0.1:$port" /v1/chat/completions "{\"model\":\"$model\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":8}"
+  through transformers "http://127.0.0.1:$port" /v1/chat/completions '{"model":"local/tiny","messages":[{"role":"user","content":"Hello"}],"max_tokens":8}'
 }
 
 for what in "${@:-llama-cpp}"; do
