@@ -17,7 +17,7 @@ func TestClientHeaders(t *testing.T) {
 		var got []string
 		r := start(t, Options{OwnKeys: own}, func(x *Exchange) {
 			for _, f := range x.ForwardFields(nil) {
-				got = append(got, strings.ToLower(f.Name))
+				got = append(got, strings.ToLower(strings.Clone(f.Name))) // it is borrowed
 			}
 			x.ReplyJSON(200, nil)
 		})

@@ -257,7 +257,7 @@ func (c *conn) plainRequest() (*Exchange, route) {
 	chunks := h.length == framingChunked
 	if refused != "" || h.expects || found.endpoint == nil && (h.length > 0 || chunks) ||
 		chunks && a.head > aheadSize-aheadLeast {
-		h.raw = nil
+		h.raw, h.path = nil, nil
 		s.exchanges.Put(x)
 		return nil, route{}
 	}

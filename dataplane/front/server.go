@@ -273,7 +273,7 @@ func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
 	x := s.exchanges.Get()
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	chunked := refused == "" && x.head.length == framingChunked
-	x.head.raw = nil
+	x.head.raw, x.head.path = nil, nil
 	s.exchanges.Put(x)
 	return chunked
 }

@@ -60,9 +60,19 @@ func Verify(b []byte, what string) {
 	}
 }
 
-// walk poisons or verifies the memory of v that its next holder writes before it reads: the
-// part behind the length of slices of numbers, whole arrays of bytes. Pointers, strings,
-// maps and interfaces are not followed: what they lead to may be shared.
+// inspect poisons or verifies the memory of a pooled object that its next holder writes
+// before it reads: all of an array of bytes, of a struct the part behind the length of its
+// slices of numbers. Pointers, strings, maps and interfaces are not followed: what they lead
+// to may be shared. A struct's arrays and other fields are as its owner left them, mostly
+// zero.
+func inspect(v reflect.Value, verify bool, what string) {
+	if v.Kind() == reflect.Array && v.Type().Elem().Kind() == reflect.Uint8 && v.Len() > 0 {
+		visit(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()), verify, what)
+		return
+	}
+	walk(v, verify, what)
+}
+
 func walk(v reflect.Value, verify bool, what string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -70,11 +80,7 @@ func walk(v reflect.Value, verify bool, what string) {
 			walk(v.Field(i), verify, what)
 		}
 	case reflect.Array:
-		switch {
-		case v.Len() == 0:
-		case v.Type().Elem().Kind() == reflect.Uint8:
-			visit(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()), verify, what)
-		case v.Type().Elem().Kind() == reflect.Struct:
+		if v.Type().Elem().Kind() == reflect.Struct {
 			for i := range v.Len() {
 				walk(v.Index(i), verify, what)
 			}

@@ -17,7 +17,7 @@ type Pool[T any] struct {
 func (p *Pool[T]) Get() *T {
 	if x, _ := p.pool.Get().(*T); x != nil {
 		if checking {
-			walk(reflect.ValueOf(x).Elem(), true, reflect.TypeFor[T]().String())
+			inspect(reflect.ValueOf(x).Elem(), true, reflect.TypeFor[T]().String())
 		}
 		return x
 	}
@@ -30,7 +30,7 @@ func (p *Pool[T]) Get() *T {
 // Put releases an object; nobody may use it, or memory that is its own, from then on.
 func (p *Pool[T]) Put(x *T) {
 	if checking {
-		walk(reflect.ValueOf(x).Elem(), false, "")
+		inspect(reflect.ValueOf(x).Elem(), false, "")
 	}
 	p.pool.Put(x)
 }

@@ -12,7 +12,7 @@ type object struct {
 	ids     []uint32
 	name    string
 	inner   struct{ room []byte }
-	block   [64]byte
+	small   [8]byte // its owner's to clear
 	shared  *[]byte
 }
 
@@ -58,11 +58,10 @@ func TestPool(t *testing.T) {
 		t.Errorf("%q, %q, %q: what lies within lengths, or is shared, stays", o.kept, o.name, *o.shared)
 	}
 	for name, write := range map[string]func(*object){
-		"a slice":          func(o *object) { o.scratch[:50][49] = 'x' },
-		"ids":              func(o *object) { _ = append(o.ids, 7) },
-		"an inner slice":   func(o *object) { _ = append(o.inner.room, 'x') },
-		"behind the kept":  func(o *object) { _ = append(o.kept, 'x') },
-		"an array's bytes": func(o *object) { o.block[63] = 0 },
+		"a slice":         func(o *object) { o.scratch[:50][49] = 'x' },
+		"ids":             func(o *object) { _ = append(o.ids, 7) },
+		"an inner slice":  func(o *object) { _ = append(o.inner.room, 'x') },
+		"behind the kept": func(o *object) { _ = append(o.kept, 'x') },
 	} {
 		o := newObject()
 		_, panicked := again(t, o, func() { write(o) })
@@ -70,11 +69,38 @@ func TestPool(t *testing.T) {
 			t.Errorf("%s: panic %v", name, panicked)
 		}
 	}
+	if o := newObject(); true {
+		if _, panicked := again(t, o, func() {}); panicked != nil || o.small != [8]byte{} {
+			t.Errorf("a struct's array is %v, panic %v", o.small, panicked)
+		}
+	}
 	if p := new(Pool[object]); p.Get() != nil {
 		t.Error("a pool without New lends")
 	}
 	if p := (&Pool[object]{New: newObject}); p.Get() == nil {
 		t.Error("a pool with New lends nothing")
+	}
+}
+
+// An array of bytes is a block that its next holder fills.
+func TestPoolOfBlocks(t *testing.T) {
+	Check()
+	var panicked any
+	for range 100 {
+		var p Pool[[64]byte]
+		b := new([64]byte)
+		p.Put(b)
+		b[63] = 0
+		func() {
+			defer func() { panicked = recover() }()
+			p.Get()
+		}()
+		if panicked != nil {
+			break
+		}
+	}
+	if text, _ := panicked.(string); !strings.Contains(text, "[64]uint8 was written to after its release") {
+		t.Errorf("panic %v", panicked)
 	}
 }
 
