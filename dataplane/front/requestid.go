@@ -11,21 +11,23 @@ import (
 // maxRequestID is the longest X-Request-Id taken from a client, in bytes.
 const maxRequestID = 128
 
-// requestIDs makes request ids: a random prefix of the process and a counter,
-// so that an id costs one small string and two processes do not share any.
+// requestIDs makes request ids of 32 hexadecimal digits: a random prefix of the process and
+// a counter, so that an id costs one small string and two processes do not share any.
+// Python's uuid.UUID accepts them: servers on starlette-context, such as llama-cpp-python's,
+// answer 400 to an X-Request-Id that it does not accept.
 type requestIDs struct {
-	prefix [12]byte
+	prefix [20]byte
 	next   atomic.Uint64
 }
 
 func (r *requestIDs) init() {
-	var seed [6]byte
+	var seed [len(r.prefix) / 2]byte
 	_, _ = rand.Read(seed[:])
 	hex.Encode(r.prefix[:], seed[:])
 }
 
 func (r *requestIDs) make() string {
-	const digits = "00000000"
+	const digits = "000000000000"
 	var buf [len(r.prefix) + 16]byte
 	id := append(buf[:0], r.prefix[:]...)
 	var num [16]byte
