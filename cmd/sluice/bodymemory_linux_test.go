@@ -92,6 +92,7 @@ func (p *process) memoryOf(t *testing.T, name string) int {
 type swallower struct {
 	url  string
 	hold atomic.Pointer[chan struct{}]
+	long atomic.Int64 // bytes of an answer's text; 0: two
 	got  atomic.Int64 // requests read whole
 }
 
@@ -115,9 +116,12 @@ func startSwallower(t *testing.T) *swallower {
 				return
 			}
 		}
+		text := strings.Repeat("ok", 1+int(e.long.Load()/2))
+		answer := `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},` +
+			`"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},`+
-			`"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`)
+		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+		io.WriteString(w, answer)
 	}))
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 	e.url = s.URL
@@ -191,12 +195,16 @@ type attack struct {
 	body    []byte
 	send    int  // of body, the rest never comes; 0: all
 	holds   bool // the engine answers nobody before all have been sent or refused
+	deaf    int  // bytes of an answer that nobody reads; 0: all are read
 }
 
 // run sends the attack and gives how many answers had which status; 0: none came.
 func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 	t.Helper()
 	let := func() {}
+	e.long.Store(int64(a.deaf))
+	defer e.long.Store(0)
+	before := e.got.Load()
 	if a.holds {
 		let = e.holds()
 	}
@@ -217,6 +225,9 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 			}
 			defer nc.Close()
 			_ = nc.SetDeadline(time.Now().Add(2 * time.Minute))
+			if a.deaf > 0 {
+				_ = nc.(*net.TCPConn).SetReadBuffer(4 << 10)
+			}
 			body := a.body
 			if a.send > 0 {
 				body = body[:a.send]
@@ -231,7 +242,7 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 					_, _ = nc.Write(body)
 				}
 			}()
-			if a.send > 0 {
+			if a.send > 0 || a.deaf > 0 {
 				<-over
 			} else if resp, err := http.ReadResponse(bufio.NewReader(nc), nil); err == nil {
 				_, _ = io.Copy(io.Discard, resp.Body)
@@ -245,6 +256,9 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 	sent.Wait()
 	if a.holds || a.send > 0 {
 		time.Sleep(300 * time.Millisecond) // what was sent last is being read
+	}
+	for i := 0; a.deaf > 0 && i < 100 && e.got.Load()-before < int64(a.clients); i++ {
+		time.Sleep(100 * time.Millisecond) // some are refused
 	}
 	let()
 	close(over)
@@ -284,6 +298,7 @@ func TestSidecarMemory(t *testing.T) {
 		{name: "gzip bombs", clients: 200, header: "Content-Encoding: gzip\r\n", body: bomb},
 		{name: "slow bodies", clients: 1000, body: text, send: 300 << 10},
 		{name: "many connections", clients: 2000, body: longChat(60 << 10), holds: true},
+		{name: "answers that nobody reads", clients: 1000, body: longChat(1 << 10), deaf: 900 << 10},
 		{name: "prompts again", clients: 60, body: text},
 	} {
 		began := time.Now()

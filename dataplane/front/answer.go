@@ -16,6 +16,24 @@ type room struct {
 	buf   *membudget.Buffer // nil: nothing is written
 	n     int               // of buf
 	lines int               // where the header lines end; the Date's place is before
+	count membudget.Count   // of a long answer
+}
+
+// uncountedAnswer is how long an answer may be without being counted as bodies are.
+const uncountedAnswer = 64 << 10
+
+// countAnswer counts an answer of n bytes until it has left; where the budget is spent it
+// answers so, and gives false. One that goes by fasthttp is counted until it is handed over.
+func (x *Exchange) countAnswer(n int) bool {
+	if n <= uncountedAnswer || x.answer != unanswered {
+		return true
+	}
+	x.room.count = x.Budget().Count()
+	if x.room.count.Take(membudget.SizeOf(n + membudget.Page)) {
+		return true
+	}
+	x.Error(BudgetSpent, "", "the memory for bodies is spent: the answer cannot be held; try again", budgetRetry)
+	return false
 }
 
 func (r *room) need(n int) {
@@ -44,6 +62,7 @@ func (r *room) drop() {
 	if r.buf != nil {
 		membudget.Default.Put(r.buf)
 	}
+	r.count.Release()
 	*r = room{}
 }
 
@@ -113,7 +132,7 @@ func (x *Exchange) seal(keep bool) {
 		r.n += len(closeLine)
 		copy(b[r.lines:], closeLine)
 	}
-	h.buf, h.n, h.out = r.buf, r.n, 0
+	h.buf, h.n, h.out, h.count = r.buf, r.n, 0, r.count
 	*r = room{}
 }
 

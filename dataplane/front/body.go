@@ -310,4 +310,12 @@ func (x *Exchange) Lend(n int) (membudget.Lease, bool) {
 	return membudget.Default.Lease(x.srv.budget, n)
 }
 
+// Budget counts the exchange's bodies; nil for a detached one whose maker counts nothing.
+func (x *Exchange) Budget() *membudget.Budget {
+	if x.srv == nil {
+		return x.budget
+	}
+	return x.srv.budget
+}
+
 var unbounded = membudget.NewBudget(math.MaxInt64)

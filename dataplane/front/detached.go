@@ -29,7 +29,9 @@ type Detached struct {
 	Party    Party
 	// Lend is Exchange.Lend's; nil: what it lends is counted nowhere.
 	Lend func(n int) (membudget.Lease, bool)
-	Log  *slog.Logger // [slog.Default]
+	// Budget is Exchange.Budget's; nil: nothing is counted.
+	Budget *membudget.Budget
+	Log    *slog.Logger // [slog.Default]
 }
 
 // Party is who gets the answer of a detached Exchange: exactly one call of Refuse,
@@ -49,7 +51,7 @@ type Party interface {
 // *jsonscan.SyntaxError on a body that Scan refuses. It is for one Handler call, and
 // not pooled.
 func NewExchange(d *Detached) (*Exchange, error) {
-	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, holder: d.Pass, lend: d.Lend}
+	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, party: d.Party, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, holder: d.Pass, lend: d.Lend, budget: d.Budget}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
 	}

@@ -58,6 +58,7 @@ type Exchange struct {
 	// Of a detached exchange, which has no srv, ctx, c and head.
 	party  Party
 	lend   func(n int) (membudget.Lease, bool)
+	budget *membudget.Budget
 	fields []upstream.Field
 	unix   bool
 }
@@ -248,7 +249,7 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 		x.endEvents(x.eventsOf(resp.Status, retry, body))
 		return
 	}
-	if !x.begin(resp.Status) {
+	if !x.countAnswer(len(body)) || !x.begin(resp.Status) {
 		return
 	}
 	resp.VisitHeaders(x.pass)
@@ -279,7 +280,7 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 		x.endEvents(x.eventsOf(status, x.setHeader("Retry-After"), body))
 		return
 	}
-	if !x.begin(status) {
+	if !x.countAnswer(len(body)) || !x.begin(status) {
 		return
 	}
 	addLine(x, "Content-Type", "application/json")
@@ -296,7 +297,7 @@ func (x *Exchange) ReplyEvents(body []byte) {
 		x.endEvents(body)
 		return
 	}
-	if !x.begin(200) {
+	if !x.countAnswer(len(body)) || !x.begin(200) {
 		return
 	}
 	addLine(x, "Content-Type", "text/event-stream; charset=utf-8")
@@ -379,6 +380,7 @@ func (x *Exchange) panicked(v any, stack []byte) {
 func (x *Exchange) recycle() {
 	s := x.srv
 	x.body.release()
+	x.room.count.Release() // of an answer that fasthttp has
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
 	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
 	if x.answer != relayed {

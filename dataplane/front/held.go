@@ -22,6 +22,8 @@ type held struct {
 	n   int  // of buf
 	out int  // of n: written
 	ok  bool // the connection may serve another request
+	// count is of buf, where that is long.
+	count membudget.Count
 }
 
 // turn is run in the poller: it reads into the read-ahead, sends what is held, and says
@@ -88,6 +90,7 @@ func (c *conn) left() {
 	if h := &c.held; h.buf != nil {
 		membudget.Default.Put(h.buf)
 		h.buf = nil
+		h.count.Release()
 	}
 	c.reportEnd()
 }

@@ -96,3 +96,20 @@ func TestSetLimit(t *testing.T) {
 		t.Error("150 more of 200")
 	}
 }
+
+func TestCount(t *testing.T) {
+	b := NewBudget(100)
+	c := b.Count()
+	if !c.Take(60) || c.Take(50) || !c.Take(40) || c.Taken() != 100 || b.Used() != 100 {
+		t.Errorf("taken %d, used %d", c.Taken(), b.Used())
+	}
+	c.Release()
+	c.Release()
+	if c.Taken() != 0 || b.Used() != 0 || !c.Take(1) {
+		t.Errorf("taken %d, used %d", c.Taken(), b.Used())
+	}
+	var none *Count
+	if free := new(Count); !none.Take(1<<40) || !free.Take(1<<40) {
+		t.Error("a count of no budget refuses")
+	}
+}

@@ -19,6 +19,9 @@ var (
 	ErrTimeout  = errors.New("the engine did not answer in time")
 	ErrProtocol = errors.New("the engine broke HTTP")
 	ErrTooLarge = errors.New("the body is over the limit")
+	// ErrMemory: the router has no memory for the answer, see ReadCounted. It says nothing
+	// of the engine.
+	ErrMemory = errors.New("the memory for bodies (limits.body_budget) is spent")
 	// ErrCoded: nobody here asks for a coding, and under one what no client may see could
 	// not be found.
 	ErrCoded = errors.New("the answer has a content coding that was not asked for")
@@ -74,7 +77,7 @@ func cause(err error) string {
 	if errors.Is(err, ErrTooManyConns) {
 		return err.Error() // our own words, with the bound
 	}
-	for _, known := range [...]error{ErrCut, ErrFrozen, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrCoded, ErrRedirected} {
+	for _, known := range [...]error{ErrCut, ErrFrozen, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrMemory, ErrCoded, ErrRedirected} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"sluice/dataplane/membudget"
 )
 
 // Lengths a Response has when the engine did not say one.
@@ -268,6 +270,15 @@ func (r *Response) Release() {
 // ReadAll appends the decoded body to dst; a body over limit bytes is an
 // ErrTooLarge.
 func (r *Response) ReadAll(dst []byte, limit int) ([]byte, error) {
+	return r.ReadCounted(dst, limit, nil)
+}
+
+// uncounted is how large a buffer for a body may become without being counted.
+const uncounted = 64 << 10
+
+// ReadCounted is ReadAll that counts what dst grows by, beyond uncounted bytes; where the
+// budget is spent it fails with ErrMemory.
+func (r *Response) ReadCounted(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	if r.finished {
 		return dst, nil
 	}
@@ -275,21 +286,23 @@ func (r *Response) ReadAll(dst []byte, limit int) ([]byte, error) {
 		return dst, r.tooLarge(limit)
 	}
 	if r.ContentLength >= 0 {
-		return r.readSized(dst)
+		return r.readSized(dst, count)
 	}
 	if r.ContentLength == LengthChunked {
-		return r.readChunked(dst, limit)
+		return r.readChunked(dst, limit, count)
 	}
-	return r.readToClose(dst, limit)
+	return r.readToClose(dst, limit, count)
 }
 
 func (r *Response) tooLarge(limit int) error {
 	return r.fail(fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit))
 }
 
-func (r *Response) readSized(dst []byte) ([]byte, error) {
+func (r *Response) readSized(dst []byte, count *membudget.Count) (_ []byte, err error) {
 	for r.left > 0 {
-		dst = reserve(dst, r.left)
+		if dst, err = r.reserve(dst, r.left, count); err != nil {
+			return dst, err
+		}
 		n, err := r.ReadRaw(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+r.left)])
 		dst = dst[:len(dst)+n]
 		if err != nil {
@@ -299,10 +312,12 @@ func (r *Response) readSized(dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
-func (r *Response) readToClose(dst []byte, limit int) ([]byte, error) {
+func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_ []byte, err error) {
 	start := len(dst)
 	for {
-		dst = reserve(dst, 4<<10)
+		if dst, err = r.reserve(dst, 4<<10, count); err != nil {
+			return dst, err
+		}
 		n, err := r.ReadRaw(dst[len(dst):cap(dst)])
 		dst = dst[:len(dst)+n]
 		switch {
@@ -316,7 +331,7 @@ func (r *Response) readToClose(dst []byte, limit int) ([]byte, error) {
 	}
 }
 
-func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
+func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	c, start := r.c, len(dst)
 	r.direct = true // the buffer stays: framing is read through it
 	var chunks Chunks
@@ -330,6 +345,11 @@ func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
 			if len(dst)-start+len(payload) > limit {
 				return dst, r.tooLarge(limit)
 			}
+			if len(payload) > cap(dst)-len(dst) {
+				if dst, err = r.reserve(dst, int64(max(len(payload), len(dst))), count); err != nil {
+					return dst, err
+				}
+			}
 			dst = append(dst, payload...)
 			if chunks.Done() {
 				r.finished = true
@@ -341,7 +361,10 @@ func (r *Response) readChunked(dst []byte, limit int) ([]byte, error) {
 			if int64(len(dst)-start)+ahead > int64(limit) {
 				return dst, r.tooLarge(limit)
 			}
-			dst = reserve(dst, ahead)
+			var err error
+			if dst, err = r.reserve(dst, ahead, count); err != nil {
+				return dst, err
+			}
 			n, err := c.readBody(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
 			if err != nil {
 				return dst, r.fail(err)
@@ -372,14 +395,18 @@ func (r *Response) Discard(limit int) error {
 
 // reserve makes room for want more bytes, but never trusts a declared length
 // with more than twice what has come, from 1 MiB on.
-func reserve(dst []byte, want int64) []byte {
+func (r *Response) reserve(dst []byte, want int64, count *membudget.Count) ([]byte, error) {
 	free := int64(cap(dst) - len(dst))
 	if free >= want || free >= 64<<10 {
-		return dst
+		return dst, nil
 	}
-	grown := make([]byte, len(dst), int64(len(dst))+min(want, max(1<<20, int64(len(dst)))))
+	size := len(dst) + int(min(want, max(1<<20, int64(len(dst)))))
+	if size > uncounted && !count.Take(size) {
+		return dst, r.fail(ErrMemory)
+	}
+	grown := make([]byte, len(dst), size)
 	copy(grown, dst)
-	return grown
+	return grown, nil
 }
 
 func equalFold(name []byte, want string) bool {

@@ -45,6 +45,9 @@ func (s *Stream) Taken() {
 	s.lease.Release()
 }
 
+// Budget is what Lend counts in.
+func (s *Stream) Budget() *membudget.Budget { return s.conn.srv.budget }
+
 // Lend gives n bytes counted like requests' payloads, for what a request becomes; false
 // when the memory for requests is spent. The caller releases them.
 func (s *Stream) Lend(n int) (membudget.Lease, bool) {

@@ -63,8 +63,11 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	if !q.cutsOn() {
 		q.x.OnGone(q.cutBoth(call)) // a head has come: the engine knows the request
 	}
-	var err error
-	if q.reply, err = resp.ReadAll(q.reply[:0], q.maxReply()); err == nil && resp.Status == 200 {
+	err := q.lendReply(resp)
+	if err == nil {
+		q.reply, err = resp.ReadCounted(q.reply[:0], q.maxReply(), &q.derived)
+	}
+	if err == nil && resp.Status == 200 {
 		err = q.join()
 	}
 	q.x.OnGone(nil)
@@ -122,6 +125,26 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	q.nameWorkers(choice)
 	q.finish(choice, resp, began.Add(took))
 	return legAnswered
+}
+
+// longReply is how long a whole answer may be to lie in scratch that later requests use.
+const longReply = 64 << 10
+
+// lendReply makes room for a long answer whose length the engine told, counted as bodies
+// are; upstream.ErrMemory where there is none. It lasts as long as the request.
+func (q *request) lendReply(resp *upstream.Response) error {
+	n := resp.ContentLength
+	if n <= longReply || n > int64(q.maxReply()) {
+		return nil
+	}
+	var ok bool
+	q.reply = nil
+	q.replyRoom.Release()
+	if q.replyRoom, ok = q.x.Lend(int(n)); !ok {
+		return upstream.ErrMemory
+	}
+	q.reply = q.replyRoom.Bytes()[:0]
+	return nil
 }
 
 // relays says whether an answer is passed on as it comes; others are held

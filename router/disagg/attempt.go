@@ -308,6 +308,8 @@ func sort(err error) failure {
 		return failure{reason: front.EngineConnections, unsent: true}
 	case errors.Is(err, upstream.ErrWanting):
 		return failure{reason: front.TooManyConnections, unsent: true}
+	case errors.Is(err, upstream.ErrMemory):
+		return failure{reason: front.BudgetSpent}
 	case errors.Is(err, upstream.ErrFrozen):
 		f.ofEngine = false // the fleet found it out
 		f.suspect = !f.unsent

@@ -85,6 +85,7 @@ func (b *beside) drop() {
 	if b.users.Add(-1) > 0 {
 		return
 	}
+	b.derived.Release()
 	if b.kept.Load() {
 		b.room, b.text, b.lines, b.keys, b.answer = nil, nil, nil, nil, nil
 		return
@@ -152,6 +153,7 @@ func (q *request) startBeside(choice *schedule.Choice) *beside {
 type parted struct {
 	req     upstream.Request
 	body    membudget.Lease // counted in limits.body_budget
+	derived membudget.Count // its answer
 	segment [1][]byte
 	text    []byte // of lines
 	lines   []upstream.Field
@@ -167,6 +169,7 @@ func (q *request) part(p *parted, rank *worker.Rank) bool {
 	if p.body, ok = q.x.Lend(size); !ok {
 		return false
 	}
+	p.derived = q.x.Budget().Count()
 	at := 0
 	for _, s := range q.segments {
 		at += copy(p.body.Bytes()[at:], s)
@@ -207,7 +210,7 @@ func (b *beside) run() {
 	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
 	if err == nil {
 		b.status = resp.Status
-		b.answer, err = resp.ReadAll(b.room.answer[:0], maxPrefillAnswer)
+		b.answer, err = resp.ReadCounted(b.room.answer[:0], maxPrefillAnswer, &b.derived)
 		b.room.answer = b.answer
 		resp.Release()
 	}

@@ -168,7 +168,7 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 	if err != nil {
 		return 0, nil, err
 	}
-	q.answer, err = resp.ReadAll(q.answer[:0], maxPrefillAnswer)
+	q.answer, err = resp.ReadCounted(q.answer[:0], maxPrefillAnswer, &q.derived)
 	if err != nil {
 		resp.Release()
 		return 0, nil, err

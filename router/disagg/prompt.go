@@ -31,6 +31,11 @@ func (q *request) findPrompt() {
 		q.skipPrompt()
 		return
 	}
+	if !q.countPrompt() {
+		q.skipPrompt()
+		q.prompt.Err = "the memory for bodies (limits.body_budget) is spent"
+		return
+	}
 	q.tokens()
 	q.hintedTokens()
 	q.salted = q.salt()
@@ -100,6 +105,20 @@ func (q *request) firstRank() *worker.Rank {
 		}
 	}
 	return nil
+}
+
+// uncountedBody is how long a body may be for what is made of its prompt to go uncounted.
+const uncountedBody = 64 << 10
+
+// countPrompt counts what will be made of a long prompt: its ids, their hashes, and an
+// engine's answer that tells them. Where the budget is spent, it says so, and the prompt
+// goes by load alone.
+func (q *request) countPrompt() bool {
+	if len(q.x.Doc.Body) <= uncountedBody {
+		return true
+	}
+	kind := tokenizeKind(q.x.Endpoint.Kind)
+	return q.derived.Take(q.r.opt().Tokenizer.Memory(kind, &q.x.Doc))
 }
 
 // tokens asks the tokenizer, lending it a ready rank to ask in turn where the request

@@ -98,8 +98,10 @@ type run struct {
 	leavesAt time.Time // when the caller leaves for that; zero: it does not by itself
 	shown    bool      // the body holds a handle: one engine may see it
 
-	texts     found // see Pair.textOnly
-	looked    bool  // movability was
+	replyRoom membudget.Lease // of a long reply; see lendReply
+	derived   membudget.Count // what was made of the body, and the engines' answers
+	texts     found           // see Pair.textOnly
+	looked    bool            // movability was
 	movable   asked
 	unmovable string
 	why       string // of this leg
@@ -148,6 +150,11 @@ func (q *request) recycle() {
 	q.booked.Reservation.Release()
 	if q.lent != nil {
 		q.lent.Release()
+	}
+	q.derived.Release()
+	if q.replyRoom.Held() > 0 {
+		q.reply = nil
+		q.replyRoom.Release()
 	}
 	if cap(q.answer) > most || cap(q.reply) > most || cap(q.shaped) > most || cap(q.leg.room) > most || cap(q.keys) > most/8 || cap(q.keyRoom) > most/8 || cap(q.prompt.Tokens) > most/4 {
 		return // let the collector have what one huge prompt needed

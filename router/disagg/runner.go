@@ -183,6 +183,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	q := r.requests.Get()
 	q.r, q.x, q.id = r, x, x.RequestID
 	defer q.recycle()
+	q.derived = x.Budget().Count()
 
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)
 	q.maxTokens = askedTokens(&x.Doc, x.Endpoint.Kind)

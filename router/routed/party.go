@@ -20,7 +20,7 @@ func (c *call) serve() {
 	fields := append(c.p.says, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.Detached{
 		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Pass: c.pass, Party: c, Lend: c.s.Lend, Log: c.e.opt.Log,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Pass: c.pass, Party: c, Lend: c.s.Lend, Budget: c.s.Budget(), Log: c.e.opt.Log,
 	})
 	if err != nil {
 		c.Refuse(front.BadField, "", err.Error(), 0)

@@ -176,6 +176,21 @@ func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstre
 	t.sources[dst.Source].Add(1)
 }
 
+// Memory is about how many bytes finding and hashing the tokens of the request in doc takes,
+// beside its body: four bytes an id and as much again for an array that grows, an eighth of
+// the text or of the ids' bytes for hashes. An engine's answer writes an id for four bytes of
+// text, in six, and the ids are kept twice.
+func (t *Tokenizer) Memory(kind Kind, doc *jsonscan.Doc) int {
+	if mayHoldIDs(kind, doc) {
+		return 9 * commas(doc.Raw(idsMember(kind)))
+	}
+	n := len(doc.Body)
+	if opt := t.opt.Load(); opt.Mode != ModeText && opt.Mode != ModeIDs && n <= opt.MaxEngineBytes {
+		return 4 * n
+	}
+	return n / 8
+}
+
 // Given is Prompt for a request that holds its prompt's ids and for which nobody need be
 // asked; false, and nothing done, for another.
 func (t *Tokenizer) Given(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
