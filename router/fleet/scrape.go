@@ -6,11 +6,11 @@ import (
 	"hash/maphash"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/dataplane/reuse"
 	"sluice/router/worker"
 )
 
@@ -140,7 +140,7 @@ func (l rankLoad) store(r *worker.Rank) {
 }
 
 // pages are buffers for pages of metrics and lists of models.
-var pages = sync.Pool{New: func() any { return new([]byte) }}
+var pages = reuse.Pool[[]byte]{New: func() *[]byte { return new([]byte) }}
 
 // scrape reads /metrics each time that the schedule says so, until ctx ends: the load of
 // the server's ranks, and whether it is still the same process.
@@ -154,7 +154,7 @@ func (s *server) scrape(ctx context.Context) {
 			return
 		case <-s.watch.scrapeNow:
 		}
-		buf := pages.Get().(*[]byte)
+		buf := pages.Get()
 		a.buf = *buf
 		if s.live.Load() {
 			if iv := s.m.f.intervals(); sinceEpoch()-modelsAt >= iv.models {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/dataplane/reuse"
 	"sluice/nixl/zmtp"
 	"sluice/router/worker"
 )
@@ -345,14 +346,14 @@ func (f *feed) readAhead(buf []byte) {
 }
 
 // buffers are what feeds read into, while they do.
-var buffers = sync.Pool{New: func() any { b := make([]byte, readBytes); return &b }}
+var buffers = reuse.Pool[[]byte]{New: func() *[]byte { b := make([]byte, readBytes); return &b }}
 
 // borrow begins to read.
 func (f *feed) borrow() *[]byte {
 	for _, l := range f.lines {
 		l.dry = false
 	}
-	return buffers.Get().(*[]byte)
+	return buffers.Get()
 }
 
 // giveBack lets others use the buffer: nothing of it is looked at any more.

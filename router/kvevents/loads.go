@@ -196,7 +196,7 @@ func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
 			sub.forget(time.Now().Add(-loadSilence))
 		case <-sub.bell:
 		}
-		buf := buffers.Get().(*[]byte)
+		buf := buffers.Get()
 		n, _, err := s.Fill(*buf)
 		for err == nil && n > 0 {
 			m, ok, wrong := s.Next()
