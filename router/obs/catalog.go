@@ -19,7 +19,7 @@ type Family struct {
 // ones, in the order of docs/metrics.md, which Document writes.
 var Catalog = []Family{
 	{"sluice_requests_accepted_total", "counter", "", "Inference requests admitted: read whole, well formed, of a known route."},
-	{"sluice_requests_refused_total", "counter", "endpoint, reason", "Requests the router itself answered with an error; reason as in X-Sluice-Reason: too_many_connections where limits.max_conns, max_conns_per_ip or the descriptors are used up, engine_connections where limits.engine_conns is."},
+	{"sluice_requests_refused_total", "counter", "endpoint, reason", "Requests the router itself answered with an error; reason as in X-Sluice-Reason: too_many_connections where limits.max_conns, max_conns_per_ip or the descriptors are used up, engine_connections where limits.engine_conns is, decoders_busy where too many compressed bodies are decoded at once."},
 	{"sluice_responses_total", "counter", "endpoint, code", "Responses whose last byte was written, by HTTP status."},
 	{"sluice_request_duration_seconds", "histogram", "endpoint", "From the request's head to the response's last byte."},
 	{"sluice_time_to_first_token_seconds", "histogram", "endpoint", "From the request's head to its first token, of streamed responses."},
