@@ -37,10 +37,11 @@ type exclusion struct {
 	admissions uint32
 }
 
-// chosenRank is the rank last chosen for a leg, and its Fleet.Admissions at that time.
+// chosenRank is the rank last chosen for a leg, and its Fleet.Admissions and
+// Fleet.Lives at that time.
 type chosenRank struct {
-	rank       *worker.Rank
-	admissions uint32
+	rank                 *worker.Rank
+	admissions, restarts uint32
 }
 
 // noteChoice remembers at which of its engine's lives a rank was chosen.
@@ -48,7 +49,8 @@ func (q *request) noteChoice(leg schedule.Leg, r *worker.Rank) {
 	if r == nil {
 		return
 	}
-	q.chosenFor[leg] = chosenRank{r, q.r.opt().Fleet.Admissions(r)}
+	f := q.r.opt().Fleet
+	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Lives(r)}
 }
 
 // exclude keeps a rank out of the further tries of the request.

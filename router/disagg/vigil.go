@@ -7,6 +7,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/fleet"
 	"sluice/router/patrol"
+	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
@@ -22,6 +23,7 @@ type vigil struct {
 	rank  *worker.Rank
 	call  *upstream.Call
 	since time.Time // it has been seen out of health
+	lives uint32    // Fleet.Lives of rank when its prefill leg began
 }
 
 // downFor is how long an engine that still listens must be seen out of health to
@@ -37,16 +39,22 @@ func (q *request) guardOver(rank *worker.Rank, call *upstream.Call) {
 		q.vigil = new(vigil)
 		q.r.vigils.Join(q.vigil)
 	}
-	q.vigil.begin(q.r.opt().Fleet, rank, call)
+	f := q.r.opt().Fleet
+	lives := f.Lives(rank)
+	if c := &q.chosenFor[schedule.PrefillLeg]; c.rank == rank {
+		lives = c.restarts
+	}
+	q.vigil.begin(f, rank, lives, call)
 	q.r.vigils.OnDuty()
 }
 
-// begin watches rank for call, until settle.
-func (v *vigil) begin(f *fleet.Fleet, rank *worker.Rank, call *upstream.Call) {
+// begin watches rank for call, until settle. lives is Fleet.Lives of rank when the engine
+// got the prefill leg.
+func (v *vigil) begin(f *fleet.Fleet, rank *worker.Rank, lives uint32, call *upstream.Call) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.on, v.lost, v.since = true, false, time.Time{}
-	v.fleet, v.rank, v.call = f, rank, call
+	v.fleet, v.rank, v.lives, v.call = f, rank, lives, call
 }
 
 // look says whether the vigil goes on.
@@ -65,6 +73,8 @@ func (v *vigil) down(now time.Time) bool {
 	state, _ := v.rank.Worker.State()
 	switch {
 	case v.fleet.Refuses(v.rank), v.fleet.IsFrozen(v.rank):
+		return true
+	case v.fleet.Lives(v.rank) != v.lives: // it came back, without the KV
 		return true
 	case state != worker.Unhealthy:
 		v.since = time.Time{}

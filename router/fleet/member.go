@@ -232,6 +232,7 @@ func (m *member) admit() (again bool) {
 		if old := h.s.life.Load(); old != nil {
 			if by, why := h.s.newLife(old.ended(&h.answer.life, h.s.refused.Load())); by != "" {
 				sign, restart = by, why
+				h.s.restarts.Add(1)
 			}
 		} else {
 			newcomer = true

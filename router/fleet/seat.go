@@ -99,6 +99,15 @@ func (f *Fleet) Admissions(r *worker.Rank) uint32 {
 	return 0
 }
 
+// Lives counts how often the rank's engine was seen to be another process than before:
+// what the old one held is gone when it grows. It is cheap.
+func (f *Fleet) Lives(r *worker.Rank) uint32 {
+	if t := f.seat(r); t != nil {
+		return t.s.restarts.Load()
+	}
+	return 0
+}
+
 // Refuses says whether the rank's server has refused a connection since it fell:
 // nothing listens there, so the process is gone.
 func (f *Fleet) Refuses(r *worker.Rank) bool {

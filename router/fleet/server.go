@@ -33,6 +33,9 @@ type server struct {
 	downs    atomic.Uint32
 	// admissions counts how often the server became live; see Fleet.Admissions.
 	admissions atomic.Uint32
+	// restarts counts how often the engine was seen to be another process than before; see
+	// Fleet.Lives.
+	restarts atomic.Uint32
 
 	trafficFails atomic.Int32
 	refused      atomic.Bool // a connection was refused since the last admission
