@@ -19,6 +19,14 @@ var Frozen = [...]liveness.State{liveness.ProcessStopped, liveness.CoreStalled, 
 // lookEvery is between two looks for frozen engines.
 const lookEvery = 250 * time.Millisecond
 
+// idleLooks is how many looks there are for one at a server without work.
+const idleLooks = 4
+
+// hasWork says whether a rank of s has requests under way, or is frozen.
+func (s *server) hasWork() bool {
+	return slices.ContainsFunc(s.seats, func(t *seat) bool { return t.rank.Requests.Load() > 0 || t.frozen() })
+}
+
 // signs are what a server's probes and readings have shown, for its Detector. They are
 // written by the goroutines that probe and scrape.
 type signs struct {
@@ -96,7 +104,7 @@ func (f *Fleet) lookForFrozen(ctx context.Context) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	var e liveness.Evidence
-	for {
+	for round := 0; ; round++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -105,7 +113,7 @@ func (f *Fleet) lookForFrozen(ctx context.Context) {
 		e.At = f.uptime()
 		for _, w := range f.View().Workers {
 			for _, r := range w.Ranks {
-				if t := f.seat(r); t != nil && t.s.seats[0] == t {
+				if t := f.seat(r); t != nil && t.s.seats[0] == t && (round%idleLooks == 0 || t.s.hasWork()) {
 					t.s.look(&e)
 				}
 			}

@@ -39,7 +39,7 @@ const (
 	downFor = 30 * time.Second
 	// spread is the share of an interval by which it is shorter at most, at random, so that
 	// servers that joined together are not probed together.
-	spread = 1.0 / 8
+	spread = 1.0 / 16
 	// absentFactor is how many times longer the interval is at which /metrics is asked for
 	// where it was not found.
 	absentFactor = 10
@@ -150,7 +150,11 @@ func (f *Fleet) schedule() {
 		for _, s := range servers {
 			next = min(next, s.due(now, &iv))
 		}
-		timer.Reset(max(next-sinceEpoch(), iv.tick/2))
+		least := iv.tick / 2
+		if iv.idleProbe > iv.probe {
+			least = iv.tick
+		}
+		timer.Reset(max(next-sinceEpoch(), least))
 	}
 }
 
