@@ -188,10 +188,19 @@ func windowOf(src []byte) uint64 {
 func (o *output) unzstd(src []byte, budget *membudget.Budget) ([]byte, error) {
 	window := windowOf(src)
 	b, err := o.unzstdWithin(window, src, budget)
-	if window < maxWindow && errors.Is(err, zstd.ErrWindowSizeExceeded) { // by a later frame
-		return o.unzstdWithin(maxWindow, src, budget)
+	if window < maxWindow && windowExceeded(err) { // by a later frame
+		b, err = o.unzstdWithin(maxWindow, src, budget)
+	}
+	if windowExceeded(err) {
+		return nil, fmt.Errorf("the body is no zstd that may be sent: it needs a window of more than %d MiB (RFC 9659); compress it as a stream", maxWindow>>20)
 	}
 	return b, err
+}
+
+// windowExceeded says whether a frame needs a larger window: of a frame in one segment, whose
+// window is its content, the decoder says that the content is too large.
+func windowExceeded(err error) bool {
+	return errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded)
 }
 
 // unzstdWithin decodes frames with windows of up to window bytes.

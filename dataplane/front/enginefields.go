@@ -170,12 +170,30 @@ func checkNested(d *jsonscan.Doc) *badField {
 		if !d.Has(in) {
 			continue
 		}
-		for it := jsonscan.Walk(d.Raw(in)); it.Next(); {
-			for i := range engineFields {
-				f := &engineFields[i]
-				if f.rule == routerOnly && it.Value.Kind > jsonscan.Null && it.IsKey(f.name) {
-					return (&badField{reason: ForbiddenField, why: routersOwn}).in(f.name).in(in.Name())
-				}
+		if bad := checkRouterOnly(d.Raw(in)); bad != nil {
+			return bad.in(in.Name())
+		}
+	}
+	if d.Has(jsonscan.KeySamplingParams) && d.Values[jsonscan.KeySamplingParams].Kind == jsonscan.Array {
+		n := 0
+		for it := jsonscan.Walk(d.Raw(jsonscan.KeySamplingParams)); it.Next(); n++ {
+			var extra [1]jsonscan.Value
+			jsonscan.Members(it.Raw(), extra[:], "extra_args")
+			if bad := checkRouterOnly(it.Raw()[extra[0].Start:extra[0].End]); bad != nil {
+				return bad.in("extra_args").in(strconv.Itoa(n)).in(jsonscan.KeySamplingParams.Name())
+			}
+		}
+	}
+	return nil
+}
+
+// checkRouterOnly finds a member that only the router may write in an object.
+func checkRouterOnly(object []byte) *badField {
+	for it := jsonscan.Walk(object); it.Next(); {
+		for i := range engineFields {
+			f := &engineFields[i]
+			if f.rule == routerOnly && it.Value.Kind > jsonscan.Null && it.IsKey(f.name) {
+				return (&badField{reason: ForbiddenField, why: routersOwn}).in(f.name)
 			}
 		}
 	}
@@ -225,7 +243,7 @@ func checkMembers(raw []byte, depth int, hosts MediaHosts) *badField {
 func namesMedia(object []byte) bool {
 	var typ [1]jsonscan.Value
 	jsonscan.Members(object, typ[:], "type")
-	if typ[0].Kind != jsonscan.String || typ[0].End-typ[0].Start > 64 {
+	if typ[0].Kind != jsonscan.String || typ[0].End-typ[0].Start > 6*len("input_image")+2 { // all of it escaped
 		return false
 	}
 	switch string(jsonscan.Unquote(nil, object[typ[0].Start:typ[0].End])) {

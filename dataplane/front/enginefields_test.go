@@ -105,6 +105,8 @@ func TestClientNamesNoPeer(t *testing.T) {
 		{`"encoder_urls":["http://10.0.0.1"]`, "encoder_urls"},
 		{`"http_worker_ipc":"ipc:///tmp/x"`, "http_worker_ipc"},
 		{`"kv_hints":{"actions":[]}`, "kv_hints"},
+		{`"sampling_params":{"extra_args":{"kv_transfer_params":{}}}`, "sampling_params.extra_args.kv_transfer_params"},
+		{`"sampling_params":[{"extra_args":{"kv_transfer_params":{}}}]`, "sampling_params.0.extra_args.kv_transfer_params"},
 		{`"vllm_xargs":{"lora_request":1}`, "vllm_xargs.lora_request"},
 
 		{image(`"data:image/png;base64,AAAA"`), ""},
@@ -123,6 +125,7 @@ func TestClientNamesNoPeer(t *testing.T) {
 		{part(`{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"file:///etc/passwd"}}]}`), "messages.0.content.0.content.0.source.url"},
 		{part(`{"type":"tool_use","id":"a","name":"fetch","input":{"url":"http://10.0.0.1/","image":"x"}}`), ""},
 		{part(`{"type":"image","url":"http://10.0.0.1/"}`), "messages.0.content.0.url"},
+		{part(`{"type":"\u0069\u006e\u0070\u0075\u0074\u005f\u0069\u006d\u0061\u0067\u0065","url":"file:///etc/passwd"}`), "messages.0.content.0.url"},
 		{part(`{"type":"input_audio","input_audio":{"data":"AAAA","format":"wav"}}`), ""},
 		{part(`{"type":"video_url","video_url":{"url":"http://10.0.0.1/"}}`), "messages.0.content.0.video_url.url"},
 		{part(`{"type":"audio_url","audio_\u0075rl":{"\u0075rl":"http://10.0.0.1/"}}`), "messages.0.content.0.audio_url.url"},
