@@ -165,6 +165,24 @@ func TestStoredResponses(t *testing.T) {
 						post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, `,"previous_response_id":"`+id+`"`), other...)} {
 						wantReason(t, a, 404, "unknown_response")
 					}
+					own := idOf(t, post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, ""), other...))
+					before = engines["a"].requests() + engines["b"].requests()
+					for member, reason := range map[string]string{
+						`"previous_response\u005fid":"` + id + `"`:                                      "unknown_response",
+						`"previous_response_id":"` + own + `","previous_response_id":"` + id + `"`:      "bad_field",
+						`"previous_response_id":"` + own + `","previous_response\u005fid":"` + id + `"`: "bad_field",
+						`"previous_response_id":null,"previous_response_id":"` + id + `"`:               "bad_field",
+						`"previous_response_id":5,"previous_response_id":"` + id + `"`:                  "bad_field",
+						`"previous_response_id":["` + id + `"]`:                                         "bad_field",
+					} {
+						if a := post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, ","+member), other...); a.Status < 400 || a.Header.Get("X-Sluice-Reason") != reason {
+							t.Errorf("%s: %d %s, want %s", member, a.Status, a.Body, reason)
+						}
+					}
+					if engines["a"].requests()+engines["b"].requests() != before {
+						t.Error("an engine was asked to go on from another client's response")
+					}
+					before = engines[by].requests()
 					wantReason(t, get(t, url), 401, "no_key")
 					if engines[by].requests() != before {
 						t.Error("an engine was asked for another client's response")

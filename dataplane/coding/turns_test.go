@@ -78,6 +78,10 @@ func TestShortBesideLong(t *testing.T) {
 	short := gzipped(t, []byte("short"))
 	var all sync.WaitGroup
 	shorts := 0
+	first, err := own.begin() // nobody decodes before all are under way
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 4 { // each time a turn ends, who waits longest is next
 		all.Add(1)
 		go func() {
@@ -89,7 +93,8 @@ func TestShortBesideLong(t *testing.T) {
 			}
 		}()
 	}
-	await(t, "the long ones are under way", func() bool { return own.waiting.Load() == 3 })
+	await(t, "the long ones are under way", func() bool { return own.waiting.Load() == 4 })
+	first.end()
 	for own.under.Load() > 2 { // several are left
 		var room membudget.Lease
 		if _, err := Gzip.Decode(short, &room, budget, 16<<20); err != nil {

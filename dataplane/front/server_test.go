@@ -81,7 +81,7 @@ func TestErrorShapes(t *testing.T) {
 		if got.Error.Message != "no \"such\" model \x01\ufffd" {
 			t.Errorf("message %q", got.Error.Message)
 		}
-		if e.Kind == Messages {
+		if strings.HasPrefix(e.Path, "/v1/messages") {
 			if got.Type != "error" || got.Error.Type != "not_found_error" || got.RequestID != resp.Header.Get("X-Request-Id") {
 				t.Errorf("%s: %s", e.Path, body)
 			}

@@ -61,6 +61,9 @@ const (
 	KeyKVHints              // likewise
 	KeyLoRAPath             // SGLang: the adapter, beside the model
 	KeyLoRAID               // SGLang: likewise, by its internal id
+	KeyPreviousResponseID   // of /v1/responses
+	KeyBackground           // likewise
+	KeyReturnLogprob        // SGLang's /generate
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -206,6 +209,9 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyKVHints, "kv_hints")
 	anyOf(KeyLoRAPath, "lora_path")
 	anyOf(KeyLoRAID, "lora_id")
+	text(KeyPreviousResponseID, "previous_response_id")
+	flag(KeyBackground, "background")
+	anyOf(KeyReturnLogprob, "return_logprob")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -322,6 +328,12 @@ func topKey(name []byte) Key {
 		return KeyPromptLogprobs
 	case "thinking":
 		return KeyThinking
+	case "previous_response_id":
+		return KeyPreviousResponseID
+	case "background":
+		return KeyBackground
+	case "return_logprob":
+		return KeyReturnLogprob
 	case "lora_request":
 		return KeyLoRARequest
 	case "encoder_urls":

@@ -29,8 +29,8 @@ type Doc struct {
 	// how many members it has.
 	Open, Close, Members int
 
-	samplingMembers int    // members of sampling_params, where that is an object
-	present         uint64 // by Key: which of Values are not Absent; the others are not looked at
+	samplingMembers int       // members of sampling_params, where that is an object
+	present         [2]uint64 // by Key: which of Values are not Absent; the others are not looked at
 
 	// Watched: a member somewhere in the body, at whatever depth, may have one of the
 	// names that IsWatched knows.
@@ -43,7 +43,7 @@ type Doc struct {
 	Values [NumKeys]Value
 }
 
-var _ [64 - NumKeys]struct{} // each key has its bit in Doc.present
+var _ [128 - NumKeys]struct{} // each key has its bit in Doc.present
 
 const (
 	defaultDepth = 64
@@ -79,15 +79,17 @@ func (d *Doc) Scan(body []byte, lim Limits) error {
 
 // forget empties d and keeps its memory for ids. What was not there is not written to.
 func (d *Doc) forget() {
-	for set := d.present; set != 0; set &= set - 1 {
-		d.Values[bits.TrailingZeros64(set)] = Value{}
+	for i, set := range d.present {
+		for ; set != 0; set &= set - 1 {
+			d.Values[64*i+bits.TrailingZeros64(set)] = Value{}
+		}
 	}
-	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.Watched = nil, 0, 0, 0, 0, 0, false
+	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.Watched = nil, 0, 0, 0, 0, [2]uint64{}, false
 	d.keep(d.ids)
 }
 
 // has says whether k is present.
-func (d *Doc) has(k Key) bool { return d.present>>k&1 != 0 }
+func (d *Doc) has(k Key) bool { return d.present[k>>6]>>(k&63)&1 != 0 }
 
 // Has says whether k is present and not null.
 func (d *Doc) Has(k Key) bool { return d.has(k) && d.Values[k].Kind > Null }
@@ -348,7 +350,7 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	}
 	v := &s.doc.Values[k]
 	*v = Value{KeyStart: key, Start: i, End: end, Kind: kind}
-	s.doc.present |= 1 << k
+	s.doc.present[k>>6] |= 1 << (k & 63)
 	return s.checkType(k, v)
 }
 

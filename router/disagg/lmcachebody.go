@@ -136,15 +136,20 @@ func memberName(dst, body []byte, start int) []byte {
 	return dst
 }
 
-// findMember is the raw value of any top-level member of a request, nil when
-// absent or null.
-func findMember(doc *jsonscan.Doc, name string) []byte {
+// findMember is the raw value of any top-level member of a request, nil when absent or null.
+// Of a member that stands twice it is the last, as engines read it. What a decision about
+// access depends on is a jsonscan.Key instead: those may stand only once.
+func findMember(doc *jsonscan.Doc, name string) (raw []byte) {
 	for it := jsonscan.Walk(doc.Body); it.Next(); {
-		if it.IsKey(name) && it.Value.Kind > jsonscan.Null {
-			return it.Raw()
+		switch {
+		case !it.IsKey(name):
+		case it.Value.Kind > jsonscan.Null:
+			raw = it.Raw()
+		default:
+			raw = nil
 		}
 	}
-	return nil
+	return raw
 }
 
 func topLogprobs(doc *jsonscan.Doc) int {

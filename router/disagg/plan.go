@@ -116,11 +116,6 @@ func notOne(kind front.Kind, doc *jsonscan.Doc) string {
 	return ""
 }
 
-var (
-	previousResponse = []byte(`"previous_response_id"`)
-	background       = []byte(`"background"`)
-)
-
 // ofOneEngine says why a request is one engine's, whatever the family, "" when not.
 func ofOneEngine(kind front.Kind, doc *jsonscan.Doc) string {
 	switch {
@@ -132,8 +127,7 @@ func ofOneEngine(kind front.Kind, doc *jsonscan.Doc) string {
 		return "prompt_logprobs"
 	case asksNothing(kind, doc):
 		return "no_output" // engines refuse it: no prefill worker is to hold blocks for that
-	case kind == front.ResponsesAPI && (bytes.Contains(doc.Body, previousResponse) && findMember(doc, "previous_response_id") != nil ||
-		bytes.Contains(doc.Body, background) && isSet(findMember(doc, "background"))):
+	case kind == front.ResponsesAPI && (doc.Has(jsonscan.KeyPreviousResponseID) || doc.Bool(jsonscan.KeyBackground)):
 		// The engine that answered the last turn keeps it; one in the background answers
 		// at once, without a handle.
 		return "stored_response"

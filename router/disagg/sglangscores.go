@@ -22,7 +22,7 @@ type scores [len(scoreLists)][]byte
 
 // Joins implements Joiner: /generate that was asked for log-probabilities.
 func (sglang) Joins(p *Pair) bool {
-	return p.Kind == front.NativeGenerate && bytes.Contains(p.Doc.Body, []byte(`"return_logprob"`)) && asksLogprobs(findMember(p.Doc, "return_logprob"))
+	return p.Kind == front.NativeGenerate && asksLogprobs(p.Doc.Raw(jsonscan.KeyReturnLogprob))
 }
 
 // asksLogprobs reads true, or a list for a batch with true in it.

@@ -153,14 +153,10 @@ func (s *streamEnd) Stored(id string) {
 // followStored has a request that goes on from a stored response run on the rank that
 // stored it. It answers and returns false where that cannot be.
 func (q *request) followStored() bool {
-	if q.x.Endpoint.Kind != front.ResponsesAPI || !bytes.Contains(q.x.Doc.Body, previousResponse) {
+	if q.x.Endpoint.Kind != front.ResponsesAPI || !q.x.Doc.Has(jsonscan.KeyPreviousResponseID) {
 		return true
 	}
-	raw := findMember(&q.x.Doc, "previous_response_id")
-	if raw == nil || raw[0] != '"' {
-		return true // none, or no id: the engine's to refuse
-	}
-	id := string(jsonscan.Unquote(nil, raw))
+	id := string(jsonscan.Unquote(nil, q.x.Doc.Raw(jsonscan.KeyPreviousResponseID)))
 	rank := q.r.stored.find(ownerOf(q.x.Pass()), id, time.Now())
 	switch {
 	case rank != nil:

@@ -8,7 +8,7 @@ import (
 // OneHost says whether an address can be of one host at all: it is not unspecified
 // (0.0.0.0, which reaches this very machine), not multicast and not broadcast.
 func OneHost(a netip.Addr) bool {
-	a = a.Unmap()
+	a = inner(a)
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
@@ -18,7 +18,30 @@ func OneHost(a netip.Addr) bool {
 // (169.254.169.254) are: only one that lies within those ranges does.
 func Allow(networks []netip.Prefix, a netip.Addr) bool {
 	a = a.Unmap()
+	if in := inner(a); in != a && (in.IsLoopback() || in.IsLinkLocalUnicast()) {
+		return OneHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(in) && n.Bits() >= least(in) })
+	}
 	return OneHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) && n.Bits() >= least(a) })
+}
+
+// inner is the IPv4 address that a network translates an IPv6 address to: mapped and
+// compatible ones (RFC 4291, 2.5.5), NAT64 (RFC 6052, 64:ff9b::/96) and 6to4 (RFC 3056).
+// Others are themselves.
+func inner(a netip.Addr) netip.Addr {
+	a = a.Unmap()
+	if !a.Is6() {
+		return a
+	}
+	b := a.As16()
+	for _, k := range [...]struct {
+		prefix string
+		at     int
+	}{{"64:ff9b::/96", 12}, {"2002::/16", 2}, {"::/96", 12}} {
+		if netip.MustParsePrefix(k.prefix).Contains(a) && !a.IsLoopback() && !a.IsUnspecified() {
+			return netip.AddrFrom4([4]byte(b[k.at : k.at+4]))
+		}
+	}
+	return a
 }
 
 // least is how long a network's prefix must be to mean an address.

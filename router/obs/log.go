@@ -11,7 +11,7 @@ import (
 const Masked = "[masked]"
 
 // secretWords in an attribute's key make its value unfit for a log.
-var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential"}
+var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential", "engine_key"}
 
 // plainKeys hold one of secretWords and are no secrets: counts of tokens.
 var plainKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}

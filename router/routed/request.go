@@ -44,11 +44,11 @@ func (r *request) text(f field) string { return string(appendText(nil, r.vals[f]
 var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream", "stream_options", "sampling_params", "n", "max_tokens", "max_completion_tokens",
 	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
 	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
-	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "structured_outputs",
+	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "lora_id", "structured_outputs",
 	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc", "encoder_urls", "lora_request", "kv_hints", "image_data", "video_data", "audio_data")
 
 // reservedSampling are the same of sampling_options.
-var reservedSampling = names("max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
+var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
 	"sampling_seed", "structured_outputs", "json_schema", "regex", "ebnf", "no_stop_trim", "output_kind", "detokenize", "thinking_token_budget", "model", "prompt", "stream", "return_token_ids")
 
 // smuggled are names under which engines look for what names hosts, wherever an

@@ -158,7 +158,7 @@ func (w *work) readResponses(doc *jsonscan.Doc) {
 	w.text = inner(input)
 	w.precede(doc, jsonscan.KeyTools, jsonscan.KeyInstructions)
 	simple := kind == jsonscan.String && !doc.Has(jsonscan.KeyTools) && w.setSystem(doc, jsonscan.KeyInstructions) &&
-		!bytes.Contains(doc.Body, []byte("previous_response_id"))
+		!doc.Has(jsonscan.KeyPreviousResponseID)
 	if !simple {
 		w.whyNot = "only a responses request with a string input, without tools and earlier responses, is tokenized"
 	}
