@@ -140,15 +140,23 @@ func escapesLetters(text []byte) bool {
 
 const jsonSpace = " \t\r\n"
 
-// nextPrivate is where what may be a private member's key ends in text; -1 where there is none.
+// nextPrivate is where what may be a private member's key ends in text, with its quote if it
+// has one; -1 where there is none. What is no JSON may have keys in other quotes, or in none.
 func nextPrivate(text []byte) int {
 	for at := 0; ; {
-		i := bytes.Index(text[at:], []byte(`_params"`))
+		i := bytes.Index(text[at:], []byte(`_params`))
 		if i < 0 {
 			return -1
 		}
-		name := text[:at+i+len(`_params`)]
-		at += i + len(`_params"`)
+		at += i + len(`_params`)
+		name := text[:at]
+		switch {
+		case at == len(text):
+		case text[at] == '\\': // inside of a string
+			continue
+		case text[at] == '"':
+			at++
+		}
 		for _, p := range private {
 			if bytes.HasSuffix(name, []byte(p)) {
 				return at

@@ -121,6 +121,12 @@ func (v *veil) dull(p []byte) int {
 		return 0
 	case v.str && v.last.tooLong():
 		n = bytes.IndexAny(p, "\"\\\n\r")
+	case !v.str && v.depth > 0 && v.comes == veilPlain && v.events:
+		// What looks like JSON may be none: {'name': …}. So letters are looked at, of
+		// which JSON has few.
+		for n < len(p) && isNumberByte(p[n]) {
+			n++
+		}
 	case !v.str && v.depth > 0 && v.comes == veilPlain:
 		n = bytes.IndexAny(p, "\":{}[]\n\r")
 	}
@@ -216,10 +222,29 @@ func (v *veil) json(c, next byte) byte {
 		case v.events && v.depth == 0: // no JSON
 			v.line, v.text = veilOther, spelling{}
 			v.inText(c)
+		case v.events && (isNumberByte(c) || isLiteralByte(c)):
+			v.text.slide(c) // it may be the beginning of a name
+		case v.events: // no JSON either
+			v.line = veilOther
+			v.inText(c)
 		}
 	}
 	v.comes = veilPlain
 	return c
+}
+
+// isNumberByte says whether a byte may stand in an array of numbers.
+func isNumberByte(c byte) bool {
+	return c-'0' <= 9 || c == ',' || c == ' ' || c == '-' || c == '.' || c == '+' || c == '\t'
+}
+
+// isLiteralByte says whether a byte may stand in true, false, null or a number's exponent.
+func isLiteralByte(c byte) bool {
+	switch c {
+	case 't', 'r', 'u', 'e', 'f', 'a', 'l', 's', 'n', 'E':
+		return true
+	}
+	return false
 }
 
 // meaning is what the last string, a key, says of its value.

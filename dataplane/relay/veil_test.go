@@ -195,17 +195,21 @@ func TestPrivateMembersBesideData(t *testing.T) {
 	const first = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n"
 	ends := strings.Join(allEnds, "")
 	for in, want := range map[string]string{
-		": keep-alive, of any params_\n\n":                              "",
-		": {\"kv_transfer_params\":{\"a\":\"s3cret\"}}\n\n":             ": {\"kv_transfer_params",
-		": done, kv_transfer_params={'remote_host': 's3cret'}\r\n\r\n":  ": done, kv_transfer_params",
-		": \\u006bv_transfer_params s3cret\n\n":                         ": \\u006bv_transfer_params",
-		": \"ec_transfer_params\": s3cret\ndata: {\"choices\":[]}\n\n":  ": \"ec_transfer_params",
-		"data: {\"choices\":[]}\nid: disaggregated_params s3cret\n\n":   "data: {\"choices\":[]}\nid: disaggregated_params",
-		"event: kv_transfer_params remote_host is s3cret\ndata: {}\n\n": "event: kv_transfer_params",
-		"kv_transfer_params: s3cret\n\n":                                "kv_transfer_params",
-		"data: kv_transfer_params=s3cret\n\n":                           "data: kv_transfer_params",
-		"data: {}\rdata: {\"kv_transfer_params\":\"s3cret\"}\r\r\n":     "data: {}\rdata: {\"kv_transfer_params\":\"",
-		"\ufeffdata: {\"kv_transfer_params\":\"s3cret\"}\n\n":           "\ufeffdata: {\"kv_transfer_params\":\"",
+		": keep-alive, of any params_\n\n":                                   "",
+		": {\"kv_transfer_params\":{\"a\":\"s3cret\"}}\n\n":                  ": {\"kv_transfer_params",
+		": done, kv_transfer_params={'remote_host': 's3cret'}\r\n\r\n":       ": done, kv_transfer_params",
+		": \\u006bv_transfer_params s3cret\n\n":                              ": \\u006bv_transfer_params",
+		": \"ec_transfer_params\": s3cret\ndata: {\"choices\":[]}\n\n":       ": \"ec_transfer_params",
+		"data: {\"choices\":[]}\nid: disaggregated_params s3cret\n\n":        "data: {\"choices\":[]}\nid: disaggregated_params",
+		"event: kv_transfer_params remote_host is s3cret\ndata: {}\n\n":      "event: kv_transfer_params",
+		"kv_transfer_params: s3cret\n\n":                                     "kv_transfer_params",
+		"data: kv_transfer_params=s3cret\n\n":                                "data: kv_transfer_params",
+		"data: {'kv_transfer_params':{'remote_host':'s3cret'}}\n\n":          "data: {'kv_transfer_params",
+		"data: {\"a\":[1, 2.5e3,true],kv_transfer_params:\"s3cret\"}\n\n":    ",true],kv_transfer_params",
+		"data: {\"a\":\"\\\",\"kv_transfer_params\":{\"a\":\"s3cret\"}}\n\n": "\"kv_transfer_params",
+		"data: {ec_transfer_params:'s3cret'}\n\n":                            "data: {ec_transfer_params",
+		"data: {}\rdata: {\"kv_transfer_params\":\"s3cret\"}\r\r\n":          "data: {}\rdata: {\"kv_transfer_params\":\"",
+		"\ufeffdata: {\"kv_transfer_params\":\"s3cret\"}\n\n":                "\ufeffdata: {\"kv_transfer_params\":\"",
 	} {
 		for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {
 			for _, kind := range []string{"Content-Type: text/event-stream\r\n", "", "Content-Type: text/plain\r\n", "Content-Type: application/json\r\n"} {

@@ -68,7 +68,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
-	case worthRetry(status):
+	case worthRetry(status), status < 300: // of the 2xx only a 200 has an answer to go on with
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), took)
 		dies := diedOf(status, q.answer)
 		q.exclude(rank, failure{down: dies}.setback())
