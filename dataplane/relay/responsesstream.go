@@ -18,6 +18,7 @@ type responsesStream struct {
 	itemID   []byte // raw
 	output   int    // index of the item
 	seq      int    // of the next event
+	running  bool   // the client has response.in_progress
 }
 
 func (r *responsesStream) event(dst, event []byte) []byte {
@@ -75,6 +76,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 			t.keep(delta)
 		}
 	case "response.in_progress":
+		r.running = true
 	case "response.completed", "response.incomplete":
 		t.Finished, t.ended = true, true
 	case "error":
@@ -134,6 +136,11 @@ func (n *responsesNext) open(dst []byte) []byte {
 	r := n.r
 	if !isObject(r.response) {
 		r.response = []byte(`{"object":"response"}`)
+	}
+	if r.item == nil && !r.running { // the engine failed right behind response.created
+		r.running = true
+		dst = append(n.named(dst, "response.in_progress"), `,"response":`...)
+		dst = append(append(dst, r.response...), "}\n\n"...)
 	}
 	if r.item == nil {
 		id := memberOf(r.response, "id")
