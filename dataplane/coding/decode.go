@@ -32,7 +32,7 @@ const inflation = 4
 // its turn as turns says, and fails with ErrBusy where that does not come.
 func (c Coding) Decode(src []byte, room *membudget.Lease, budget *membudget.Budget, limit int64) ([]byte, error) {
 	first := min(max(inflation*int64(len(src)), membudget.Page), max(limit, 1))
-	lease, ok := membudget.Default.Lease(budget, int(first))
+	lease, ok := membudget.Default.Lease(budget, int(min(first, largeRoom)))
 	if !ok {
 		return nil, ErrBudget
 	}
@@ -42,7 +42,7 @@ func (c Coding) Decode(src []byte, room *membudget.Lease, budget *membudget.Budg
 		return nil, err
 	}
 	defer own.end()
-	o := output{room: room, limit: limit, turn: &own}
+	o := output{room: room, first: first, limit: limit, turn: &own, budget: budget}
 	switch c {
 	case Gzip:
 		return o.gunzip(src, budget)
@@ -54,9 +54,11 @@ func (c Coding) Decode(src []byte, room *membudget.Lease, budget *membudget.Budg
 
 // output is where a body is decoded to.
 type output struct {
-	room  *membudget.Lease
-	limit int64
-	turn  *turn
+	room   *membudget.Lease
+	first  int64 // what the body is taken to need
+	limit  int64
+	turn   *turn
+	budget *membudget.Budget
 }
 
 type gzipReader struct {
@@ -205,16 +207,29 @@ func windowExceeded(err error) bool {
 
 // unzstdWithin decodes frames with windows of up to window bytes.
 func (o *output) unzstdWithin(window uint64, src []byte, budget *membudget.Budget) ([]byte, error) {
-	if !budget.Acquire(int64(window) + besideWindow) {
-		return nil, ErrBudget
+	taken := budget.Count()
+	defer taken.Release()
+	need := int(window) + besideWindow
+	if err := o.take(need, func() bool { return taken.Take(need) }); err != nil {
+		return nil, err
 	}
-	defer budget.Release(int64(window) + besideWindow)
 	d := lendDecoder(window)
 	defer releaseDecoder(d, window)
 	if err := d.Reset(bytes.NewReader(src)); err != nil {
 		return nil, broken(Zstd, err)
 	}
 	return o.readAll(Zstd, d)
+}
+
+// take has memory take n bytes; where that is much, it waits for its turn.
+func (o *output) take(n int, memory func() bool) error {
+	if n > largeRoom && int64(n) <= o.budget.Limit() {
+		return o.turn.grows(memory)
+	}
+	if !memory() {
+		return ErrBudget
+	}
+	return nil
 }
 
 // readAll reads r to its end into the room.
@@ -226,8 +241,9 @@ func (o *output) readAll(c Coding, r io.Reader) ([]byte, error) {
 		if int64(n) >= o.limit {
 			into = beyond[:] // one byte over the bound tells an end from an excess
 		} else if len(into) == 0 {
-			if !o.room.Grow(int(min(4*int64(n), o.limit))) {
-				return nil, ErrBudget
+			want := int(min(max(4*int64(n), o.first), o.limit))
+			if err := o.take(want, func() bool { return o.room.Grow(want) }); err != nil {
+				return nil, err
 			}
 			buf = o.room.Fill()
 			continue

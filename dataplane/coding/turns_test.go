@@ -1,6 +1,7 @@
 package coding
 
 import (
+	"bytes"
 	"errors"
 	"runtime"
 	"strings"
@@ -106,6 +107,64 @@ func TestShortBesideLong(t *testing.T) {
 	all.Wait()
 	if shorts < 3 {
 		t.Errorf("%d short bodies were decoded while long ones were", shorts)
+	}
+}
+
+// TestLargeBodiesTakeTurnsForMemory: many large bodies at once do not take the budget step by
+// step until none of them finds enough. Bodies that were decoded hold their memory for a while.
+func TestLargeBodiesTakeTurnsForMemory(t *testing.T) {
+	own := newTurns(1, 100, time.Minute)
+	swapTurns(t, own)
+	const size, bodies = 8<<20 - 1, 24
+	budget := membudget.NewBudget(bodies/4*size + bodies*largeRoom)
+	text := []byte(strings.Repeat("x", size))
+	sources := map[Coding][]byte{Gzip: gzipped(t, text), Zstd: zstded(t, text, window(maxWindow))}
+	var all sync.WaitGroup
+	for i := range bodies {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			var room membudget.Lease
+			defer room.Release()
+			c := []Coding{Gzip, Zstd}[i%2]
+			if b, err := c.Decode(sources[c], &room, budget, size); err != nil || !bytes.Equal(b, text) {
+				t.Errorf("body %d: %d bytes, %v", i, len(b), err)
+			}
+			time.Sleep(5 * time.Millisecond) // an engine reads it
+		}()
+	}
+	all.Wait()
+	if own.under.Load() != 0 || len(own.slots) != 0 || len(own.large) != 0 || budget.Used() != 0 {
+		t.Errorf("left over: %d under way, %d and %d turns, %d bytes", own.under.Load(), len(own.slots), len(own.large), budget.Used())
+	}
+}
+
+// A body for which no memory becomes free in time is refused, and so is one that waits for
+// its turn behind it.
+func TestWaitForMemoryIsBounded(t *testing.T) {
+	own := newTurns(1, 100, 50*time.Millisecond)
+	swapTurns(t, own)
+	budget := membudget.NewBudget(16 << 20)
+	if !budget.Acquire(14 << 20) {
+		t.Fatal("no memory")
+	}
+	src := gzipped(t, []byte(strings.Repeat("x", 4<<20)))
+	errs := make(chan error, 2)
+	for range cap(errs) {
+		go func() {
+			var room membudget.Lease
+			defer room.Release()
+			_, err := Gzip.Decode(src, &room, budget, 8<<20)
+			errs <- err
+		}()
+	}
+	for range cap(errs) {
+		if err := <-errs; !errors.Is(err, ErrBudget) && !errors.Is(err, ErrBusy) {
+			t.Errorf("%v, want a refusal for want of memory or turns", err)
+		}
+	}
+	if own.under.Load() != 0 || len(own.slots) != 0 || len(own.large) != 0 || budget.Used() != 14<<20 {
+		t.Errorf("left over: %d under way, %d and %d turns, %d bytes", own.under.Load(), len(own.slots), len(own.large), budget.Used())
 	}
 }
 

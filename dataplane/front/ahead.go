@@ -12,6 +12,8 @@ type ahead struct {
 	r, w   int32
 	head   int32 // where the head ends; 0: it has not come whole
 	failed error // after the bytes that came
+	// count is of buf, where half a head that waits is longer than a page.
+	count membudget.Count
 }
 
 // beginsRequest says whether a request may begin with b; for something else no head is
@@ -42,4 +44,18 @@ func (a *ahead) drop() {
 		membudget.Default.Put(a.buf)
 	}
 	a.buf, a.r, a.w, a.head = nil, 0, 0, 0
+	a.count.Release()
+}
+
+// counted counts the buffer against b where it is longer than a page, until drop; false when
+// b is spent.
+func (a *ahead) counted(b *membudget.Budget) bool {
+	more := cap(a.buf.B) - int(a.count.Taken())
+	if cap(a.buf.B) <= membudget.Page || more <= 0 {
+		return true
+	}
+	if a.count.Taken() == 0 {
+		a.count = b.Count()
+	}
+	return a.count.Take(more)
 }

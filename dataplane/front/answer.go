@@ -22,6 +22,10 @@ type room struct {
 // uncountedAnswer is how long an answer may be without being counted as bodies are.
 const uncountedAnswer = 64 << 10
 
+// unboundAnswer is how long the first answer of a connection may be without a bound on the
+// kernel's send buffer. Connections with one short answer save the system call.
+const unboundAnswer = 16 << 10
+
 // countAnswer counts an answer of n bytes until it has left; where the budget is spent it
 // answers so, and gives false. One that goes by fasthttp is counted until it is handed over.
 func (x *Exchange) countAnswer(n int) bool {
@@ -132,6 +136,10 @@ func (x *Exchange) seal(keep bool) {
 		r.n += len(closeLine)
 		copy(b[r.lines:], closeLine)
 	}
+	if r.n > unboundAnswer || x.c.hadAnswer {
+		x.c.bound()
+	}
+	x.c.hadAnswer = true
 	h.buf, h.n, h.out, h.count = r.buf, r.n, 0, r.count
 	*r = room{}
 }

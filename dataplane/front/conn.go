@@ -72,7 +72,7 @@ type conn struct {
 	closed atomic.Bool
 	hand   atomic.Int32
 	place  int32   // in connSet.all, whose lock guards it
-	fd     int32   // once it had a stream, else 0
+	fd     int32   // once its send buffer is bounded, else 0
 	stream *stream // from Relay to its end
 
 	open    openTo
@@ -396,7 +396,8 @@ func (c *conn) cut() {
 // counts twice as much, and lets the last piece of 64 KiB go beyond: 256 KiB at the most.
 const streamBuffer = 96 << 10
 
-// bound sets that, and notes the descriptor, at the connection's first stream.
+// bound sets that, and notes the descriptor, at the connection's first stream, long answer
+// or second answer: short answers to many requests fill a socket as well.
 func (c *conn) bound() {
 	if c.fd != 0 || c.raw == nil {
 		return

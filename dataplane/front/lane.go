@@ -162,7 +162,12 @@ func (c *conn) awaitHead(begun bool) (to next, ok bool) {
 		if before == 0 {
 			c.active.Store(begun)
 			if lobby != nil {
-				if c.rest(); c.enter(lobby, begun) {
+				if c.rest(); !a.counted(c.srv.budget) {
+					c.refuseHalf(BudgetSpent, headMemory)
+					c.lingered = true // a reset could take the answer with it
+					return nextEnd, false
+				}
+				if c.enter(lobby, begun) {
 					return nextLobby, false
 				}
 				lobby = nil

@@ -201,7 +201,10 @@ func (l *lobby) came(fd int32) {
 			if before == 0 {
 				l.stay(c, time.Now().Add(l.srv.live().HeadTimeout))
 			}
-			c.rest()
+			if c.rest(); !c.ahead.counted(l.srv.budget) {
+				c.refuseHalf(BudgetSpent, headMemory)
+				l.stay(c, time.Now().Add(lingerIdle))
+			}
 		}
 	}
 }
@@ -291,7 +294,7 @@ func (l *lobby) late() {
 		case c.input.claimed():
 			l.passOn(c)
 		case c.halfCame():
-			c.tellLate()
+			c.refuseHalf(RequestTimeout, lateRequest)
 			l.stay(c, time.Now().Add(lingerIdle))
 		default:
 			l.fail(c, os.ErrDeadlineExceeded)
@@ -322,15 +325,21 @@ func (c *conn) halfCame() bool {
 	return false
 }
 
-// tellLate answers half a head whose time is over, as far as the socket takes that at
-// once, and ends what is written.
-func (c *conn) tellLate() {
+const headMemory = "the memory for request bodies and long heads (limits.body_budget) is spent; try again"
+
+// refuseHalf answers half a head whose time is over, or that may not be held, as far as the
+// socket takes that at once, and ends what is written.
+func (c *conn) refuseHalf(reason Reason, message string) {
 	s := c.srv
 	c.guest.told = true
 	c.active.Store(true)
 	id := s.ids.make()
-	s.refused("", RequestTimeout, refusal{id: id, client: c.ip})
-	answer := refusalOf(RequestTimeout, lateRequest, id)
+	s.refused("", reason, refusal{id: id, client: c.ip})
+	var lines []string
+	if reason == BudgetSpent {
+		lines = append(lines, "Retry-After: 1\r\n")
+	}
+	answer := refusalOf(reason, message, id, lines...)
 	_ = c.raw.Control(func(fd uintptr) {
 		_, _ = sock.Send(int(fd), answer)
 		_ = syscall.Shutdown(int(fd), syscall.SHUT_WR)

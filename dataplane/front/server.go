@@ -30,6 +30,7 @@ type Server struct {
 	fh        fasthttp.Server
 	routes    routes
 	budget    *membudget.Budget
+	parts     *membudget.Budget // of budget: what streams hold of events that have not come whole
 	ids       requestIDs
 	conns     connSet
 	watch     *watcher    // set by Serve
@@ -58,6 +59,10 @@ type Server struct {
 	heir     Heir           // set by Retire, before a connection is claimed; nil: none
 }
 
+// partsShare is the divisor for the share of the budget that streams' parts of events may
+// take: engines that stop within events leave the rest to request bodies.
+const partsShare = 2
+
 // New makes a Server; it fails on impossible Options.
 func New(opt Options) (*Server, error) {
 	opt, err := opt.withDefaults()
@@ -71,12 +76,14 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		routes: newRoutes(opt.Pages != nil),
 		budget: opt.Budget,
+		parts:  opt.Budget.Within(),
 		conns:  connSet{byIP: make(map[netip.Addr]int)},
 		stop:   make(chan struct{}),
 
 		serving: make(chan struct{}),
 	}
 	s.now.Store(&opt)
+	s.parts.SetLimit(opt.BodyBudgetBytes / partsShare)
 	s.ids.init()
 	s.exchanges.New = func() *Exchange { return newExchange(s) }
 	s.streams.New = func() *stream { return new(stream) }
@@ -129,6 +136,7 @@ func (s *Server) Change(opt Options) error {
 	fixed := s.opt
 	next.Changeable().into(&fixed)
 	s.budget.SetLimit(fixed.BodyBudgetBytes)
+	s.parts.SetLimit(fixed.BodyBudgetBytes / partsShare)
 	s.now.Store(&fixed)
 	return nil
 }

@@ -9,23 +9,24 @@ import (
 // serving is what a connection has while requests are read from it and answered. It is
 // lent to one after the other, so that its functions are made once.
 type serving struct {
-	c        *conn
-	ahead    ahead
-	transfer transfer
-	held     held
-	readErr  error // of the last failed read
-	scan     headScan
-	pace     moment // by when all of the chunked body must have come that is being read; 0: none is
-	awaited  awaited
-	patience relay.Patience // with the client of a stream that no loop drives
-	backlog  int            // what ask found the socket to hold
-	ask      func(fd uintptr)
-	wakes    int // bytes the poller is told of, see wakeAt; 0: one, as at first
-	wake     func(fd uintptr)
-	guest    guest // in the lobby
-	came     bool  // try found something
-	try      func(fd uintptr)
-	look     func(fd uintptr) // early.atSocket
+	c         *conn
+	ahead     ahead
+	transfer  transfer
+	held      held
+	readErr   error // of the last failed read
+	scan      headScan
+	pace      moment // by when all of the chunked body must have come that is being read; 0: none is
+	awaited   awaited
+	patience  relay.Patience // with the client of a stream that no loop drives
+	backlog   int            // what ask found the socket to hold
+	ask       func(fd uintptr)
+	wakes     int // bytes the poller is told of, see wakeAt; 0: one, as at first
+	wake      func(fd uintptr)
+	guest     guest // in the lobby
+	came      bool  // try found something
+	hadAnswer bool  // the connection has had a whole answer of the plain lane
+	try       func(fd uintptr)
+	look      func(fd uintptr) // early.atSocket
 }
 
 var servings = reuse.Pool[serving]{New: func() *serving {

@@ -290,6 +290,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 			Convert:      st.first.convert,
 			By:           hooks.By,
 			Loops:        s.loops,
+			Budget:       s.parts,
 			Ends:         &s.cutting,
 		})
 	})

@@ -164,6 +164,7 @@ func (s *stream) left(e loop.End) (res Result, ended bool) {
 	}
 	switch {
 	case e.Why == loop.Panicked:
+		s.uncountParts()
 		panic(e.Err)
 	case e.Why == loop.SendFailed:
 		_ = s.clientFailed(ClientGone, e.Err)

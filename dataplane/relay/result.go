@@ -18,9 +18,10 @@ const (
 	EngineBroke                // bad framing, or an event that cannot be passed on
 	EngineEnded                // the framing ended well before the answer did
 	EngineErred                // the stream ended well, and the engine said in it that it failed
+	MemorySpent                // Options.Budget was spent, and part of an event could not be held
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended", "engine_error"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended", "engine_error", "memory_budget"}
 
 // String gives the cause's name as it stands in metrics and logs.
 func (c Cause) String() string {

@@ -57,6 +57,9 @@ type Options struct {
 	// connections have descriptors of their own and the body is chunked. The ClientConn
 	// is a Resumer then.
 	Loops *loop.Loops
+	// Budget, when set, counts what is held of events that have not come whole. Where it
+	// is spent the stream ends as MemorySpent.
+	Budget *membudget.Budget
 }
 
 // Converter makes other bytes of a stream's. It belongs to one stream, and is called by
@@ -180,11 +183,14 @@ type stream struct {
 	leaving  bool // for another engine, though this one is well
 	deaf     bool // the client took something not: no last word either
 	lent     bool // resp is, to a loop, or was
+
+	counted uint16 // of terms.budget, in KiB
 }
 
 // terms are what nearly all streams have in common of their Options.
 type terms struct {
 	loops        *loop.Loops
+	budget       *membudget.Budget
 	ends         *atomic.Bool
 	writeTimeout time.Duration
 	idleTimeout  time.Duration
@@ -254,7 +260,7 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	}
 	s := &stream{
 		dst: dst, resp: resp, rare: &noneRare,
-		terms:    terms{opt.Loops, opt.Ends, opt.WriteTimeout, opt.IdleTimeout}.share(),
+		terms:    terms{opt.Loops, opt.Budget, opt.Ends, opt.WriteTimeout, opt.IdleTimeout}.share(),
 		chunked:  resp.ContentLength == upstream.LengthChunked,
 		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 	}
@@ -289,11 +295,20 @@ func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 
 // drive relays until the stream's end, or until a loop has taken it.
 func (s *stream) drive() (res Result, ended bool) {
+	whole := false
+	defer func() {
+		if !whole { // it panics
+			s.uncountParts()
+		}
+	}()
 	for s.run() {
 		if !s.carryOn() {
-			return s.finish(), true
+			res = s.finish()
+			whole = true
+			return res, true
 		}
 	}
+	whole = true
 	return Result{}, false
 }
 
@@ -329,6 +344,7 @@ func (s *stream) finish() Result {
 	}
 	s.scan.drop()
 	s.edit.end()
+	s.uncountParts()
 	return res
 }
 
@@ -442,6 +458,9 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 			p = s.guard(p, upstream.Chunks{}, s.resp.Ended())
 		}
 	}
+	if !s.countParts() && s.broken == nil {
+		s.broken = errPartsSpent
+	}
 	if s.scan.token && s.firstToken.never() {
 		s.firstToken = s.lastByte
 		if told, ok := s.dst.(FirstTold); ok {
@@ -491,6 +510,8 @@ func (s *stream) failedByEvent() bool {
 func (s *stream) settle() {
 	switch {
 	case s.failedByEvent():
+	case s.broken == errPartsSpent:
+		s.end(MemorySpent, s.broken)
 	case s.broken == errBrokeOff:
 		s.end(EngineEnded, s.broken)
 	case s.broken != nil:

@@ -38,7 +38,7 @@ var Catalog = []Family{
 
 	{"sluice_answers_cut_total", "counter", "cause", "Whole answers, which are no streams, that their clients did not take to the end, by why (client_stalled: nothing within timeouts.write, client_gone, drained)."},
 
-	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline, engine_broke: its framing, engine_ended: well framed, before the answer did, engine_error: well, with an error event of the engine's; completed: the answer was whole, whatever became of the engine's connection behind it)."},
+	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline, engine_broke: its framing, engine_ended: well framed, before the answer did, engine_error: well, with an error event of the engine's; memory_budget: part of an event could not be held, `limits.body_budget` was spent; completed: the answer was whole, whatever became of the engine's connection behind it)."},
 	{"sluice_stream_events_total", "counter", "", "Events relayed."},
 	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},
 	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan even without their long strings and inner parts: relayed, but not looked into for usage."},

@@ -176,7 +176,7 @@ func (c *call) relay() {
 	}
 	res, over := relay.Begin(c, c.resp, relay.Options{
 		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Carry: carry,
-		Drains: c.s.Stopped, Loops: c.e.opt.Loops,
+		Drains: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
 	})
 	for !over {
 		res, over = (<-c.rest)()
@@ -257,6 +257,8 @@ func endedBy(cause relay.Cause) *failure {
 		return overdue()
 	case relay.Cut:
 		message = "the router ended the stream: another part of this request failed"
+	case relay.MemorySpent:
+		reason, message = front.BudgetSpent, "the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again"
 	default:
 		message = "the stream ended early: " + cause.String()
 	}
