@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ type keeper struct {
 	*httptest.Server
 	name    string
 	deletes bool
+	moved   atomic.Int32 // the status of a redirection that answers requests about stored responses; 0: none
 
 	mu     sync.Mutex
 	stored map[string]string // id -> status
@@ -90,6 +92,12 @@ func (k *keeper) retrieve(w http.ResponseWriter, r *http.Request) {
 	defer k.mu.Unlock()
 	k.asked = append(k.asked, r.Method+" "+r.URL.RequestURI()+r.Header.Get("Cookie")+r.Header.Get("Authorization"))
 	id := r.PathValue("id")
+	if status := k.moved.Load(); status != 0 {
+		w.Header().Set("Location", "http://10.0.0.1:8000/internal")
+		w.Header().Set("Set-Cookie", "a=b")
+		w.WriteHeader(int(status))
+		return
+	}
 	switch {
 	case k.stored[id] == "":
 		replyJSON(w, 404, `{"error":{"message":"Response with id not found.","type":"invalid_request_error","param":"response_id","code":404}}`)
@@ -255,6 +263,37 @@ func TestStoredResponseOfLostWorker(t *testing.T) {
 	a := post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, `,"previous_response_id":"`+id+`"`))
 	if a.Status != 503 || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "which stored response") {
 		t.Errorf("%d %s", a.Status, a.Body)
+	}
+}
+
+// TestStoredResponseIsNotRedirected: no request about a stored response passes a redirection
+// on, whatever its method.
+func TestStoredResponseIsNotRedirected(t *testing.T) {
+	e := startKeeper(t, "a", true)
+	r := startRouter(t, nil, e.at("a"))
+	id := idOf(t, post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, "")))
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	for _, status := range []int{301, 304, 307, 399} {
+		e.moved.Store(int32(status))
+		for _, try := range []struct{ method, path string }{{"GET", id}, {"GET", id + "?stream=true"}, {"DELETE", id}, {"POST", id + "/cancel"}} {
+			req, err := http.NewRequest(try.method, r.URL+"/v1/responses/"+try.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != 502 || resp.Header.Get("X-Sluice-Reason") != "upstream_garbage" || resp.Header.Get("Location") != "" || resp.Header.Get("Set-Cookie") != "" || strings.Contains(string(body), "10.0.0.1") {
+				t.Errorf("%s %s, redirected by %d: %d %v %s", try.method, try.path, status, resp.StatusCode, resp.Header, body)
+			}
+		}
+	}
+	e.moved.Store(0)
+	if a := get(t, r.URL+"/v1/responses/"+id); a.Status != 200 {
+		t.Errorf("behind it: %d %s", a.Status, a.Body)
 	}
 }
 

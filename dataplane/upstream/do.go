@@ -294,7 +294,7 @@ func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) er
 			return err
 		}
 	}
-	if status := c.head.status; status >= 300 && status < 400 && req.Method == "POST" {
+	if status := c.head.status; status >= 300 && status < 400 && !req.Redirects {
 		return fmt.Errorf("%w: status %d", ErrRedirected, status)
 	}
 	c.r = c.head.pos

@@ -211,7 +211,7 @@ func (e *Endpoint) Stats() Stats {
 // Get fetches path with GET: for probes. The whole call is bounded by timeout,
 // the body by limit bytes. The body is the caller's.
 func (e *Endpoint) Get(path string, timeout time.Duration, limit int) (status int, body []byte, err error) {
-	req := Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout)}
+	req := Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout), Redirects: true}
 	resp, err := e.Do(&req, nil)
 	if err != nil {
 		return 0, nil, err

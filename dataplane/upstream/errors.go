@@ -25,7 +25,7 @@ var (
 	// ErrCoded: nobody here asks for a coding, and under one what no client may see could
 	// not be found.
 	ErrCoded = errors.New("the answer has a content coding that was not asked for")
-	// ErrRedirected: the answer to a POST has a status of 3xx. To follow it would be to let
+	// ErrRedirected: the answer has a status of 3xx, and Request.Redirects is false. To follow it would be to let
 	// an engine say where requests go; passed on, its Location would send clients there.
 	ErrRedirected = errors.New("the answer is a redirection, which is not followed")
 )

@@ -75,6 +75,11 @@ func TestRedirectionsAreRefused(t *testing.T) {
 		if _, err := e.Do(post("x"), nil); !errors.Is(err, ErrRedirected) || !strings.Contains(err.Error(), status) || !strings.HasSuffix(Told(err), ErrRedirected.Error()) {
 			t.Errorf("%s: %v", status, err)
 		}
+		for _, method := range []string{"GET", "DELETE", "HEAD"} {
+			if _, err := e.Do(&Request{Method: method, Path: "/v1/responses/resp_1"}, nil); !errors.Is(err, ErrRedirected) {
+				t.Errorf("%s to %s: %v", status, method, err)
+			}
+		}
 		if s := e.Stats(); s.Open != 0 {
 			t.Errorf("%s: %+v", status, s)
 		}

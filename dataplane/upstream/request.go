@@ -32,6 +32,10 @@ type Request struct {
 	Group   *Group
 	Tokens  int
 	Prefill bool
+	// Redirects accepts an answer with a status of 3xx, for probes, which look at the status
+	// alone. Without it such an answer is ErrRedirected. It must be false where a client
+	// gets the answer.
+	Redirects bool
 }
 
 // check refuses what would not be one well-formed request.

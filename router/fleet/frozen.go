@@ -182,7 +182,7 @@ const askFor = time.Minute
 func (t *seat) ask() {
 	v, m := &t.vital, t.s.m
 	defer v.asked.Store(0)
-	req := &upstream.Request{Method: "GET", Path: "/health_generate", Deadline: time.Now().Add(askFor)}
+	req := &upstream.Request{Method: "GET", Path: "/health_generate", Deadline: time.Now().Add(askFor), Redirects: true}
 	if !t.s.isSGLang.Load() {
 		body, err := tinyCompletion(m.w.Info().Base)
 		if err != nil {

@@ -99,7 +99,7 @@ func (a *asker) cutWith(ctx context.Context) (release func() bool) {
 // get fetches path until the deadline. The body is borrowed until the next request; one
 // over limit bytes is upstream.ErrTooLarge.
 func (a *asker) get(ep *upstream.Endpoint, path string, deadline time.Time, limit int) (status int, body []byte, err error) {
-	a.req = upstream.Request{Method: "GET", Path: path, Deadline: deadline}
+	a.req = upstream.Request{Method: "GET", Path: path, Deadline: deadline, Redirects: true}
 	resp, err := ep.Do(&a.req, &a.call)
 	if err != nil {
 		return 0, nil, err

@@ -139,7 +139,7 @@ func (s *server) close() {
 
 // get is Endpoint.Get that ends when ctx does. For requests that are repeated see asker.
 func get(ctx context.Context, ep *upstream.Endpoint, path string, timeout time.Duration, limit int) (int, []byte, error) {
-	return send(ctx, ep, &upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout)}, limit)
+	return send(ctx, ep, &upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout), Redirects: true}, limit)
 }
 
 func send(ctx context.Context, ep *upstream.Endpoint, req *upstream.Request, limit int) (int, []byte, error) {
