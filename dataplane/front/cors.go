@@ -96,10 +96,3 @@ func (x *Exchange) cors(method []byte, known bool) (answered bool) {
 	}
 	return true
 }
-
-// isCORS says whether an engine's header line is of its own CORS, which is nobody's
-// but the router's to decide.
-func isCORS(name []byte) bool {
-	const prefix = "Access-Control-"
-	return len(name) > len(prefix) && equalFold(name[:len(prefix)], prefix)
-}

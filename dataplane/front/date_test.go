@@ -12,7 +12,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// A stream's head says when it was made: its engine's word where there is one.
+// A stream's head has one Date line, the router's own.
 func TestStreamsHaveADate(t *testing.T) {
 	const theirs = "Mon, 02 Jan 2006 15:04:05 GMT"
 	var dated atomic.Bool
@@ -47,7 +47,7 @@ func TestStreamsHaveADate(t *testing.T) {
 		}
 	}
 	dated.Store(true)
-	if got := dates(r); len(got) != 1 || got[0] != theirs {
-		t.Errorf("%q, want the engine's", got)
+	if got := dates(r); len(got) != 1 || got[0] == theirs {
+		t.Errorf("%q", got)
 	}
 }

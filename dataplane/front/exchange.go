@@ -50,6 +50,7 @@ type Exchange struct {
 	scratch   []byte
 	log       *slog.Logger
 	pass      func(name, value []byte) // x.passHeader, made once
+	passing   int                      // the status of the answer that passHeader passes
 	passed    *[]byte                  // where passHeader writes a stream's head; nil: to a whole answer
 	ip        netip.Addr               // the client's
 	ipText    []byte                   // as engines are told it
@@ -252,6 +253,7 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	if !x.countAnswer(len(body)) || !x.begin(resp.Status) {
 		return
 	}
+	x.passing = resp.Status
 	resp.VisitHeaders(x.pass)
 	if len(resp.Header("Content-Encoding")) > 0 {
 		x.putBody(body) // an engine's own, although it was not asked for one
@@ -307,10 +309,10 @@ func (x *Exchange) ReplyEvents(body []byte) {
 	x.putBody(body)
 }
 
-// passHeader passes one of the engine's header lines on, unless ours takes its
-// place.
+// passHeader passes one of the engine's header lines on, unless answerTable withholds it or
+// ours takes its place.
 func (x *Exchange) passHeader(name, value []byte) {
-	if equalFold(name, "X-Request-Id") || isCORS(name) {
+	if !reachesClient(name, x.passing) {
 		return
 	}
 	for i := range x.set {
@@ -321,9 +323,6 @@ func (x *Exchange) passHeader(name, value []byte) {
 	if x.passed != nil {
 		*x.passed = appendLine(*x.passed, name, value)
 		return
-	}
-	if x.ctx == nil && equalFold(name, "Date") {
-		return // ours takes its place; fasthttp sees to it itself
 	}
 	addLine(x, name, value)
 }

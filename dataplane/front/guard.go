@@ -154,8 +154,8 @@ func (h *head) judge() string {
 		case len("Host"):
 			if equalFold(name, "Host") {
 				hosts++
-				if !isHost(value) {
-					return "the Host header holds a character that hosts may not have"
+				if !isAuthority(value) {
+					return "the Host header must be one host, with or without a port: host[:port]"
 				}
 			}
 		case len("Content-Length"):
@@ -274,15 +274,6 @@ func byteSet(more string) (set [256]bool) {
 func isToken(b []byte) bool {
 	for _, c := range b {
 		if !tokenByte[c] {
-			return false
-		}
-	}
-	return len(b) > 0
-}
-
-func isHost(b []byte) bool {
-	for _, c := range b {
-		if !hostByte[c] {
 			return false
 		}
 	}

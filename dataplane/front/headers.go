@@ -15,6 +15,8 @@ const (
 
 // headerTable lists the header lines of clients that engines do not see; all others are
 // forwarded. Names are in lower case; one that ends with * stands for all that begin so.
+// A name matches with _ in the place of -, because servers behind a gateway interface (CGI,
+// WSGI) read both as one name.
 // docs/access.md shows the table.
 var headerTable = map[string]headerClass{
 	"connection":          headerConnection,
@@ -28,32 +30,54 @@ var headerTable = map[string]headerClass{
 	"upgrade":             headerConnection,
 	"http2-settings":      headerConnection,
 
-	"accept-encoding":  headerRouter, // the router reads the answer
-	"content-encoding": headerRouter,
-	"content-length":   headerRouter,
-	"expect":           headerRouter,
-	"host":             headerRouter,
-	"x-request-id":     headerRouter,
-	"x-sluice-*":       headerRouter,
+	"accept-encoding":     headerRouter, // the router reads the answer
+	"content-encoding":    headerRouter,
+	"content-length":      headerRouter,
+	"expect":              headerRouter,
+	"host":                headerRouter,
+	"x-request-id":        headerRouter,
+	"x-sluice-*":          headerRouter,
+	"if-match":            headerRouter, // an answer is whole, and never a 304
+	"if-modified-since":   headerRouter, // an answer is whole, and never a 304
+	"if-none-match":       headerRouter, // an answer is whole, and never a 304
+	"if-range":            headerRouter, // an answer is whole, and never a 304
+	"if-unmodified-since": headerRouter, // an answer is whole, and never a 304
+	"range":               headerRouter, // an answer is whole, and never a 304
 
 	"x-data-parallel-rank":      headerSteering,
 	"x-data-parallel-host-port": headerSteering,
 	"x-prefiller-host-port":     headerSteering,
 	"x-override-*":              headerSteering, // SGLang: fields of the body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)
+	"x-encoder-hosts-ports":     headerSteering,
+	"x-http-method-override":    headerSteering,
+	"x-prefill-host-port":       headerSteering,
+	"x-prefiller-url":           headerSteering,
+	"x-rewrite-url":             headerSteering,
+	"x-smg-*":                   headerSteering,
 
-	"cf-connecting-ip":    headerOrigin,
-	"client-ip":           headerOrigin,
-	"fastly-client-ip":    headerOrigin,
-	"forwarded":           headerOrigin,
-	"origin":              headerOrigin,
-	"referer":             headerOrigin,
-	"true-client-ip":      headerOrigin,
-	"via":                 headerOrigin,
-	"x-client-ip":         headerOrigin,
-	"x-cluster-client-ip": headerOrigin,
-	"x-forwarded-*":       headerOrigin,
-	"x-original-*":        headerOrigin,
-	"x-real-ip":           headerOrigin,
+	"cf-connecting-ip":         headerOrigin,
+	"client-ip":                headerOrigin,
+	"fastly-client-ip":         headerOrigin,
+	"forwarded":                headerOrigin,
+	"origin":                   headerOrigin,
+	"referer":                  headerOrigin,
+	"true-client-ip":           headerOrigin,
+	"via":                      headerOrigin,
+	"x-client-ip":              headerOrigin,
+	"x-cluster-client-ip":      headerOrigin,
+	"x-forwarded-*":            headerOrigin,
+	"x-original-*":             headerOrigin,
+	"x-real-ip":                headerOrigin,
+	"x-appengine-user-ip":      headerOrigin,
+	"x-azure-clientip":         headerOrigin,
+	"x-azure-socketip":         headerOrigin,
+	"x-envoy-external-address": headerOrigin,
+	"x-forwarded":              headerOrigin,
+	"x-host":                   headerOrigin,
+	"x-originating-ip":         headerOrigin,
+	"x-proxyuser-ip":           headerOrigin,
+	"x-remote-addr":            headerOrigin,
+	"x-remote-ip":              headerOrigin,
 
 	"cf-access-*":              headerIdentity,
 	"client-cert":              headerIdentity, // RFC 9440
@@ -80,61 +104,122 @@ var headerTable = map[string]headerClass{
 	"x-ssl-*":                  headerIdentity,
 	"x-vault-token":            headerIdentity,
 	"x-xsrf-token":             headerIdentity,
+	"authentication":           headerIdentity,
+	"authorization-token":      headerIdentity,
+	"cf-aig-authorization":     headerIdentity,
+	"cookie2":                  headerIdentity,
+	"helicone-auth":            headerIdentity,
+	"private-token":            headerIdentity,
+	"x-auth-key":               headerIdentity,
+	"x-authentication":         headerIdentity,
+	"x-authorization":          headerIdentity,
+	"x-client-dn":              headerIdentity,
+	"x-functions-key":          headerIdentity,
+	"x-github-token":           headerIdentity,
+	"x-session-token":          headerIdentity,
+	"x-user":                   headerIdentity,
+	"x-webauth-user":           headerIdentity,
 
 	"api-key":                   headerKey, // Azure OpenAI
 	"authorization":             headerKey,
 	"ocp-apim-subscription-key": headerKey, // Azure API Management
 	"x-api-key":                 headerKey, // Anthropic
 	"x-goog-api-key":            headerKey,
+	"openai-api-key":            headerKey,
+	"anthropic-api-key":         headerKey,
+	"x-openai-api-key":          headerKey,
+	"x-anthropic-api-key":       headerKey,
 }
 
-// headerPrefixes are the names of headerTable that end with *, without it, by their first
-// byte.
-var headerPrefixes = func() (by [256][]headerPrefix) {
-	for name, class := range headerTable {
+// answerTable lists the header lines of engines that clients do not see; all others, such as
+// Content-*, Retry-After and x-ratelimit-*, are forwarded. Names are matched as those of
+// headerTable are. docs/access.md shows the table.
+var answerTable = map[string]headerClass{
+	"access-control-*": headerRouter,
+	"date":             headerRouter,
+	"x-request-id":     headerRouter,
+	"x-sluice-*":       headerRouter,
+
+	"alt-svc":                   headerSteering,
+	"clear-site-data":           headerSteering,
+	"content-location":          headerSteering,
+	"expect-ct":                 headerSteering,
+	"location":                  headerSteering,
+	"nel":                       headerSteering,
+	"public-key-pins*":          headerSteering,
+	"refresh":                   headerSteering,
+	"report-to":                 headerSteering,
+	"reporting-endpoints":       headerSteering,
+	"service-worker-allowed":    headerSteering,
+	"sourcemap":                 headerSteering,
+	"strict-transport-security": headerSteering,
+	"x-accel-redirect":          headerSteering, // nginx in front serves another file
+	"x-lighttpd-send-file":      headerSteering,
+	"x-reproxy-url":             headerSteering,
+	"x-sendfile":                headerSteering,
+
+	"authentication-info": headerIdentity,
+	"set-cookie":          headerIdentity,
+	"set-cookie2":         headerIdentity,
+
+	"www-authenticate": headerKey, // belongs to a 401 only
+}
+
+var requestHeaders, answerHeaders = newHeaderNames(headerTable), newHeaderNames(answerTable)
+
+// headerNames finds the class of a header line by its name.
+type headerNames struct {
+	classes map[string]headerClass
+	// prefixes are the names that end with *, without it, by their first byte.
+	prefixes [256][]headerPrefix
+	// starts has, for each length of a name, a bit for the first byte (modulo 32) of
+	// each name: most header lines need no look into the map.
+	starts [maxHeaderName + 1]uint32
+}
+
+func newHeaderNames(classes map[string]headerClass) *headerNames {
+	h := &headerNames{classes: classes}
+	for name, class := range classes {
+		h.starts[len(name)] |= 1 << (name[0] & 31)
 		if n := len(name) - 1; name[n] == '*' {
-			by[name[0]] = append(by[name[0]], headerPrefix{name[:n], class})
+			h.prefixes[name[0]] = append(h.prefixes[name[0]], headerPrefix{name[:n], class})
 		}
 	}
-	return by
-}()
-
-// headerStarts has, for each length of a name, a bit for the first byte (modulo 32) of
-// each name of headerTable: most header lines need no look into the map.
-var headerStarts = func() (by [maxHeaderName + 1]uint32) {
-	for name := range headerTable {
-		by[len(name)] |= 1 << (name[0] & 31)
-	}
-	return by
-}()
+	return h
+}
 
 type headerPrefix struct {
 	name  string
 	class headerClass
 }
 
-// maxHeaderName is longer than each name of headerTable.
+// maxHeaderName is at least the length of each name of the tables.
 const maxHeaderName = 32
 
-// classOf finds the class of a header line by its name.
-func classOf(name []byte) headerClass {
+// classOf finds the class of a client's header line by its name.
+func classOf(name []byte) headerClass { return requestHeaders.classOf(name) }
+
+func (h *headerNames) classOf(name []byte) headerClass {
 	if len(name) == 0 {
 		return headerForwarded
 	}
-	exact := len(name) <= maxHeaderName && headerStarts[len(name)]&(1<<(name[0]&31)) != 0
-	prefixes := headerPrefixes[name[0]|0x20]
+	exact := len(name) <= maxHeaderName && h.starts[len(name)]&(1<<(name[0]&31)) != 0
+	prefixes := h.prefixes[name[0]|0x20]
 	if !exact && prefixes == nil {
 		return headerForwarded
 	}
 	var lower [maxHeaderName]byte
 	n := copy(lower[:], name)
 	for i := range n {
-		if c := lower[i]; 'A' <= c && c <= 'Z' {
+		switch c := lower[i]; {
+		case 'A' <= c && c <= 'Z':
 			lower[i] = c | 0x20
+		case c == '_':
+			lower[i] = '-'
 		}
 	}
 	if exact {
-		if class, ok := headerTable[string(lower[:n])]; ok {
+		if class, ok := h.classes[string(lower[:n])]; ok {
 			return class
 		}
 	}
@@ -149,4 +234,11 @@ func classOf(name []byte) headerClass {
 // reachesEngine says whether engines see header lines of this class.
 func (c headerClass) reachesEngine(ownKeys bool) bool {
 	return c == headerForwarded || c == headerKey && !ownKeys
+}
+
+// reachesClient says whether clients see an engine's header line of this name in an answer
+// with this status.
+func reachesClient(name []byte, status int) bool {
+	class := answerHeaders.classOf(name)
+	return class == headerForwarded || class == headerKey && status == 401
 }

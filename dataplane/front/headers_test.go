@@ -1,18 +1,25 @@
 package front
 
 import (
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
 
 // TestClientHeaders sends each header of the table, in several spellings, with and
 // without keys of the router's own, and looks at what an engine would be sent.
 func TestClientHeaders(t *testing.T) {
-	kept := []string{"Accept", "Anthropic-Version", "Anthropic-Beta", "OpenAI-Beta", "User-Agent", "traceparent", "tracestate", "X-Session-ID", "X-Smg-Routing-Key", "X-Other", "X", "Cookies", "X-Api-Keys", "X-Forwarded", "Xx-Forwarded-For"}
+	kept := []string{"Accept", "Anthropic-Version", "Anthropic-Beta", "OpenAI-Beta", "User-Agent", "traceparent", "tracestate", "X-Session-ID", "X-Other", "X", "Cookies", "X-Api-Keys", "X_Other", "Xx-Forwarded-For"}
 	for _, own := range []bool{false, true} {
 		var got []string
 		r := start(t, Options{OwnKeys: own}, func(x *Exchange) {
@@ -42,14 +49,83 @@ func TestClientHeaders(t *testing.T) {
 		for name, class := range headerTable {
 			switch name {
 			case "content-length", "transfer-encoding", "host", "expect", "content-encoding": // of the request's own framing
+				if strings.Contains(name, "-") && ask(strings.ReplaceAll(name, "-", "_")) {
+					t.Errorf("%s is forwarded with _ in the place of -", name)
+				}
 				continue
 			}
-			for _, spelt := range []string{strings.ReplaceAll(name, "*", "a"), strings.ToUpper(strings.ReplaceAll(name, "*", "Any-Thing")), strings.ReplaceAll(name, "*", "")} {
+			for _, spelt := range []string{strings.ReplaceAll(name, "*", "a"), strings.ToUpper(strings.ReplaceAll(name, "*", "Any-Thing")), strings.ReplaceAll(name, "*", ""), strings.ReplaceAll(strings.ReplaceAll(name, "*", "a"), "-", "_")} {
 				if want := class == headerKey && !own; ask(spelt) != want {
 					t.Errorf("keys of our own %v: %s is forwarded: %v, want %v", own, spelt, !want, want)
 				}
 			}
 		}
+	}
+}
+
+// TestEngineHeaders has an engine send each header of the table, in several spellings, in
+// whole answers and in streams, and looks at what the client is sent.
+func TestEngineHeaders(t *testing.T) { onBoth(t, testEngineHeaders) }
+
+func testEngineHeaders(t *testing.T, by Relay) {
+	kept := []string{"X-Ratelimit-Remaining-Tokens", "Retry-After", "Content-Language", "Cache-Control", "X-Accel-Buffering", "Server", "Openai-Processing-Ms"}
+	var head atomic.Pointer[string]
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, *head.Load())
+		return err == nil
+	})
+	ends := make(chan relay.Result, 1)
+	streams := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	whole := start(t, Options{}, func(x *Exchange) {
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/"}, nil)
+		if err != nil {
+			x.Error(UpstreamFailed, "", err.Error(), 0)
+			return
+		}
+		defer resp.Release()
+		body, _ := resp.ReadAll(nil, 100)
+		x.SetHeader("X-Sluice-Worker", "w1")
+		x.Reply(resp, body)
+	})
+	const ofEngine = "of the engine"
+	ask := func(name string, status int, stream bool) (values []string) {
+		t.Helper()
+		text := fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n%s: %s\r\n\r\n{}", status, name, ofEngine)
+		r := whole
+		if stream {
+			text = strings.Replace(streamHead, "x-engine: one", name+": "+ofEngine, 1) + chunk(helloStream) + "0\r\n\r\n"
+			r = streams
+		}
+		head.Store(&text)
+		c := r.dial()
+		defer c.Close()
+		c.send(chatPost(streamDoc))
+		resp, body := c.answer()
+		if stream {
+			<-ends
+		}
+		if resp.StatusCode != status || len(resp.Header["Date"]) != 1 || resp.Header.Get("X-Sluice-Worker") != "w1" {
+			t.Fatalf("%s: %d %v %s", name, resp.StatusCode, resp.Header, body)
+		}
+		return resp.Header.Values(name)
+	}
+	for _, stream := range []bool{false, true} {
+		for _, name := range kept {
+			if got := ask(name, 200, stream); len(got) != 1 || got[0] != ofEngine {
+				t.Errorf("stream %v: %s is %q, want the engine's", stream, name, got)
+			}
+		}
+		for name := range answerTable {
+			one := strings.ReplaceAll(name, "*", "Reason")
+			for _, spelt := range []string{one, strings.ToUpper(one), strings.ReplaceAll(one, "-", "_")} {
+				if got := ask(spelt, 200, stream); slices.Contains(got, ofEngine) {
+					t.Errorf("stream %v: the client sees the engine's %s", stream, spelt)
+				}
+			}
+		}
+	}
+	if got := ask("WWW-Authenticate", 401, false); len(got) != 1 {
+		t.Errorf("a 401 has WWW-Authenticate %q, want the engine's", got)
 	}
 }
 
@@ -71,7 +147,9 @@ func TestHeaderTableIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	doc := strings.ToLower(string(text))
-	for name := range headerTable {
+	all := maps.Clone(headerTable)
+	maps.Copy(all, answerTable)
+	for name := range all {
 		if !strings.Contains(doc, "`"+name+"`") {
 			t.Errorf("docs/access.md does not name `%s`", name)
 		}

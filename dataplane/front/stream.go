@@ -187,12 +187,10 @@ func (x *Exchange) composeHead(st *stream) {
 	st.head = append(st.head, ' ')
 	st.head = append(st.head, phrase(resp.Status)...)
 	st.head = append(st.head, "\r\n"...)
-	x.passed = &st.head
+	x.passed, x.passing = &st.head, resp.Status
 	resp.VisitHeaders(x.pass)
 	x.passed = nil
-	if len(resp.Header("Date")) == 0 { // who passes such an answer on says when (RFC 9110, 6.6.1)
-		st.head = appendDate(st.head, time.Now())
-	}
+	st.head = appendDate(st.head, time.Now()) // in the place of the engine's
 	st.head = appendLine(st.head, "X-Request-Id", x.RequestID)
 	for i := range x.set {
 		st.head = appendLine(st.head, x.set[i].name, x.set[i].value)

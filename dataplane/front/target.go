@@ -97,23 +97,13 @@ func isAuthority(b []byte) bool {
 	return isRegName(host)
 }
 
-// isRegName says whether s is a reg-name of RFC 3986, 3.2.2, that is not empty.
+// isRegName says whether s is a reg-name of RFC 3986, 3.2.2, that is not empty. Percent
+// encoding is refused: no DNS name or address needs it, and readers differ on what it means.
 func isRegName(s string) bool {
 	for i := 0; i < len(s); i++ {
-		c := s[i]
-		switch {
-		case c == '%':
-			if i+2 >= len(s) || !isHex(s[i+1]) || !isHex(s[i+2]) {
-				return false
-			}
-			i += 2
-		case strings.IndexByte(":[]", c) >= 0 || !hostByte[c]:
+		if c := s[i]; strings.IndexByte("%:[]", c) >= 0 || !hostByte[c] {
 			return false
 		}
 	}
 	return s != ""
-}
-
-func isHex(c byte) bool {
-	return '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'f'
 }

@@ -32,7 +32,7 @@ var targets = map[string]string{
 	"http://[::1]:80?" + chat:       "/",
 	"http://127.0.0.1:80" + chat:    chat,
 	"http://a_b-c.d~e" + chat:       chat,
-	"http://a%41" + chat:            chat,
+	"http://a%41" + chat:            "",
 	"http://a:" + chat:              chat,
 	"http://a//" + chat:             "//" + chat,
 

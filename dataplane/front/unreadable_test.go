@@ -34,6 +34,23 @@ func TestUnreadableRequestsAreToldWhy(t *testing.T) {
 	}
 }
 
+// Both lanes judge a Host header alike.
+func TestHostsAreJudgedAlike(t *testing.T) {
+	s := laneServer(t)
+	for host, accepted := range map[string]bool{
+		"a": true, "a.example:8443": true, "127.0.0.1:80": true, "[::1]": true, "[::1]:80": true, "a_b-c.d~e": true, "a:": true,
+		"x:80:90": false, "x:abc": false, "[::1": false, "[": false, "]": false, "%": false, "%20": false, "a%41": false, "::::": false,
+		":80": false, "": false, "u@a": false, "a/b": false, "a b": false, "[fe80::1%25lo]": false, "::1": false, "[::1]a": false, "a,b": true,
+	} {
+		plain, fast := byLanes(t, s, []byte(strings.Replace(sized(""), "Host: a\r\n", "Host: "+host+"\r\n", 1)))
+		for _, got := range []string{plain, fast} {
+			if strings.HasPrefix(got, "HTTP/1.1 200 ") != accepted || !accepted && !strings.HasPrefix(got, "HTTP/1.1 400 ") {
+				t.Errorf("Host: %q, accepted %v: answered %.80q", host, accepted, got)
+			}
+		}
+	}
+}
+
 // A client that left half-way is told so by name, in both lanes.
 func TestClosedRequestHasItsPhrase(t *testing.T) {
 	s := laneServer(t)

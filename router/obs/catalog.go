@@ -20,8 +20,8 @@ type Family struct {
 var Catalog = []Family{
 	{"sluice_requests_accepted_total", "counter", "", "Inference requests admitted: read whole, well formed, of a known route."},
 	{"sluice_requests_refused_total", "counter", "endpoint, reason", "Requests the router itself answered with an error; reason as in X-Sluice-Reason: too_many_connections where limits.max_conns, max_conns_per_ip or the descriptors are used up, engine_connections where limits.engine_conns is, decoders_busy where too many compressed bodies are decoded at once."},
-	{"sluice_responses_total", "counter", "endpoint, code", "Responses whose last byte was written, by HTTP status."},
-	{"sluice_request_duration_seconds", "histogram", "endpoint", "From the request's head to the response's last byte."},
+	{"sluice_responses_total", "counter", "endpoint, code", "Responses ended, by HTTP status, whether or not the client took them to the end; 499: the client left before its answer was written."},
+	{"sluice_request_duration_seconds", "histogram", "endpoint", "From the request's head to the end of the response, whether or not the client took it to the end."},
 	{"sluice_time_to_first_token_seconds", "histogram", "endpoint", "From the request's head to its first token, of streamed responses."},
 	{"sluice_client_connections", "gauge", "", "Open client connections."},
 	{"sluice_descriptor_shortage_total", "counter", "what", "Want of file descriptors: accept_failed (waited out), turned_away (new connections answered 503), idle_closed (kept-alive connections closed to make room)."},
@@ -38,7 +38,7 @@ var Catalog = []Family{
 
 	{"sluice_answers_cut_total", "counter", "cause", "Whole answers, which are no streams, that their clients did not take to the end, by why (client_stalled: nothing within timeouts.write, client_gone, drained)."},
 
-	{"sluice_streams_total", "counter", "cause", "Streams ended, by why (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline, engine_broke: its framing, engine_ended: well framed, before the answer did, engine_error: well, with an error event of the engine's; memory_budget: part of an event could not be held, `limits.body_budget` was spent; completed: the answer was whole, whatever became of the engine's connection behind it)."},
+	{"sluice_streams_total", "counter", "cause", "Relayed answers ended, by why; these are streams, and JSON that is over 1 MiB or of no told length (completed, client_gone, client_stalled, engine_closed, engine_stalled, cut, drained, deadline, engine_broke: its framing, engine_ended: well framed, before the answer did, engine_error: well, with an error event of the engine's; memory_budget: part of an event could not be held, `limits.body_budget` was spent; completed: the answer was whole, whatever became of the engine's connection behind it)."},
 	{"sluice_stream_events_total", "counter", "", "Events relayed."},
 	{"sluice_stream_bytes_total", "counter", "", "Body bytes relayed, framing included."},
 	{"sluice_stream_unscanned_events_total", "counter", "", "Events too large for the scan even without their long strings and inner parts: relayed, but not looked into for usage."},
