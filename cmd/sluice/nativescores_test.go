@@ -184,6 +184,9 @@ func TestNativeScoresAreCounted(t *testing.T) {
 			if c.budget < int64(len(scored)) {
 				wg.Wait()
 				wantReason(t, a, 503, "memory_budget")
+				if !c.beside { // decode is sent only when prefill's answer has been read
+					return
+				}
 				select {
 				case <-cut:
 				case <-time.After(30 * time.Second):

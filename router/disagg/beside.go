@@ -466,6 +466,10 @@ func (q *request) prefillBroke(b *beside) legEnd {
 		q.awaitReturn(b.rank)
 		return q.pairAgain(b.rank, front.UpstreamFailed, b.err)
 	}
+	if errors.Is(b.err, upstream.ErrMemory) { // another engine's answer would find none either
+		q.refuseForMemory()
+		return legAnswered
+	}
 	q.r.facts.forget(b.rank)
 	if errors.Is(b.err, ErrIncompleteHandle) {
 		q.exclude(b.rank, answeredBadly)

@@ -197,6 +197,10 @@ func (q *request) prefillFailed(rank *worker.Rank, call *upstream.Call, err erro
 	}
 	f := q.failed(rank, "prefill", err)
 	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), took)
+	if f.reason == front.BudgetSpent { // another engine's answer would find none either
+		q.refuseForMemory()
+		return prefillAnswered
+	}
 	if f.suspect && !q.taint(fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.Told(err))) {
 		return prefillAnswered
 	}
