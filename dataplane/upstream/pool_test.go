@@ -54,7 +54,7 @@ func TestNotReused(t *testing.T) {
 			}).endpoint(t, Options{})
 			req := post("x")
 			if c.get {
-				req.Method = "GET"
+				req.Method, req.Redirects = "GET", true
 			}
 			resp, err := e.Do(req, nil)
 			if err != nil {

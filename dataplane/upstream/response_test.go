@@ -55,7 +55,7 @@ func TestResponses(t *testing.T) {
 			noLeaks(t)
 			e := serve(t, c.response, Options{})
 			for _, raw := range []bool{false, true} {
-				resp, err := e.Do(&Request{Method: c.method, Path: "/", Deadline: time.Now().Add(long)}, nil)
+				resp, err := e.Do(&Request{Method: c.method, Path: "/", Deadline: time.Now().Add(long), Redirects: true}, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
