@@ -86,8 +86,15 @@ func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.
 	threads, files := used.threads-before.threads, used.files-before.files
 	t.Logf("feeds %d, %d messages/s each: %d threads, %d descriptors, %d MiB more; %v of CPU per message, %.1f %% of a core",
 		l.feeds, l.rate, threads, files, (used.rss-before.rss)>>20, cost.Round(10*time.Nanosecond), 100*cost.Seconds()*float64(l.feeds*l.rate))
-	if threads > mostThreads {
-		t.Errorf("%d threads for %d feeds; want %d at most", threads, l.feeds, mostThreads)
+	// On a machine whose processors are all busy the runtime starts threads for whatever
+	// sits in a system call, the test's own included, and never ends one. So the short form
+	// tells feeds that take a thread each from feeds that share them.
+	most := mostThreads
+	if os.Getenv("SLUICE_SOAK") == "" {
+		most = max(most, l.feeds/2)
+	}
+	if threads > most {
+		t.Errorf("%d threads for %d feeds; want %d at most", threads, l.feeds, most)
 	}
 	if files > mostPerFeed*l.feeds+fewOfOwn {
 		t.Errorf("%d descriptors for %d feeds; want %d a feed at most", files, l.feeds, mostPerFeed)
