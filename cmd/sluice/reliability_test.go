@@ -17,8 +17,8 @@ func TestReliabilityNamesTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := regexp.MustCompile("(?m)^\\| `([^`]+)` `(Test[A-Za-z0-9]+)` \\| ").FindAllStringSubmatch(string(page), -1)
-	if points := strings.Count(string(page), "\n## "); points != 18 || len(rows) < 40 {
-		t.Errorf("%d points with %d tests; want 18", points, len(rows))
+	if points := strings.Count(string(page), "\n## "); points < 18 || len(rows) < 40 {
+		t.Errorf("%d points with %d tests; want 18 points and 40 tests at least", points, len(rows))
 	}
 	for _, row := range rows {
 		files, _ := filepath.Glob(filepath.Join(root, row[1], "*_test.go"))
