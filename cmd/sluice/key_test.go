@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -262,6 +264,55 @@ func TestKeyModelsHoldForAdapters(t *testing.T) {
 				t.Errorf("%s %s: %d %s with a key for all models", path, c.member, a.Status, a.Body)
 			}
 		}
+	}
+}
+
+// TestKeyModelsHoldForLists: lists of models, errors that name the known models, and the
+// pages about the router's state show a key no model that it may not use.
+func TestKeyModelsHoldForLists(t *testing.T) {
+	e := startSim(t, nil)
+	few, all := apikey.New(), apikey.New()
+	at := at(e, worker.Aggregated, "e")
+	at.Models = []string{"hidden", "mine/a", "sim"}
+	r := startRouter(t, withKeys(config.APIKey{Name: "few", SHA256: apikey.HashOf(few).String(), Models: []string{"sim", "mine/a", "absent"}},
+		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), at)
+	ids := func(body []byte) (ids []string) {
+		var list struct {
+			Object string
+			Data   []struct{ ID string }
+		}
+		if err := json.Unmarshal(body, &list); err != nil || list.Object != "list" {
+			t.Errorf("%s is no list of models: %v", body, err)
+		}
+		for _, m := range list.Data {
+			ids = append(ids, m.ID)
+		}
+		return ids
+	}
+	for key, want := range map[string][]string{few: {"mine/a", "sim"}, all: {"hidden", "mine/a", "sim"}} {
+		a := get(t, r.URL+"/v1/models", "Authorization", "Bearer "+key)
+		if got := ids(a.Body); a.Status != 200 || !slices.Equal(got, want) {
+			t.Errorf("the list of models is %d %v, want 200 %v", a.Status, got, want)
+		}
+	}
+	absent := strings.Replace(keyBody, "sim", "absent", 1)
+	for _, c := range []struct {
+		name string
+		a    *answer
+		want int
+	}{
+		{"an own model", get(t, r.URL+"/v1/models/mine%2Fa", "Authorization", "Bearer "+few), 200},
+		{"another's model", get(t, r.URL+"/v1/models/hid%64en", "Authorization", "Bearer "+few), 404},
+		{"an own model without a worker", post(t, r.URL+"/v1/completions", absent, "Authorization", "Bearer "+few), 404},
+		{"the health page", get(t, r.URL+"/health", "Authorization", "Bearer "+few), 200},
+	} {
+		told := strings.ReplaceAll(string(c.a.Body), `the model \"hidden\" does not`, "")
+		if c.a.Status != c.want || strings.Contains(told, "hidden") {
+			t.Errorf("%s: %d %s; want %d and no other key's model", c.name, c.a.Status, c.a.Body, c.want)
+		}
+	}
+	if a := get(t, r.URL+"/v1/models/hidden", "Authorization", "Bearer "+all); a.Status != 200 {
+		t.Errorf("with a key for every model: %d %s", a.Status, a.Body)
 	}
 }
 

@@ -195,8 +195,8 @@ func (p *pages) fewWorkers(workers []*worker.Worker) string {
 	return ""
 }
 
-// detailsElsewhere tells a client without a key where the rest of a page is.
-const detailsElsewhere = "the admin listener (/admin/v1/health) and, with a valid API key, this page say why"
+// detailsElsewhere tells a client without such a key where the rest of a page is.
+const detailsElsewhere = "the admin listener (/admin/v1/health) and, with an API key for every model, this page say why"
 
 // Health implements front.Pages: without details only the status.
 func (p *pages) Health(details bool) (int, []byte) {

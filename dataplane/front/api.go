@@ -52,7 +52,7 @@ type Gate interface {
 // Pass is the right of one key's holder. It outlives the request.
 type Pass interface {
 	Name() string
-	Allows(model string) bool
+	Allows(model string) bool // "": every model
 	// Reached says why a request that came now would be refused for a limit, nil when
 	// it would not; it takes nothing.
 	Reached() *Denial

@@ -3,6 +3,7 @@ package front
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
@@ -37,14 +38,26 @@ func (x *Exchange) enter(counts bool) bool {
 	return false
 }
 
-// showsKey says whether keys are asked for and the request shows a good one.
-func (x *Exchange) showsKey() bool {
+// seesDetails says whether keys are asked for and the request shows one that is good for
+// every model: the details of a state page name them all.
+func (x *Exchange) seesDetails() bool {
 	gate, key := x.srv.opt.Gate, x.shownKey()
 	if gate == nil || key == nil {
 		return false
 	}
-	_, denied := gate.Enter(key, false)
-	return denied == nil
+	holder, denied := gate.Enter(key, false)
+	return denied == nil && holder.Allows(anyModel)
+}
+
+// anyModel is a name that no model has: only a key without a list of models allows it.
+const anyModel = ""
+
+// Allowed are the models that the holder of pass may use; nil: nobody asks for keys.
+func Allowed(pass Pass, models []string) []string {
+	if pass == nil || pass.Allows(anyModel) {
+		return models
+	}
+	return slices.DeleteFunc(slices.Clone(models), func(m string) bool { return !pass.Allows(m) })
 }
 
 // shownKey is the key that a request shows: OpenAI's clients send it as a bearer

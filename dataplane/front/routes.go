@@ -17,10 +17,10 @@ type page struct {
 
 // pages are answered to GET and HEAD.
 var pages = []page{
-	{"/v1/models", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Models()) }, true},
+	{"/v1/models", (*Exchange).showModels, true},
 	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
-	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready(x.showsKey())) }, false},
-	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health(x.showsKey())) }, false},
+	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready(x.seesDetails())) }, false},
+	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health(x.seesDetails())) }, false},
 	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }, false},
 	{"/metrics", (*Exchange).showMetrics, false},
 }

@@ -73,6 +73,58 @@ func (x *Exchange) retrieve() {
 	x.handle()
 }
 
+// modelEntry is a model in the answer to GET /v1/models.
+type modelEntry struct {
+	id  string
+	raw json.RawMessage
+}
+
+// modelsFor are the entries of Pages.Models that the request's key may use. It answers and
+// returns false where there is no list.
+func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
+	status, body := x.srv.opt.Pages.Models()
+	if status != 200 {
+		x.showJSON(status, body)
+		return nil, false
+	}
+	var list struct {
+		Data []json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		x.Error(UpstreamGarbage, "", "the engine's list of models is not valid JSON", 0)
+		return nil, false
+	}
+	for _, raw := range list.Data {
+		var model struct {
+			ID string `json:"id"`
+		}
+		if json.Unmarshal(raw, &model) == nil && (x.holder == nil || x.holder.Allows(model.ID)) {
+			entries = append(entries, modelEntry{model.ID, raw})
+		}
+	}
+	return entries, true
+}
+
+// showModels answers GET /v1/models with the models that the request's key may use.
+func (x *Exchange) showModels() {
+	if x.holder == nil || x.holder.Allows(anyModel) {
+		x.showJSON(x.srv.opt.Pages.Models())
+		return
+	}
+	entries, ok := x.modelsFor()
+	if !ok {
+		return
+	}
+	body := []byte(`{"object":"list","data":[`)
+	for i, e := range entries {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, e.raw...)
+	}
+	x.showJSON(200, append(body, "]}\n"...))
+}
+
 // showModel answers GET /v1/models/{id} with the model's entry in the list of GET
 // /v1/models: not every engine has such a page, and none knows of the others' models.
 func (x *Exchange) showModel() {
@@ -80,27 +132,17 @@ func (x *Exchange) showModel() {
 	if decoded, err := url.PathUnescape(name); err == nil {
 		name = decoded // a slash may be written either way
 	}
-	status, body := x.srv.opt.Pages.Models()
-	var list struct {
-		Data []json.RawMessage `json:"data"`
-	}
-	if status != 200 || json.Unmarshal(body, &list) != nil {
-		x.showJSON(status, body)
+	entries, ok := x.modelsFor()
+	if !ok {
 		return
 	}
 	var known []string
-	for _, entry := range list.Data {
-		var model struct {
-			ID string `json:"id"`
-		}
-		switch err := json.Unmarshal(entry, &model); {
-		case err != nil:
-		case model.ID == name:
-			x.showJSON(200, entry)
+	for _, e := range entries {
+		if e.id == name {
+			x.showJSON(200, e.raw)
 			return
-		default:
-			known = append(known, strconv.Quote(model.ID))
 		}
+		known = append(known, strconv.Quote(e.id))
 	}
 	x.Error(UnknownModel, "model", "the model "+shown([]byte(name))+" does not exist here; known models: "+strings.Join(known, ", "), 0)
 }

@@ -77,7 +77,7 @@ type account struct {
 // Name is the key's name.
 func (k *Key) Name() string { return k.spec.Name }
 
-// Allows says whether the key is good for a model.
+// Allows says whether the key is good for a model; for "", whether for every one.
 func (k *Key) Allows(model string) bool {
 	return len(k.spec.Models) == 0 || slices.Contains(k.spec.Models, model)
 }

@@ -144,7 +144,7 @@ func describeMissing(reason front.Reason) string {
 }
 
 func (q *request) unknownModel() {
-	known := q.r.opt().Fleet.View().Models
+	known := front.Allowed(q.x.Pass(), q.r.opt().Fleet.View().Models)
 	msg := fmt.Sprintf("the model %q does not exist here", q.model)
 	if q.model == "" {
 		msg = `the request names no model ("model")`

@@ -165,7 +165,7 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 		return err
 	}
 	var err error
-	if p.pool, err = e.awaitPool(ctx, p); err != nil {
+	if p.pool, err = e.awaitPool(ctx, p, pass); err != nil {
 		return err
 	}
 	if most := p.pool.longest; most > 0 && len(r.tokens) > most {
@@ -185,7 +185,7 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 // awaitPool looks what the model's workers offer, and waits for there to be one. Where
 // all workers have told their models, and none has this one, the field is wrong; where
 // some have not, the runner says so in its own words, whatever the body.
-func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
+func (e *Engine) awaitPool(ctx context.Context, p *plan, pass front.Pass) (pool, error) {
 	model := p.r.model
 	if lora := p.r.text(fLoRA); lora != "" {
 		if _, ok := e.opt.Fleet.View().Pool(lora); ok {
@@ -214,10 +214,10 @@ func (e *Engine) awaitPool(ctx context.Context, p *plan) (pool, error) {
 	}
 	view := e.opt.Fleet.View()
 	if !ok && view.Settled() {
-		return found, unknownModel(p.r.model, view.Models)
+		return found, unknownModel(p.r.model, front.Allowed(pass, view.Models))
 	}
 	if lora := p.r.text(fLoRA); lora != "" && lora != model && found.dialect != native && view.Settled() { // engines are asked for it by its name
-		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(cut(lora, 100)), Want: "an adapter that is served here: " + strings.Join(view.Models, ", ")}
+		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(cut(lora, 100)), Want: "an adapter that is served here: " + strings.Join(front.Allowed(pass, view.Models), ", ")}
 	}
 	if !ok && !p.r.has(fMaxTokens) {
 		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written
