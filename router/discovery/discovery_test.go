@@ -176,7 +176,8 @@ func TestStartTellsEveryFault(t *testing.T) {
 	defer f.Close()
 	run := NewRunner(f, nil)
 	defer run.Close()
-	err := run.Start(Static(nil), spec("a", "http://h:1"), spec("a", "http://h:2"), spec("b", "nonsense"), spec("c", "http://h:3"))
+	list := Static{spec("a", "http://h:1"), spec("a", "http://h:2"), spec("b", "nonsense"), spec("c", "http://h:3")}
+	err := run.Start(list, list...)
 	if err == nil || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), `"b"`) {
 		t.Errorf("%v", err)
 	}
