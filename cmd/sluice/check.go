@@ -68,7 +68,12 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintln(stdout, "\nengines asked:")
-	if bad := probeSpecs(cfg.Specs(), cfg.Health.Path, *timeout, stdout) + probeHandOvers(cfg, stdout); bad > 0 {
+	bad, err := probeSpecs(cfg, *timeout, stdout)
+	if err != nil {
+		fmt.Fprintf(stderr, "sluice check: %v\n", err)
+		return 1
+	}
+	if bad += probeHandOvers(cfg, stdout); bad > 0 {
 		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
 		return 1
 	}
@@ -122,9 +127,14 @@ type checked struct{}
 
 func (checked) ServeInference(*front.Exchange) {}
 
-// probeSpecs asks every server and prints a line or more for each; it gives the
-// number of those with a fault. healthPath is of workers that name none.
-func probeSpecs(specs []worker.Spec, healthPath string, timeout time.Duration, stdout io.Writer) (bad int) {
+// probeSpecs asks every server of the configuration as serve would, and prints a line or
+// more for each; it returns the number of those with a fault.
+func probeSpecs(cfg *config.Config, timeout time.Duration, stdout io.Writer) (bad int, err error) {
+	opt, err := asksEngines(cfg, timeout)
+	if err != nil {
+		return 0, err
+	}
+	specs := cfg.Specs()
 	type server struct {
 		spec   *worker.Spec
 		url    string
@@ -143,7 +153,7 @@ func probeSpecs(specs []worker.Spec, healthPath string, timeout time.Duration, s
 	var wg sync.WaitGroup
 	for i := range servers {
 		wg.Go(func() {
-			servers[i].answer = askURL(servers[i].url, cmp.Or(servers[i].spec.HealthPath, healthPath), timeout)
+			servers[i].answer = askURL(servers[i].url, cmp.Or(servers[i].spec.HealthPath, cfg.Health.Path), timeout, opt)
 		})
 	}
 	wg.Wait()
@@ -169,7 +179,7 @@ func probeSpecs(specs []worker.Spec, healthPath string, timeout time.Duration, s
 			fmt.Fprintf(stdout, "        note: %s\n", comment(n))
 		}
 	}
-	return bad
+	return bad, nil
 }
 
 // mismatches are the ways an engine is not what the configuration says.

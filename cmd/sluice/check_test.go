@@ -1,6 +1,11 @@
 package main
 
 import (
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,4 +76,61 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", c.name, code, c.code, out.String(), errs.String())
 		}
 	}
+}
+
+// TestEnginesAreAskedAsServeDoes: check --probe and init show engine_key and use engine_tls, so
+// that they judge an engine with --api-key or TLS as serve does.
+func TestEnginesAreAskedAsServeDoes(t *testing.T) {
+	e := startSim(t, nil)
+	p := startSim(t, role("prefill"))
+	const key = "the-engines-own-key"
+	guarded := func(to *sim.Engine) (string, string) {
+		target, err := url.Parse(to.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy := httputil.NewSingleHostReverseProxy(target)
+		srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/health" && r.Header.Get("Authorization") != "Bearer "+key {
+				http.Error(w, `{"error":"Unauthorized"}`, 401)
+				return
+			}
+			proxy.ServeHTTP(w, r)
+		}))
+		t.Cleanup(srv.Close)
+		ca := filepath.Join(t.TempDir(), "engine.pem")
+		block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})
+		if err := os.WriteFile(ca, block, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return srv.URL, ca
+	}
+	at, ca := guarded(e)
+	before, _ := guarded(p) // httptest's servers have one certificate
+	file := filepath.Join(t.TempDir(), "made.yaml")
+	var out, errs syncBuffer
+	run := func(what string, want int, f func() int) {
+		t.Helper()
+		out, errs = syncBuffer{}, syncBuffer{}
+		if code := f(); code != want {
+			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", what, code, want, out.String(), errs.String())
+		}
+	}
+	check := func(args ...string) func() int {
+		return func() int { return runCheck(append([]string{"--probe"}, args...), &out, &errs) }
+	}
+	run("no CA", 1, check("--engine", at, "--set", "engine_key="+key))
+	run("no key", 1, check("--engine", at, "--set", "engine_tls.ca="+ca))
+	run("another key", 1, check("--engine", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key=other"))
+	run("both", 0, check("--engine", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key="+key))
+	run("prefill too", 0, check("--prefill", before, "--decode", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key="+key))
+	run("init without", 1, func() int { return runInit([]string{at}, &out, &errs) })
+	run("init of another field", 2, func() int { return runInit([]string{at, "--set", "listen=:1"}, &out, &errs) })
+	t.Setenv("SLUICE_ENGINE_KEY", key)
+	run("init", 0, func() int { return runInit([]string{at, "-o", file, "--set", "engine_tls.ca=" + ca}, &out, &errs) })
+	text, err := os.ReadFile(file)
+	if err != nil || strings.Contains(string(text)+out.String()+errs.String(), key) {
+		t.Errorf("the file made: %v\n%s\nerr: %s\nwant no key in them", err, text, errs.String())
+	}
+	run("what init has written", 0, check("--config", file))
 }

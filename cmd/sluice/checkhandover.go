@@ -44,7 +44,11 @@ func tryHandOver(cfg *config.Config, s *worker.Spec) error {
 	if len(s.RankURLs) > 0 {
 		url = s.RankURLs[0]
 	}
-	ep, err := upstream.NewEndpoint(url, upstream.Options{ConnectTimeout: handOverLimit, Key: cfg.EngineKey})
+	opt, err := asksEngines(cfg, handOverLimit)
+	if err != nil {
+		return err
+	}
+	ep, err := upstream.NewEndpoint(url, opt)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,9 @@ const initUsage = `Usage: sluice init [flags] [URL[,key=value…]]…
 Asks every engine what it is (models, version, ranks, block size, role where it
 tells one, where its KV events come from) and writes a commented configuration
 file. An engine that does not answer is written as a comment with the reason.
-No inference endpoint is called.
+No inference endpoint is called. Engines with --api-key or TLS are asked with
+engine_key and engine_tls, from the environment (SLUICE_ENGINE_KEY,
+SLUICE_ENGINE_TLS_CA) or --set. The file has engine_tls, but never the key.
 
   sluice init http://10.0.0.1:8000 -o sluice.yaml
   sluice init --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
@@ -56,6 +58,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 	out := fs.String("o", "", "`FILE` to write [standard output]")
 	force := fs.Bool("force", false, "replace FILE if it exists")
 	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine")
+	access := config.RegisterAccessFlags(fs)
 	fs.Usage = func() { fmt.Fprint(fs.Output(), initUsage); fs.PrintDefaults() }
 
 	positional := take(worker.Aggregated, false)
@@ -76,12 +79,21 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init: no engine was named; want at least one URL, as `sluice init http://127.0.0.1:8000`")
 		return 2
 	}
-	if err := sound(engines); err != nil {
+	cfg, err := access.Access(os.Environ())
+	if err == nil {
+		err = sound(engines)
+	}
+	if err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 2
 	}
-	askAll(engines, *timeout)
-	text, answered := renderConfig(engines, stderr)
+	opt, err := asksEngines(cfg, *timeout)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice init:", err)
+		return 1
+	}
+	askAll(engines, *timeout, opt)
+	text, answered := renderConfig(engines, cfg, stderr)
 	if answered == 0 {
 		fmt.Fprintln(stderr, "sluice init: no engine answered, so there is nothing to write")
 		return 1
@@ -122,20 +134,20 @@ func sound(engines []probed) error {
 	return c.Validate()
 }
 
-func askAll(engines []probed, timeout time.Duration) {
+func askAll(engines []probed, timeout time.Duration, opt upstream.Options) {
 	var wg sync.WaitGroup
 	for i := range engines {
 		wg.Go(func() {
 			w := &engines[i].worker
-			engines[i].answer = askURL(strings.TrimRight(w.URL, "/"), w.HealthPath, timeout)
+			engines[i].answer = askURL(strings.TrimRight(w.URL, "/"), w.HealthPath, timeout, opt)
 		})
 	}
 	wg.Wait()
 }
 
 // askURL asks one server what it is, and for its health at healthPath, "" for the usual paths.
-func askURL(url, healthPath string, timeout time.Duration) *fleet.Answer {
-	ep, err := upstream.NewEndpoint(url, upstream.Options{ConnectTimeout: timeout})
+func askURL(url, healthPath string, timeout time.Duration, opt upstream.Options) *fleet.Answer {
+	ep, err := upstream.NewEndpoint(url, opt)
 	if err != nil {
 		return &fleet.Answer{URL: url, Err: err}
 	}
@@ -143,8 +155,9 @@ func askURL(url, healthPath string, timeout time.Duration) *fleet.Answer {
 	return fleet.Examine(context.Background(), ep, healthPath, timeout)
 }
 
-// renderConfig writes the file; notes for the operator go to stderr as well.
-func renderConfig(engines []probed, stderr io.Writer) (text string, answered int) {
+// renderConfig writes the file; notes for the operator go to stderr as well. access has
+// engine_key and engine_tls by which the engines were asked.
+func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (text string, answered int) {
 	var b strings.Builder
 	b.WriteString("# Made by `sluice init`. `sluice check --config FILE` says what it would do,\n# `sluice serve --config FILE` does it. Lines that begin with # are defaults or notes.\n\n")
 	b.WriteString("workers:\n")
@@ -188,6 +201,16 @@ func renderConfig(engines []probed, stderr io.Writer) (text string, answered int
 		return "", 0
 	}
 	set := map[string]string{}
+	for path, file := range map[string]string{"engine_tls.ca": access.EngineTLS.CA, "engine_tls.cert": access.EngineTLS.Cert, "engine_tls.key": access.EngineTLS.Key} {
+		if file != "" {
+			set[path] = fmt.Sprintf("%q", file)
+		}
+	}
+	if access.EngineKey != "" {
+		const note = "the engines were asked with engine_key, which is not written here: serve reads it from SLUICE_ENGINE_KEY"
+		fmt.Fprintln(stderr, "sluice init:", note)
+		b.WriteString("\n# " + note + ".\n")
+	}
 	switch {
 	case len(prefillEngines) == 0:
 	case prefillEngines[fleet.SGLang]:

@@ -134,7 +134,7 @@ func assemble(r *router) (_ *router, err error) {
 	if r.keeper, err = r.newKeeper(); err != nil {
 		return nil, err
 	}
-	toEngines, err := r.engineTLS()
+	toEngines, err := engineTLS(cfg, log)
 	if err != nil {
 		return nil, err
 	}

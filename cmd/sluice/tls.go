@@ -3,9 +3,11 @@ package main
 import (
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"sluice/dataplane/certs"
+	"sluice/dataplane/upstream"
 	"sluice/router/config"
 )
 
@@ -44,14 +46,21 @@ func (r *router) clientTLS() (*tls.Config, error) {
 
 // engineTLS makes the configuration of connections to an engine from its host; nil for the
 // system's own rules.
-func (r *router) engineTLS() (func(serverName string) *tls.Config, error) {
-	c := r.cfg.EngineTLS
+func engineTLS(cfg *config.Config, log *slog.Logger) (func(serverName string) *tls.Config, error) {
+	c := cfg.EngineTLS
 	if c.CA == "" && c.Cert == "" {
 		return nil, nil
 	}
-	k, err := certs.New(engineFiles(r.cfg), r.log)
+	k, err := certs.New(engineFiles(cfg), log)
 	if err != nil {
 		return nil, fmt.Errorf("engine_tls: %w", err)
 	}
 	return k.Client, nil
+}
+
+// asksEngines are the options by which a command asks engines as serve does: with
+// engine_key and engine_tls.
+func asksEngines(cfg *config.Config, connect time.Duration) (upstream.Options, error) {
+	to, err := engineTLS(cfg, nil)
+	return upstream.Options{ConnectTimeout: connect, Key: cfg.EngineKey, TLS: to}, err
 }

@@ -252,8 +252,37 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 	for _, n := range namedFlags {
 		f.named(fs, n.name, n.path, n.usage)
 	}
-	f.set(fs)
+	f.set(fs, anyField)
 	return f
+}
+
+// accessPaths are the fields that say how engines are reached.
+var accessPaths = []string{"engine_key", "engine_tls.ca", "engine_tls.cert", "engine_tls.key"}
+
+// RegisterAccessFlags adds --set to fs for a command that asks engines and reads no
+// configuration; Access is the way on.
+func RegisterAccessFlags(fs *flag.FlagSet) *Flags {
+	f := &Flags{}
+	f.set(fs, "`PATH=VALUE` of "+orList(accessPaths)+", as serve takes them; may be given several times")
+	return f
+}
+
+// Access is the defaults with the fields of accessPaths that environ and the flags set.
+func (f *Flags) Access(environ []string) (*Config, error) {
+	c, found := Default(), &faults{}
+	environ = slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return !slices.ContainsFunc(accessPaths, func(path string) bool { return envName(path) == name })
+	})
+	for _, s := range f.sets {
+		if !slices.Contains(accessPaths, s.path) {
+			found.add(origin{from: s.flag}, s.path, "not used here; want one of %s", orList(accessPaths))
+		}
+	}
+	if err := found.err(); err != nil {
+		return nil, err
+	}
+	return f.over(c, environ, found)
 }
 
 func (f *Flags) worker(fs *flag.FlagSet, name string, role worker.Role, usage string) {
@@ -270,8 +299,10 @@ func (f *Flags) named(fs *flag.FlagSet, name, path, usage string) {
 	})
 }
 
-func (f *Flags) set(fs *flag.FlagSet) {
-	fs.Func("set", "any other field of the file, as `PATH=VALUE`: health.fail_after=3, a list bare: register.networks=10.0.0.0/16,fd00::/8; may be given several times", func(s string) error {
+const anyField = "any other field of the file, as `PATH=VALUE`: health.fail_after=3, a list bare: register.networks=10.0.0.0/16,fd00::/8; may be given several times"
+
+func (f *Flags) set(fs *flag.FlagSet, usage string) {
+	fs.Func("set", usage, func(s string) error {
 		path, value, found := strings.Cut(s, "=")
 		if !found {
 			return fmt.Errorf("want PATH=VALUE, as health.fail_after=3")

@@ -66,7 +66,7 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 		}
 		f.named(fs, n.name, n.path, usage)
 	}
-	f.set(fs)
+	f.set(fs, anyField)
 	return f
 }
 
