@@ -3,6 +3,7 @@ package disagg
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -114,8 +115,12 @@ func transferParams(p *Pair, body []byte, vals []jsonscan.Value, required int, n
 	}
 	handle := body[v.Start:v.End]
 	jsonscan.Members(handle, vals, names...)
-	for i, name := range names[:required] {
-		if vals[i].Kind <= jsonscan.Null {
+	for i, name := range names {
+		if v := vals[i]; v.Kind > jsonscan.Null {
+			if want := wrongMember(name, v.Kind, handle[v.Start:v.End]); want != "" {
+				return nil, fmt.Errorf("%w: %s is %s, want %s", ErrIncompleteHandle, name, v.Kind, want)
+			}
+		} else if i < required {
 			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, name)
 		}
 	}
@@ -123,6 +128,36 @@ func transferParams(p *Pair, body []byte, vals []jsonscan.Value, required int, n
 		p.promptIDs = body[ids.Start:ids.End]
 	}
 	return handle, nil
+}
+
+// wrongMember says what a member of a handle must be when its value raw is something else,
+// and "" when it is not. vLLM takes kv_transfer_params as they are and fails on these, or
+// answers 400, when it opens the connection to the prefill engine.
+func wrongMember(name string, kind jsonscan.Kind, raw []byte) (want string) {
+	switch name {
+	case "remote_engine_id", "remote_host", "remote_request_id":
+		if kind != jsonscan.String || len(raw) <= len(`""`) {
+			return "a string that is not empty"
+		}
+	case "remote_port":
+		if n, ok := integer(kind, raw); !ok || n == 0 || n > 65535 {
+			return "an integer from 1 to 65535"
+		}
+	case "tp_size", "pp_size", "dcp_size":
+		if n, ok := integer(kind, raw); !ok || n == 0 {
+			return "an integer from 1 on"
+		}
+	}
+	return ""
+}
+
+// integer reads a JSON number that is a non-negative integer of 64 bits.
+func integer(kind jsonscan.Kind, raw []byte) (n uint64, ok bool) {
+	if kind != jsonscan.Number {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(raw), 10, 64)
+	return n, err == nil
 }
 
 // Decode implements Family: the client's body with the handle as its

@@ -94,8 +94,30 @@ func (sglang) Handle(_ *Pair, body []byte) ([]byte, error) {
 		if err != nil || !ok || v.Kind <= jsonscan.Null {
 			return nil, fmt.Errorf("%w: %s is missing or null", ErrIncompleteHandle, m.name)
 		}
+		if raw := handle[v.Start:v.End]; !bootstrapValue(m.key, v.Kind, raw) {
+			return nil, fmt.Errorf("%w: %s is %.64s, want a string for the host and integers for port and room, or lists of them", ErrIncompleteHandle, m.name, raw)
+		}
 	}
 	return handle, nil
+}
+
+// bootstrapValue says whether an engine takes a value for a bootstrap member: a string for the
+// host and an integer for the others, or a list of such for a batch.
+func bootstrapValue(key jsonscan.Key, kind jsonscan.Kind, raw []byte) bool {
+	if kind == jsonscan.Array {
+		it, n := jsonscan.Walk(raw), 0
+		for ; it.Next(); n++ {
+			if it.Value.Kind == jsonscan.Array || !bootstrapValue(key, it.Value.Kind, it.Raw()) {
+				return false
+			}
+		}
+		return n > 0
+	}
+	if key == jsonscan.KeyBootstrapHost {
+		return kind == jsonscan.String && len(raw) > len(`""`)
+	}
+	_, ok := integer(kind, raw)
+	return ok
 }
 
 // address names the rank in the body, in the words of the engine's release. A

@@ -68,8 +68,11 @@ func (trtllm) Handle(p *Pair, body []byte) ([]byte, error) {
 	if in[0].Kind <= jsonscan.Null {
 		return nil, fmt.Errorf("%w: ctx_request_id is missing or null", ErrIncompleteHandle)
 	}
+	if id := params[in[0].Start:in[0].End]; !isInteger(in[0].Kind, id) {
+		return nil, fmt.Errorf("%w: ctx_request_id is %.64s, want an integer", ErrIncompleteHandle, id)
+	}
 	tokens := in[1]
-	if tokens.Kind != jsonscan.Array || !bytes.ContainsAny(params[tokens.Start:tokens.End], "0123456789") {
+	if tokens.Kind != jsonscan.Array || !areNumbers(params[tokens.Start:tokens.End]) {
 		return nil, fmt.Errorf("%w: first_gen_tokens is missing or empty", ErrIncompleteHandle)
 	}
 	p.inHandle = members{read: true, kind: in[2]}
@@ -77,6 +80,23 @@ func (trtllm) Handle(p *Pair, body []byte) ([]byte, error) {
 		p.promptIDs = body[ids.Start:ids.End]
 	}
 	return params, nil
+}
+
+// isInteger says whether a JSON value is an integer; the context server's ids may be negative.
+func isInteger(kind jsonscan.Kind, raw []byte) bool {
+	_, ok := integer(kind, bytes.TrimPrefix(raw, []byte{'-'}))
+	return ok
+}
+
+// areNumbers says whether an array has elements, and all of them are numbers.
+func areNumbers(array []byte) bool {
+	it, n := jsonscan.Walk(array), 0
+	for ; it.Next(); n++ {
+		if it.Value.Kind != jsonscan.Number {
+			return false
+		}
+	}
+	return n > 0
 }
 
 // firstChoice finds choices[0] of an answer, and one more member beside it; the result
