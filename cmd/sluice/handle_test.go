@@ -23,6 +23,8 @@ var badHandles = []struct{ name, member string }{
 	{"block ids a string", `{"do_remote_prefill":true,"remote_block_ids":"7","remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
 	{"no engine id", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_host":"127.0.0.1","remote_port":1}`},
 	{"host null", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_host":null,"remote_port":1}`},
+	{"host a number", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"r","remote_host":7,"remote_port":1}`},
+	{"port a string", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":"1"}`},
 	{"no port", `{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_host":"127.0.0.1"}`},
 	{"null", `null`}, {"a string", `"abc"`}, {"a list", `[]`}, {"an empty object", `{}`}, {"missing", ``},
 }

@@ -102,6 +102,7 @@ const (
 // putBody makes a copy of body the answer's.
 func (x *Exchange) putBody(body []byte) {
 	if x.ctx != nil {
+		x.c.boundFor(len(body))
 		x.ctx.Response.SetBody(body)
 		return
 	}
@@ -136,10 +137,7 @@ func (x *Exchange) seal(keep bool) {
 		r.n += len(closeLine)
 		copy(b[r.lines:], closeLine)
 	}
-	if r.n > unboundAnswer || x.c.hadAnswer {
-		x.c.bound()
-	}
-	x.c.hadAnswer = true
+	x.c.boundFor(r.n)
 	h.buf, h.n, h.out, h.count = r.buf, r.n, 0, r.count
 	*r = room{}
 }

@@ -408,6 +408,15 @@ func (c *conn) bound() {
 	})
 }
 
+// boundFor bounds the send buffer for a whole answer of n bytes, where it is long or not the
+// connection's first.
+func (c *conn) boundFor(n int) {
+	if n > unboundAnswer || c.hadAnswer {
+		c.bound()
+	}
+	c.hadAnswer = true
+}
+
 // breakOff has the connection end by a reset, over TLS without a good-bye: its regular end
 // would tell that half a body is a whole one (RFC 9112, 8).
 func (c *conn) breakOff() {

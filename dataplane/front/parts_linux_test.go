@@ -111,13 +111,23 @@ func TestHalfHeadsAreCounted(t *testing.T) {
 // TestSendBuffersAreBounded: what the kernel may hold of answers that are no streams is
 // bounded, of one long answer as of the second short one.
 func TestSendBuffersAreBounded(t *testing.T) {
-	for name, k := range map[string]struct{ size, requests int }{"a long answer": {1 << 20, 1}, "two short ones": {100, 2}} {
+	// A target with a query goes by fasthttp.
+	byFasthttp := strings.Replace(chatPost(hello), "/v1/chat/completions", "/v1/chat/completions?a=b", 1)
+	for name, k := range map[string]struct {
+		size, requests int
+		request        string
+	}{
+		"a long answer":               {1 << 20, 1, chatPost(hello)},
+		"two short ones":              {100, 2, chatPost(hello)},
+		"a long answer, by fasthttp":  {1 << 20, 1, byFasthttp},
+		"two short ones, by fasthttp": {100, 2, byFasthttp},
+	} {
 		t.Run(name, func(t *testing.T) {
 			answer := `"` + strings.Repeat("x", k.size) + `"`
 			r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(answer)) })
 			c := r.dial()
 			for range k.requests {
-				c.send(chatPost(hello))
+				c.send(k.request)
 				if _, body := c.answer(); body != answer {
 					t.Fatalf("an answer of %d bytes, want %d", len(body), len(answer))
 				}

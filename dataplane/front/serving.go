@@ -24,7 +24,7 @@ type serving struct {
 	wake      func(fd uintptr)
 	guest     guest // in the lobby
 	came      bool  // try found something
-	hadAnswer bool  // the connection has had a whole answer of the plain lane
+	hadAnswer bool  // the connection has had a whole answer
 	try       func(fd uintptr)
 	look      func(fd uintptr) // early.atSocket
 }
