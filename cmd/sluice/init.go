@@ -346,7 +346,7 @@ func list(words []string) string {
 // comment makes one line of what an engine may have sent.
 func comment(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f || r == 0x85 || r == 0x2028 || r == 0x2029 {
+		if !worker.Printable(string(r)) {
 			return ' '
 		}
 		return r

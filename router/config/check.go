@@ -387,13 +387,13 @@ func checkWords(bad report, path string, w *Worker) {
 		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), didYouMean(w.Engine, engines))
 	}
 	for j, m := range w.Models {
-		if m == "" || len(m) > 512 || strings.ContainsFunc(m, control) {
-			bad(fmt.Sprintf("%s.models[%d]", path, j), "%s is no model's name; want 1 to 512 bytes of printable text", quoted(m))
+		if m == "" || len(m) > 512 || !worker.Printable(m) {
+			bad(fmt.Sprintf("%s.models[%d]", path, j), "%s is no model's name; want 1 to 512 bytes of printable text without control, direction and zero-width characters", quoted(m))
 		}
 	}
 	for j, l := range w.Labels {
-		if l == "" || len(l) > 128 || strings.ContainsFunc(l, control) || strings.ContainsAny(l, " ,") {
-			bad(fmt.Sprintf("%s.labels[%d]", path, j), "%s is no label; want 1 to 128 bytes without spaces and commas", quoted(l))
+		if l == "" || len(l) > 128 || !worker.Printable(l) || strings.ContainsAny(l, " ,") {
+			bad(fmt.Sprintf("%s.labels[%d]", path, j), "%s is no label; want 1 to 128 bytes of printable text without spaces and commas", quoted(l))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(w.Options)) {
@@ -412,5 +412,3 @@ func checkWords(bad report, path string, w *Worker) {
 		}
 	}
 }
-
-func control(r rune) bool { return r < 0x20 || r == 0x7f || r == 0xfffd }

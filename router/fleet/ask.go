@@ -66,6 +66,8 @@ type Answer struct {
 	Err error
 	// Notes say what else could not be learned, and why.
 	Notes []string
+	// Refused are those of Notes about values that the engine may not give.
+	Refused []string
 
 	life life
 }
@@ -151,6 +153,22 @@ func (a *Answer) note(what string, err error) {
 	a.Notes = append(a.Notes, fmt.Sprintf("%s: %v", what, err))
 }
 
+// accepts says whether text that the engine gives in field of the answer at path can be shown
+// to people; it notes what cannot.
+func (a *Answer) accepts(path, field, text string) bool {
+	if worker.Printable(text) {
+		return true
+	}
+	if len(a.Refused) < maxRefused {
+		why := fmt.Sprintf("GET %s: %s: %s is passed over; want printable text without control, direction and zero-width characters", path, field, strconv.QuoteToASCII(text[:min(len(text), 200)]))
+		a.Refused, a.Notes = append(a.Refused, why), append(a.Notes, why)
+	}
+	return false
+}
+
+// maxRefused bounds Answer.Refused.
+const maxRefused = 8
+
 func (a *Answer) readModels(body []byte) {
 	var list struct {
 		Data []struct {
@@ -164,8 +182,11 @@ func (a *Answer) readModels(body []byte) {
 		a.Err = fmt.Errorf(`GET /v1/models is not what was expected: %w; want {"data":[{"id":…}]}`, err)
 		return
 	}
-	for _, d := range list.Data {
-		if d.ID == "" || len(d.ID) > 512 || len(a.Models) == 1024 {
+	for i, d := range list.Data {
+		if d.ID == "" || len(d.ID) > 512 || len(a.Models) == 1024 || !a.accepts("/v1/models", fmt.Sprintf("data[%d].id", i), d.ID) {
+			continue
+		}
+		if d.Parent != nil && !a.accepts("/v1/models", fmt.Sprintf("data[%d].parent", i), *d.Parent) {
 			continue
 		}
 		m := Model{ID: d.ID, MaxModelLen: atMost(d.MaxLen)}
@@ -183,6 +204,9 @@ func (a *Answer) readModels(body []byte) {
 	slices.SortStableFunc(a.Models, func(x, y Model) int { return min(len(x.Parent), 1) - min(len(y.Parent), 1) })
 	if len(a.Models) == 0 {
 		a.Err = errors.New("GET /v1/models names no model")
+		if len(a.Refused) > 0 {
+			a.Err = fmt.Errorf("GET /v1/models names no model that can be used: %s", a.Refused[0])
+		}
 		return
 	}
 	a.MaxModelLen = a.Models[0].MaxModelLen
@@ -192,7 +216,7 @@ func (a *Answer) readVersion(body []byte) {
 	var v struct {
 		Version string `json:"version"`
 	}
-	if json.Unmarshal(body, &v) == nil && len(v.Version) <= 128 {
+	if json.Unmarshal(body, &v) == nil && len(v.Version) <= 128 && a.accepts("/version", "version", v.Version) {
 		a.Version = v.Version
 	}
 }
@@ -231,6 +255,9 @@ func (a *Answer) readEventSources(body []byte) error {
 	for key, src := range ranks {
 		rank, err := strconv.ParseUint(key, 10, 16)
 		if err != nil || src.Publisher == "null" || src.Enabled != nil && !*src.Enabled || !strings.Contains(src.Endpoint, "://") {
+			continue
+		}
+		if !a.accepts("/kv_event_sources", key+".endpoint", src.Endpoint) || src.Replay != nil && !a.accepts("/kv_event_sources", key+".replay_endpoint", *src.Replay) {
 			continue
 		}
 		e := EventSource{Rank: uint16(rank), Endpoint: onHost(src.Endpoint, a.URL), Topic: src.Topic, From: "/kv_event_sources"}
@@ -305,7 +332,7 @@ func (a *Answer) readServerInfo(body []byte) error {
 		return errors.New(`GET /server_info holds neither "disaggregation_mode" nor "page_size"`)
 	}
 	a.Engine = SGLang
-	if a.Version == "" && len(info.Version) <= 128 {
+	if a.Version == "" && len(info.Version) <= 128 && a.accepts("/server_info", "version", info.Version) {
 		a.Version = info.Version
 	}
 	if a.Deltas = info.Deltas; a.Deltas == nil {

@@ -53,6 +53,29 @@ func TestAskSGLang(t *testing.T) {
 	}
 }
 
+// TestAskPassesOverHiddenText: names and versions with control, direction or zero-width
+// characters are passed over, and the answer says which.
+func TestAskPassesOverHiddenText(t *testing.T) {
+	e := newEngine(t)
+	e.sglang.Store(true)
+	e.tell(&e.models, `{"object":"list","data":[{"id":"a\u202eb"},{"id":"good","owned_by":"sglang"},{"id":"x","parent":"good\u200b"},{"id":"c\u009bd"}]}`)
+	e.tell(&e.info, `{"version":"0.5\u001b[31m","page_size":64}`)
+	a := ask(t, e)
+	if got := strings.Join(a.Names(), " "); got != "good" || a.Version != "" || a.Err != nil {
+		t.Errorf("models %q, version %q, %v; want good alone", got, a.Version, a.Err)
+	}
+	said := strings.Join(a.Refused, "\n")
+	for _, want := range []string{`data[0].id: "a\u202eb"`, `data[2].parent: "good\u200b"`, `data[3].id: "c\u009bd"`, `GET /server_info: version: "0.5\x1b[31m"`} {
+		if !strings.Contains(said, want) {
+			t.Errorf("refused are\n%s\nwant %s", said, want)
+		}
+	}
+	e.tell(&e.models, `{"object":"list","data":[{"id":"a\u2066b"}]}`)
+	if a := ask(t, e); a.Err == nil || !strings.Contains(a.Err.Error(), `data[0].id: "a\u2066b"`) {
+		t.Errorf("of one model that is not shown: %v", a.Err)
+	}
+}
+
 func TestEventsOfRanks(t *testing.T) {
 	e := newEngine(t)
 	e.tell(&e.events, `{"1":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:7001","replay_endpoint":"tcp://*:7101","topic":"t"},"0":{"publisher":"zmq","endpoint":"tcp://10.0.0.9:7000","replay_endpoint":null},"x":{"endpoint":"tcp://*:1"},"2":{"publisher":"null","endpoint":"tcp://*:2"}}`)

@@ -287,6 +287,9 @@ func (m *member) ask() []hello {
 func (m *member) askOne(s *server) (*Answer, error) {
 	spec := &m.w.Spec
 	answer := Ask(m.ctx, s.probes, m.f.pace.Load().ProbeTimeout)
+	if len(answer.Refused) > 0 {
+		m.f.opt.Log.Warn("the engine gives values that cannot be used", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
+	}
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
 		return nil, fmt.Errorf("it answers probes, but names no model: %w", answer.Err)
 	}

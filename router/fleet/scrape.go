@@ -230,6 +230,9 @@ func (s *server) takeModels(body []byte, downs uint32) bool {
 	if a.Err != nil || s.downs.Load() != downs {
 		return false
 	}
+	if len(a.Refused) > 0 {
+		m.f.opt.Log.Warn("the engine gives values that cannot be used", "worker", m.w.Spec.ID, "refused", a.Refused)
+	}
 	names := a.Names()
 	if len(m.w.Spec.Models) > 0 {
 		names = info.Models
