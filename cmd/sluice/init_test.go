@@ -149,7 +149,7 @@ func TestInitQuotesWhatEnginesSay(t *testing.T) {
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/models":
-			_, _ = w.Write([]byte(`{"data":[{"id":"a\nlisten: 0.0.0.0:1\u2028x: y\u0085","owned_by":"vllm"}]}`))
+			_, _ = w.Write([]byte(`{"data":[{"id":"a\nlisten: 0.0.0.0:1\u2028x: y\u0085"},{"id":"b\", c: d # e","owned_by":"vllm"}]}`))
 		case "/version":
 			_, _ = w.Write([]byte(`{"version":"1\nlisten: 0.0.0.0:1"}`))
 		case "/kv_event_sources":
