@@ -12,15 +12,21 @@ import (
 
 func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
-// Poller watches many Streams and tells of those that may have something to read. It is one epoll instance, which waits in the runtime's own poller: no thread is
-// blocked in it. Between two looks it lets some time pass, so that the wake-up is
-// paid by all that has come meanwhile: least where little comes, and as much as brings
-// gathered of them where more does, up to most. So what a message costs hardly depends
-// on how many there are, once there are enough for it to matter.
+// Poller watches many Streams and tells of those that may have something to read. It is one
+// epoll instance, which waits in the runtime's own poller: no thread is blocked in it.
+// Between two looks it lets some time pass, so that the wake-up is paid by all that has
+// come meanwhile: least where little comes, and as much as brings gathered of them where
+// more does, up to most. So what a message costs hardly depends on how many there are,
+// once there are enough for it to matter.
+//
+// The runtime's poller watches gate, an epoll instance that contains fd only while run
+// waits. A descriptor that the runtime watches wakes one of its threads for every message,
+// whether or not a goroutine waits for it.
 type Poller struct {
 	fd    int
-	file  *os.File
+	gate  *os.File
 	raw   syscall.RawConn
+	armed bool // gate contains fd; run's own
 	pause time.Duration
 	done  chan struct{}
 
@@ -47,17 +53,31 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
+	p := &Poller{fd: fd, pause: least, done: make(chan struct{}), watched: make(map[int32]watched)}
+	if p.gate, p.raw, err = newGate(); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
-	}
-	p := &Poller{fd: fd, file: os.NewFile(uintptr(fd), "epoll"), pause: least, done: make(chan struct{}), watched: make(map[int32]watched)}
-	if p.raw, err = p.file.SyscallConn(); err != nil {
-		p.file.Close()
 		return nil, fmt.Errorf("zmtp: cannot make an epoll instance: %w", err)
 	}
 	go p.run()
 	return p, nil
+}
+
+// newGate makes an empty epoll instance that the runtime's poller watches.
+func newGate() (*os.File, syscall.RawConn, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, nil, err
+	}
+	gate := os.NewFile(uintptr(fd), "epoll")
+	raw, err := gate.SyscallConn()
+	if err != nil {
+		gate.Close()
+	}
+	return gate, raw, err
 }
 
 // Watch calls ready whenever s may have something to read, until it is closed; what was left
@@ -97,7 +117,7 @@ func (p *Poller) run() {
 		told := n
 		// Who was told of and has not read yet is told of again, behind the others.
 		for all := p.tell(events[:n]); n == len(events) && all > 0; all -= n {
-			if n, _ = unix.EpollWait(p.fd, events[:], 0); n > 0 {
+			if n, _ = p.look(events[:]); n > 0 {
 				p.tell(events[:n])
 				told += n
 			}
@@ -117,18 +137,31 @@ func nextPause(pause time.Duration, told int) time.Duration {
 
 // wait blocks until something may be read, or the Poller is closed.
 func (p *Poller) wait(events []unix.EpollEvent) (n int, err error) {
-	err = p.raw.Read(func(fd uintptr) bool {
-		for {
-			var errno error
-			if n, errno = unix.EpollWait(int(fd), events, 0); errno != unix.EINTR {
-				return n != 0
-			}
+	var wrong error
+	err = p.raw.Read(func(gate uintptr) bool {
+		if n, wrong = p.look(events); n == 0 && wrong == nil && !p.armed {
+			wrong = unix.EpollCtl(int(gate), unix.EPOLL_CTL_ADD, p.fd, &unix.EpollEvent{Events: unix.EPOLLIN})
+			p.armed = wrong == nil
 		}
+		if p.armed && n > 0 {
+			p.armed = false
+			wrong = unix.EpollCtl(int(gate), unix.EPOLL_CTL_DEL, p.fd, nil)
+		}
+		return n > 0 || wrong != nil
 	})
-	if n < 0 {
-		n, err = 0, os.ErrClosed
+	if err == nil {
+		err = wrong
 	}
 	return n, err
+}
+
+// look returns what may be read now.
+func (p *Poller) look(events []unix.EpollEvent) (n int, err error) {
+	for {
+		if n, err = unix.EpollWait(p.fd, events, 0); err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
 }
 
 // tell tells of events; all is how many Streams there are.
@@ -156,6 +189,7 @@ func (p *Poller) tell(events []unix.EpollEvent) (all int) {
 
 // Close ends it. Its Streams are the caller's to close, before.
 func (p *Poller) Close() {
-	p.file.Close()
+	p.gate.Close()
 	<-p.done
+	unix.Close(p.fd)
 }
