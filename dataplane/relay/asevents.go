@@ -20,7 +20,7 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 		case "model":
 			model = w.raw()
 		case "object":
-			object = w.text()
+			object = w.word()
 		case "choices":
 			choices = w.raw()
 		case "usage":

@@ -123,7 +123,7 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 		case "id", "created", "model":
 			w.skip()
 		case "object":
-			if string(w.text()) == "error" {
+			if string(w.word()) == "error" {
 				return dst, false
 			}
 		case "error":

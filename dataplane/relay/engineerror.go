@@ -42,7 +42,7 @@ const mostWord = 64
 // stands in log lines.
 func aWord(value []byte) []byte {
 	if n := len(value); n > 1 && value[0] == '"' {
-		value = value[1 : n-1]
+		value = plainName(value[1 : n-1])
 	} else if n == 0 || value[0]-'0' > 9 && value[0] != '-' { // null, or no word
 		return nil
 	}
@@ -50,13 +50,15 @@ func aWord(value []byte) []byte {
 		return nil
 	}
 	for _, c := range value {
-		switch {
-		case c|0x20 >= 'a' && c|0x20 <= 'z', c-'0' <= 9, c == '_', c == '-', c == '.':
-		default:
+		if !isWordByte(c) {
 			return nil
 		}
 	}
 	return value
+}
+
+func isWordByte(c byte) bool {
+	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
 }
 
 // toldError is what an engine said of its failure.

@@ -400,7 +400,13 @@ func TestEngineError(t *testing.T) {
 		`event: error` + "\n" + `data: {"type":"error","code":"server_error","message":"boom"}`:                                   {Responses, ": server_error"},
 		`event: error` + "\n" + `data: {"type":"error","error":{"code":"server_error","message":"boom"}}`:                         {Responses, ": server_error"},
 		`event: response.failed` + "\n" + `data: {"response":{"error":{"code":"rate_limit","message":"boom"},"status":"failed"}}`: {Responses, ": rate_limit"},
-		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                                     {Responses, ": failed"},
+		// Escapes hide nothing.
+		`data: {"\u0065rror":{"message":"boom","ty\u0070e":"Internal\u0053erverError","code":500}}`:              {OpenAI, ": InternalServerError 500"},
+		`data: {"\u006Fbject":"err\u006Fr","message":"boom","type":"BadRequestError","code":400}`:                {OpenAI, ": BadRequestError 400"},
+		`data: {"text":"","meta\u005finfo":{"finish_reason":{"type":"\u0061bort","message":"boom"}}}`:            {OpenAI, ": abort"},
+		`data: {"t\u0079pe":"err\u006fr","error":{"type":"overloaded_error","message":"boom"}}`:                  {Anthropic, ": overloaded_error"},
+		`data: {"type":"response.f\u0061iled","response":{"\u0065rror":{"code":"rate_limit","message":"boom"}}}`: {Responses, ": rate_limit"},
+		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                    {Responses, ": failed"},
 	} {
 		for _, opt := range []Options{{}, {Rewrite: &passing{}}} {
 			opt.Protocol = c.protocol

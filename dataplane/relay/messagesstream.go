@@ -32,7 +32,7 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
 		case "type":
-			kind = w.text()
+			kind = w.word()
 		case "index":
 			index = max(w.number(), 0)
 		case "delta":

@@ -229,7 +229,7 @@ func (s *nativeStream) meta(w *walker) {
 				continue
 			}
 			s.said.finished = true
-			if string(memberOf(raw, "type")) != `"abort"` {
+			if kind := (walker{b: memberOf(raw, "type")}); string(kind.word()) != "abort" {
 				continue
 			}
 			// With a status it is the engine's failure, a lost transfer's too;

@@ -40,7 +40,7 @@ func (t *Transcript) note(event, data []byte) (n noted, ok bool) {
 		case "model":
 			model = w.raw()
 		case "object":
-			n.failed = n.failed || string(w.text()) == "error" // vLLM up to 0.10.0
+			n.failed = n.failed || string(w.word()) == "error" // vLLM up to 0.10.0
 		case "code":
 			n.failedCode = max(w.number(), 0)
 		case "error":
@@ -172,7 +172,7 @@ func (t *Transcript) choice(w *walker, base int, n *noted) {
 			index = max(w.number(), 0)
 		case "finish_reason":
 			ended = !w.null()
-			finish = w.text()
+			finish = w.word()
 		case "text":
 			n.text = w.text()
 			n.textAt = base + w.i - 1 - len(n.text)

@@ -37,7 +37,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
 		case "type":
-			kind = w.text()
+			kind = w.word()
 		case "sequence_number":
 			if n := w.number(); n >= 0 {
 				seq = n + 1

@@ -170,7 +170,7 @@ func (s *scanner) openAI(data []byte) {
 		case "index": // likewise, beside meta_info
 			index = w.number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
-			if object = w.text(); string(object) == "error" {
+			if object = w.word(); string(object) == "error" {
 				s.failed, w.news = true, true
 			}
 		case "type":
@@ -243,7 +243,7 @@ func (s *scanner) metaInfo(w *eventWalker) (finished bool) {
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				if string(key) != "type" {
 					w.skip()
-				} else if reason := w.text(); len(reason) > 0 {
+				} else if reason := w.word(); len(reason) > 0 {
 					s.finish, finished = reasonName(reason), true
 					s.failed = s.failed || s.finish == "abort"
 				}
@@ -263,7 +263,7 @@ func (s *scanner) choice(w *eventWalker) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "finish_reason":
-			if reason := w.text(); len(reason) > 0 {
+			if reason := w.word(); len(reason) > 0 {
 				s.finish, w.news, finished = reasonName(reason), true, true
 			}
 		case "index":
@@ -340,7 +340,7 @@ func (s *scanner) anthropic(name, data []byte) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "type":
-			if t := w.text(); len(name) == 0 {
+			if t := w.word(); len(name) == 0 {
 				name = t
 			}
 		case "usage":
@@ -375,7 +375,7 @@ func (s *scanner) messagePart(w *walker) {
 		case "usage":
 			w.usage(&s.usage)
 		case "stop_reason":
-			if reason := w.text(); len(reason) > 0 {
+			if reason := w.word(); len(reason) > 0 {
 				s.finish = reasonName(reason)
 			}
 		default:
@@ -414,7 +414,7 @@ func (s *scanner) responses(name, data []byte) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "type":
-			if t := w.text(); len(name) == 0 {
+			if t := w.word(); len(name) == 0 {
 				name = t
 			}
 		case "code":
@@ -428,11 +428,11 @@ func (s *scanner) responses(name, data []byte) {
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				switch string(key) {
 				case "id":
-					if id := w.text(); s.plain.own == "" && len(id) <= maxStoredID {
+					if id := w.word(); s.plain.own == "" && len(id) <= maxStoredID {
 						s.plain.own = string(id)
 					}
 				case "status":
-					status = w.text()
+					status = w.word()
 				case "error":
 					s.errorMember(&w)
 				case "usage":

@@ -72,33 +72,7 @@ func isOwnWords(key []byte) bool {
 }
 
 // meansPrivate is isPrivate of a key that may have escapes.
-func meansPrivate(key []byte) bool {
-	if bytes.IndexByte(key, '\\') < 0 {
-		return isPrivate(key)
-	}
-	var plain [21]byte // none of ours is longer
-	n := 0
-	for i := 0; i < len(key); i++ {
-		c := key[i]
-		if c == '\\' {
-			if i+6 > len(key) || key[i+1] != 'u' || key[i+2] != '0' || key[i+3] != '0' {
-				return false
-			}
-			high, low := hexDigit(key[i+4]), hexDigit(key[i+5])
-			if high < 0 || low < 0 {
-				return false
-			}
-			c = byte(high<<4 | low)
-			i += 5
-		}
-		if n == len(plain) {
-			return false
-		}
-		plain[n] = c
-		n++
-	}
-	return isPrivate(plain[:n])
-}
+func meansPrivate(key []byte) bool { return isPrivate(plainName(key)) }
 
 func hexDigit(c byte) int {
 	switch {

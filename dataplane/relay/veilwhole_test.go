@@ -68,6 +68,8 @@ func TestVeilOfWords(t *testing.T) {
 		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + withheld + `","type":"value_error"}]}`,
 		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"withheld","code":400}`,
 		`{"object":"error","message":"no bootstrap_room 4711 is known","code":400}`:                                                  `{"object":"error","message":"the engine's words are withheld","code":400}`,
+		`{"error":{"message":"Handshake failed: remote\u005fhost='10.0.0.3', \u0072emote_port=5600"}}`:                               `{"error":{"message":"` + withheld + `"}}`,
+		`{"error":{"message":"not a letter: \u0072emote_pot=5600"}}`:                                                                 "",
 		`{"message":"ctx_info"}`:                                         `{"message":"withheld"}`,
 		`{"error":{"message":"max_tokens is too large: 4096"}}`:          "",
 		`{"error":{"message":"it broke off in engine_id=4711 and more`:   `{"error":{"message":"the engine's words are withheld`,
@@ -110,6 +112,7 @@ func testVeilOfWordsInStreams(t *testing.T, told, said string) {
 	}{
 		{OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
 		{OpenAI, `data: {"error":{"message":"` + told + `","detail":"","msg":"oops","code":500}}`},
+		{OpenAI, `data: {"\u0065rror":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
 		{OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
 		{OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
 		{Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},

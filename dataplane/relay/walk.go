@@ -4,8 +4,8 @@ import "bytes"
 
 // walker goes through one JSON text without decoding it. It looks for members
 // by name and skips the rest; it is no validator: on text it can't follow it
-// sets bad and every further step ends at once. Keys are compared as they are
-// written; the engines escape none.
+// sets bad and every further step ends at once. Keys that are written with escapes, as no
+// engine does, are given without.
 type walker struct {
 	b   []byte
 	i   int
@@ -61,7 +61,45 @@ func (w *walker) member() (key []byte, ok bool) {
 		return nil, w.fail()
 	}
 	w.i++
-	return key, !w.bad
+	return plainName(key), !w.bad
+}
+
+// plainName gives the inside of a JSON string that is a name written with escapes without
+// them, and any other as it is: what it gives may stand in JSON again. It allocates only for
+// such a name.
+func plainName(quoted []byte) []byte {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return quoted
+	}
+	var room [mostWord]byte
+	name := room[:0]
+	for i := 0; i < len(quoted) && len(name) < len(room); i++ {
+		c := quoted[i]
+		if c == '\\' {
+			var ok bool
+			if c, ok = escapedByte(quoted[i:]); !ok {
+				return quoted
+			}
+			i += len(`\u0000`) - 1
+		}
+		if !isWordByte(c) {
+			return quoted
+		}
+		name = append(name, c)
+		if i == len(quoted)-1 {
+			return bytes.Clone(name)
+		}
+	}
+	return quoted
+}
+
+// escapedByte reads the escape \u00XX that b begins with.
+func escapedByte(b []byte) (c byte, ok bool) {
+	if len(b) < len(`\u0000`) || string(b[:len(`\u00`)]) != `\u00` {
+		return 0, false
+	}
+	high, low := hexDigit(b[4]), hexDigit(b[5])
+	return byte(high<<4 | low), high >= 0 && low >= 0
 }
 
 // element stands at the next element of the array entered; false behind its end.
@@ -117,6 +155,9 @@ func (w *walker) text() []byte {
 	w.skip()
 	return nil
 }
+
+// word is text of a value that is compared with known words, which escapes do not hide.
+func (w *walker) word() []byte { return plainName(w.text()) }
 
 // number gives a non-negative integer value, -1 for anything else.
 func (w *walker) number() int {

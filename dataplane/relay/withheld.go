@@ -32,8 +32,27 @@ var handleWords = [...][]byte{
 	[]byte("ctx_request_id"), []byte("ctx_info"), []byte("opaque_state"),
 }
 
-// namesHandle says whether an engine's words on a failure may tell a handle.
+// namesHandle says whether an engine's words on a failure may tell a handle, however these
+// are written in JSON.
 func namesHandle(text []byte) bool {
+	return hasHandleWord(text) || escapesLetters(text) && hasHandleWord(withoutEscapes(text))
+}
+
+// withoutEscapes is text with the bytes for which escapes \u00XX stand.
+func withoutEscapes(text []byte) []byte {
+	plain := make([]byte, 0, len(text))
+	for i := 0; i < len(text); i++ {
+		if c, ok := escapedByte(text[i:]); ok {
+			plain = append(plain, c)
+			i += len(`\u0000`) - 1
+			continue
+		}
+		plain = append(plain, text[i])
+	}
+	return plain
+}
+
+func hasHandleWord(text []byte) bool {
 	for _, word := range handleWords {
 		if bytes.Contains(text, word) {
 			return true

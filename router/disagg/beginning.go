@@ -24,9 +24,6 @@ var (
 	errorData  = []byte(`{"error"`)
 	errorFlat  = []byte(`{"object":"error"`)
 	errorNamed = []byte("event: error")
-	// abortReason ends a sequence of SGLang's /generate whose KV did not come: an event
-	// like any other, with the status that a whole answer would have had.
-	abortReason = []byte(`"finish_reason":{"type":"abort"`)
 	// These events say that an answer begins and nothing of it. vLLM (0.13 and later)
 	// sends a chat's before it looks how the engine ended, so an error may follow.
 	roleOnly     = []byte(`"role":"assistant","content":""`)
@@ -78,10 +75,10 @@ func failsAtOnce(seen []byte) int {
 		return 0
 	}
 	data := event[i+len(dataLine):]
-	switch {
-	case bytes.Contains(data, abortReason):
-		return abortStatus(data)
-	case !bytes.HasPrefix(data, errorData) && !bytes.HasPrefix(data, errorFlat) && !bytes.Contains(event[:i], errorNamed):
+	if n := abortStatus(data); n != 0 {
+		return n
+	}
+	if !bytes.HasPrefix(data, errorData) && !bytes.HasPrefix(data, errorFlat) && !bytes.Contains(event[:i], errorNamed) && !isError(data) {
 		return 0
 	}
 	if inner, ok, _ := jsonscan.Find(data, "error"); ok && inner.Kind == jsonscan.Object {
@@ -96,8 +93,23 @@ func failsAtOnce(seen []byte) int {
 	return 500
 }
 
-// abortStatus is the status that meta_info.finish_reason tells, 0 for an abort that was
-// asked for.
+// isError says whether an event is an engine's error, however its members are written and
+// whatever stands before them.
+func isError(data []byte) bool {
+	if v, _, err := jsonscan.Find(data, "error"); err != nil || v.Kind > jsonscan.Null {
+		return err == nil
+	}
+	for _, name := range [...]string{"object", "type"} {
+		if v, _, err := jsonscan.Find(data, name); err == nil && v.Kind == jsonscan.String && string(jsonscan.Unquote(nil, data[v.Start:v.End])) == "error" {
+			return true
+		}
+	}
+	return false
+}
+
+// abortStatus is the status that meta_info.finish_reason tells, 0 for none and for an abort
+// that was asked for. With it ends a sequence of SGLang's /generate whose KV did not come: an
+// event like any other, with the status that a whole answer would have had.
 func abortStatus(data []byte) int {
 	for _, name := range [...]string{"meta_info", "finish_reason"} {
 		v, _, err := jsonscan.Find(data, name)

@@ -54,6 +54,14 @@ func TestFailsAtOnce(t *testing.T) {
 
 		{`data: {"object":"error","message":"m","type":"InternalServerError","param":null,"code":503}` + "\n\n", 503, true},
 
+		{`data: { "error":{"message":"m","type":"InternalServerError","code":503}}` + "\n\n", 503, true},
+		{`data: {"\u0065rror":{"message":"m","type":"InternalServerError","code":503}}` + "\n\n", 503, true},
+		{`data: {"id":"x","error":{"message":"m","code":503}}` + "\n\n", 503, true},
+		{`data: {"object":"err\u006fr","message":"m","code":503}` + "\n\n", 503, true},
+		{`data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", 500, true},
+		{`data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}],"error":null}` + "\n\n", 0, true},
+		{`data: {"text":"","meta_info":{"finish_reason":{"message":"m","status_code":500,"type":"\u0061bort"}}}` + "\n\n", 500, true},
+
 		// What only says that an answer begins is passed over.
 		{"91\r\n" + role + "\r\n", 0, false},
 		{"91\r\n" + role + "\r\n4f\r\n" + failure, 500, true},
