@@ -27,6 +27,7 @@ type held struct {
 	whole  *membudget.Buffer // what was held, and what follows, until they were passed on
 	looks  int               // at what is held
 	chunks upstream.Chunks   // where the framing stands before those that are held
+	size   []byte            // digits of a chunk's size whose end has not come, of a body that is not held
 	// follows: the veil does, nothing is held: in an event that is too long, or what is no
 	// event stream.
 	follows bool
@@ -101,6 +102,37 @@ func (s *stream) guard(p []byte, before upstream.Chunks, last bool) []byte {
 	_, payload := s.follow(raw, &at, math.MaxInt, nil)
 	n, _ := s.follow(raw, &before, payload-split, veil)
 	return h.release(raw, n, before)
+}
+
+// holdSize gives good without the digits at its end of a chunk's size of which more may come,
+// behind those that it held before: the client gets no part of a size that turns out to be
+// none.
+func (s *stream) holdSize(good []byte) []byte {
+	digits := s.chunks.SizeDigits()
+	if digits == 0 && (s.edit == nil || len(s.edit.held.size) == 0) {
+		return good
+	}
+	if s.edit == nil {
+		s.edit = &editor{held: new(held)}
+	}
+	h := s.edit.held
+	switch {
+	case h.buf != nil: // it has them
+		digits = 0
+	case len(good) < digits: // they are those held before, and good
+		h.size = append(h.size, good...)
+		return nil
+	}
+	out, size := good[:len(good)-digits], good[len(good)-digits:]
+	if len(h.size) > 0 {
+		whole := membudget.Default.Get(len(h.size) + len(out))
+		copy(whole.B[copy(whole.B, h.size):], out)
+		size = append(h.size[:0], size...)
+		h.passed()
+		h.whole, out = whole, whole.B
+	}
+	h.size = append(h.size[:0], size...)
+	return out
 }
 
 // endsOtherwise says whether the beginning of an event is of a stream whose events do not

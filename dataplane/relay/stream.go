@@ -528,7 +528,7 @@ func (s *stream) unchunk(p []byte) (good []byte, err error) {
 	if good, err = s.readChunks(p); !s.passes() {
 		good = s.guard(good, before, err == nil && s.chunks.Done())
 	}
-	return good, err
+	return s.holdSize(good), err
 }
 
 func (s *stream) readChunks(p []byte) (good []byte, err error) {

@@ -72,9 +72,10 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			d := hexValue(b)
 			switch {
 			case d < 16:
-				if c.line++; c.line > maxChunkDigits || c.left >= maxChunkSize>>4 {
+				if c.line == maxChunkDigits || c.left >= maxChunkSize>>4 {
 					return n, nil, protocolError(chunkTooBig)
 				}
+				c.line++
 				c.left = c.left<<4 | int64(d)
 			case c.line == 0:
 				return n, nil, protocolError(chunkNoDigits, b)
@@ -204,6 +205,15 @@ func (c *Chunks) Last() bool { return c.state >= trailerStart }
 
 // Midway says whether a chunk has begun, if only its size line, and its payload not ended.
 func (c *Chunks) Midway() bool { return c.state == chunkData || c.state < chunkData && c.line > 0 }
+
+// SizeDigits is how many digits of a size were consumed of which the end was not: more may
+// follow, and make it no size.
+func (c *Chunks) SizeDigits() int {
+	if c.state != chunkSize {
+		return 0
+	}
+	return int(c.line)
+}
 
 // Boundary says whether a new chunk may be begun here, and what must be
 // written before it: the rest of the CRLF behind the last payload.
