@@ -110,6 +110,7 @@ func (r *router) newRouted() (err error) {
 		Loops:  r.wireLoops,
 		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts, Gate: r.gate(), FreeUnix: c.Keys == "tcp",
 		PoolWait: r.cfg.Timeouts.PoolWait, StreamIdle: r.cfg.Timeouts.StreamIdle, MaxDepth: r.cfg.Limits.MaxDepth, Log: r.log,
+		MediaHosts: func() front.MediaHosts { return r.live.Load().MediaHosts },
 	})
 	if err != nil {
 		return err

@@ -415,7 +415,9 @@ func TestRoutedStopAndKill(t *testing.T) {
 // TestRoutedErrors: what is wrong is named before anything is sent, the same over
 // both ways.
 func TestRoutedErrors(t *testing.T) {
-	r, engines := startEngineRouter(t, 1, func(o *sim.Options) { o.MaxModelLen = 256 }, func(c *config.Config) { c.Routed.Hosts = []string{"10.1.0.0/16", "prefill.local"} })
+	r, engines := startEngineRouter(t, 1, func(o *sim.Options) { o.MaxModelLen = 256 }, func(c *config.Config) {
+		c.Routed.Hosts, c.MediaHosts = []string{"10.1.0.0/16", "prefill.local"}, []string{"images.example"}
+	})
 	c := dialEngine(t, r, "unix")
 	with := func(key string, v any) map[string]any { return map[string]any{key: v} }
 	tokens := with("token_ids", []any{1, 2, 3})
@@ -476,6 +478,13 @@ func TestRoutedErrors(t *testing.T) {
 		{merge(tokens, with("routing", with(strings.Repeat("x", 5000), 1))), "routing." + strings.Repeat("x", 192) + "…", "not known"},
 		{merge(tokens, with("context", with("timeout_ms", 0))), "context.timeout_ms", "1 to"},
 		{merge(tokens, with("extra_args", with("kv_transfer_params", with("x", 1)))), "extra_args.kv_transfer_params", "router"},
+		{merge(tokens, with("extra_args", with("kv_hints", with("x", 1)))), "extra_args.kv_hints", "router"},
+		{merge(tokens, with("multi_modal_data", with("image_url", []any{"https://other.example/a.png"}))), "multi_modal_data.image_url.0", "media_hosts"},
+		{merge(tokens, with("multi_modal_data", with("image_url", []any{with("Url", "http://169.254.169.254/")}))), "multi_modal_data.image_url.0.url", "media_hosts"},
+		{merge(tokens, with("video_url", with("url", "file:///etc/passwd"))), "video_url.url", "an engine may open a file"},
+		{merge(tokens, with("content_parts", []any{map[string]any{"type": "image", "url": "/etc/passwd"}})), "content_parts.0.url", "an engine may open a file"},
+		{merge(tokens, with("sampling_options", with("input_audio", "http://other.example/a"))), "sampling_options.input_audio", "media_hosts"},
+		{merge(tokens, with("output_options", with("extra", with("image_url", "http://other.example/a")))), "output_options.extra.image_url", "media_hosts"},
 		{merge(tokens, with("mm_routing_info", with("block_mm_infos", []any{1}))), "mm_routing_info.block_mm_infos[0]", "mm_objects"},
 	} {
 		body := merge(with("model", "sim"), k.body)
@@ -510,6 +519,11 @@ func TestRoutedErrors(t *testing.T) {
 	}
 	if n := len(generating(engines[0])); n != 0 {
 		t.Errorf("%d requests reached the engine", n)
+	}
+	allowed := routedRequest([]uint32{1, 2, 3}, 2)
+	allowed.Extra = with("multi_modal_data", with("image_url", []any{"https://images.example/a.png", "data:image/png;base64,AA=="}))
+	if a := askRouted(t, c, allowed); a.failure != nil || a.err != nil {
+		t.Errorf("a URL of media_hosts: %+v, %v", a.failure, a.err)
 	}
 }
 

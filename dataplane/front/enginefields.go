@@ -210,32 +210,62 @@ func checkMembers(raw []byte, depth int, hosts MediaHosts) *badField {
 	var room [32]byte
 	n := 0
 	for it := jsonscan.Walk(raw); it.Next(); n++ {
-		name := it.Key(room[:0])
-		var bad *badField
-		switch value := it.Raw(); {
-		case object && opaque(name, depth):
-		case object && string(name) == "rid":
-			bad = checkRequestName(value)
-		case object && string(name) == "url":
-			if media {
-				bad = checkMedia(value, depth, hosts)
-			}
-		case object && string(name) == "source" && it.Value.Kind == jsonscan.String:
-			// A document's source is its title; Anthropic's is an object.
-		case object && jsonscan.IsWatched(name):
-			bad = checkMedia(value, depth, hosts)
-		case it.Value.Kind >= jsonscan.Array:
-			bad = checkMembers(value, depth+1, hosts)
-		}
 		switch {
-		case bad == nil:
 		case object:
-			return bad.in(string(name))
-		default:
-			return bad.in(strconv.Itoa(n))
+			name := it.Key(room[:0])
+			if bad := checkMember(name, it.Raw(), it.Value.Kind, media, depth, hosts); bad != nil {
+				return bad.in(string(name))
+			}
+		case it.Value.Kind >= jsonscan.Array:
+			if bad := checkMembers(it.Raw(), depth+1, hosts); bad != nil {
+				return bad.in(strconv.Itoa(n))
+			}
 		}
 	}
 	return nil
+}
+
+// checkMember looks at one member of an object at depth; media: the object's type is a kind
+// of media.
+func checkMember(name, value []byte, kind jsonscan.Kind, media bool, depth int, hosts MediaHosts) *badField {
+	switch {
+	case opaque(name, depth):
+	case string(name) == "rid":
+		return checkRequestName(value)
+	case string(name) == "url":
+		if media {
+			return checkMedia(value, depth, hosts)
+		}
+	case string(name) == "source" && kind == jsonscan.String:
+		// A document's source is its title; Anthropic's is an object.
+	case jsonscan.IsWatched(name):
+		return checkMedia(value, depth, hosts)
+	case kind >= jsonscan.Array:
+		return checkMembers(value, depth+1, hosts)
+	}
+	return nil
+}
+
+// CheckMember looks at a member that a caller hands to engines by another way than an HTTP
+// body, by the rules for bodies' members: depth is 1 for one at the top. It returns the place
+// below the member and what is wrong there, "" and "" when nothing is; forbidden: the value
+// is not the caller's to send.
+func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why string, forbidden bool) {
+	kind := jsonscan.Number // or another without members
+	switch {
+	case len(value) == 0:
+	case value[0] == '"':
+		kind = jsonscan.String
+	case value[0] == '[':
+		kind = jsonscan.Array
+	case value[0] == '{':
+		kind = jsonscan.Object
+	}
+	bad := checkMember(name, value, kind, false, depth, hosts)
+	if bad == nil {
+		return "", "", false
+	}
+	return bad.name(), bad.why, bad.reason == ForbiddenField
 }
 
 // namesMedia says whether an object's type is a kind of media, whose url is fetched. A
@@ -272,7 +302,7 @@ func checkMedia(raw []byte, depth int, hosts MediaHosts) *badField {
 		}
 	case '{':
 		for it := jsonscan.Walk(raw); it.Next(); {
-			if it.IsKey("url") {
+			if it.IsKey("url") || it.IsKey("Url") { // as Dynamo's multi_modal_data has it
 				if bad := checkMedia(it.Raw(), depth+1, hosts); bad != nil {
 					return bad.in("url")
 				}

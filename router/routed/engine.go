@@ -35,6 +35,9 @@ type Options struct {
 	VLLM string
 	// Hosts that a caller's prefill_result and bootstrap_info may name.
 	Hosts []string
+	// MediaHosts gives the hosts from which engines may fetch media that callers name by
+	// URL, as of now; nil: none.
+	MediaHosts func() front.MediaHosts
 	// PoolWait is how long a request waits for its model to have a worker at all.
 	PoolWait time.Duration
 	// StreamIdle is the longest silence of an engine within a stream.
@@ -156,6 +159,9 @@ func (e *Engine) fill(ctx context.Context, p *plan, body []byte, pass front.Pass
 		r.hints.Deadline = p.deadline
 	}
 	if err := e.hosts.check(r); err != nil {
+		return err
+	}
+	if err := e.checkMedia(r); err != nil {
 		return err
 	}
 	if err := p.steer(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/networks"
 )
@@ -63,6 +64,32 @@ func (h *hosts) check(r *request) error {
 		}
 	}
 	return h.within("prefill_result.disaggregated_params", "", r.vals[fResultParams], false)
+}
+
+// checkMedia looks at what is handed on to engines as it stands, as the front looks at the
+// bodies of HTTP: an engine fetches the URLs, and opens the files, that media members name.
+func (e *Engine) checkMedia(r *request) error {
+	var hosts front.MediaHosts
+	if e.opt.MediaHosts != nil {
+		hosts = e.opt.MediaHosts()
+	}
+	for _, s := range [...]struct {
+		members []member
+		depth   int
+	}{{r.carried, 1}, {r.sampling, 2}} {
+		for _, m := range s.members {
+			below, why, forbidden := front.CheckMember(m.name, m.raw, s.depth, hosts)
+			if why == "" {
+				continue
+			}
+			field := m.in + string(m.name)
+			if below != "" {
+				field += "." + below
+			}
+			return &FieldError{Field: field, Got: "it " + why, Forbidden: forbidden}
+		}
+	}
+	return nil
 }
 
 // within checks every string below a member whose name speaks of a place, and every URL

@@ -11,8 +11,11 @@ import (
 )
 
 // member is a member that is carried on as it stands: its name, and its value in
-// JSON.
-type member struct{ name, raw []byte }
+// JSON; in is its section's name and a dot, "" at the top.
+type member struct {
+	name, raw []byte
+	in        string
+}
 
 // request is a preprocessed request, checked. What is raw borrows from the JSON
 // it was read from.
@@ -53,7 +56,7 @@ var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens",
 
 // smuggled are names under which engines look for what names hosts, wherever an
 // object of their own is merged.
-var smuggled = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls")
+var smuggled = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls", "http_worker_ipc", "kv_hints")
 
 func names(list ...string) map[string]bool {
 	m := make(map[string]bool, len(list))
@@ -136,21 +139,21 @@ func (r *request) carry(name, raw []byte, kind jsonscan.Kind) error {
 			return err
 		}
 	}
-	return add(&r.carried, "", member{name, raw})
+	return add(&r.carried, member{name: name, raw: raw})
 }
 
 // maxCarried bounds the members of a section that the router does not know.
 const maxCarried = 256
 
-// add adds a member to those of a section (its name and a dot, "" for the top).
-func add(to *[]member, in string, m member) error {
+// add adds a member to those of a section.
+func add(to *[]member, m member) error {
 	for _, o := range *to {
 		if bytes.Equal(o.name, m.name) {
-			return &FieldError{Field: in + string(m.name), Got: "it twice", Want: "it once"}
+			return &FieldError{Field: m.in + string(m.name), Got: "it twice", Want: "it once"}
 		}
 	}
 	if len(*to) == maxCarried {
-		return &FieldError{Field: strings.TrimSuffix(in, "."), Got: fmt.Sprintf("more than %d members that are the engine's", maxCarried), Want: "no more"}
+		return &FieldError{Field: strings.TrimSuffix(m.in, "."), Got: fmt.Sprintf("more than %d members that are the engine's", maxCarried), Want: "no more"}
 	}
 	*to = append(*to, m)
 	return nil
@@ -173,7 +176,7 @@ func (r *request) carrySampling(in string) func(name, raw []byte, kind jsonscan.
 				return err
 			}
 		}
-		return add(&r.sampling, in+".", member{name, raw})
+		return add(&r.sampling, member{name, raw, in + "."})
 	}
 }
 
