@@ -26,6 +26,7 @@ const (
 	socketClient   = "client"
 	socketAdmin    = "admin"
 	socketRegister = "register"
+	socketReports  = "reports" // of transfers, over ZMQ
 	// The framed socket's two ways.
 	socketRouted     = "routed"
 	socketRoutedUnix = "routed-unix"
@@ -92,6 +93,9 @@ func (r *router) Restart(ctx context.Context) (pid int, err error) {
 	if r.register != nil {
 		left.Workers, left.Networks = r.register.Known(), r.cfg.Register.Networks
 		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketRegister, Address: r.cfg.Register.Listen, Listener: r.register.Listener()})
+	}
+	if ln := r.transfers.Listener(); ln != nil {
+		opt.Listeners = append(opt.Listeners, takeover.Listener{Name: socketReports, Address: r.cfg.ReportEndpoint(), Listener: ln})
 	}
 	opt.Listeners = append(opt.Listeners, r.wireSockets.pass()...)
 	for _, w := range r.fleet.View().Workers {
@@ -285,6 +289,7 @@ func (r *router) retire(ctx context.Context) error {
 	}
 	r.discovery.Close() // the fleet stays as it is: its workers renew their leases elsewhere
 	go r.notifications.release()
+	go r.transfers.PassOn()
 	wire := make(chan struct{})
 	go func() {
 		defer close(wire)

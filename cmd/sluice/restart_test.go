@@ -382,3 +382,43 @@ func TestHangUpRereads(t *testing.T) {
 		return strings.Contains(string(adminHealth(t, env)), `"two"`)
 	})
 }
+
+// TestRestartPassesReports: the new process takes reports of transfers at transfers.zmq_listen
+// as soon as it serves, also while the old one lives on with a stream.
+func TestRestartPassesReports(t *testing.T) {
+	e := startSim(t, nil)
+	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 100 * time.Millisecond})
+	dir := t.TempDir()
+	env := []string{"XDG_RUNTIME_DIR=" + dir}
+	reports := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "60s", "--set", "transfers.zmq_listen=tcp://"+reports, "--engine", e.URL())
+	r.ready(t)
+	before := runtimeOf(t, dir)
+	t.Cleanup(func() { syscall.Kill(before.PID, syscall.SIGKILL) })
+	peer := dialed(t, reports)
+	long := ask("http://"+r.first, "long", true, 10000)
+	<-long.first
+	dropIdle()
+	cmd := exec.Command(builtBinary(t), "restart")
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("restart: %v\n%s", err, out)
+	}
+	now := runtimeOf(t, dir)
+	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
+	dialed(t, reports)
+	// The old process accepts until it has been told that the new one serves, and closes its
+	// peers' connections once it waits for no report.
+	_ = peer.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.Copy(io.Discard, peer); err != nil {
+		t.Errorf("a peer of the old process: %v; want the connection closed", err)
+	}
+	dialed(t, reports)
+	eventually(t, 5*time.Second, "the new process has the peers", func() bool {
+		return strings.Contains(string(get(t, "http://"+r.first+"/metrics").Body), `sluice_zmq_connections{socket="reports"} `) &&
+			!strings.Contains(string(get(t, "http://"+r.first+"/metrics").Body), `sluice_zmq_connections{socket="reports"} 0`)
+	})
+	if !running(before.PID) {
+		t.Error("the old process has ended; want its stream to go on")
+	}
+}

@@ -142,7 +142,7 @@ func assemble(r *router) (_ *router, err error) {
 	members.Log, members.Upstream.TLS = log, toEngines
 	members.OnJoin, members.OnLeave, members.OnState = r.joined, r.left, r.changed
 	r.fleet = fleet.New(members)
-	if r.transfers, err = newTransfers(cfg, log); err != nil {
+	if r.transfers, err = newTransfers(cfg, r.given, log); err != nil {
 		return nil, err
 	}
 	if r.sideChannel, err = newSideChannel(cfg, r.transfers, r.fleet, log); err != nil {

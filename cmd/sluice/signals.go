@@ -11,7 +11,7 @@ import (
 
 // inherit takes what systemd or another router has passed to this process.
 func inherit() (*takeover.Inheritance, error) {
-	return takeover.Inherit(socketClient, socketAdmin, socketRegister, socketRouted, socketRoutedUnix)
+	return takeover.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
 }
 
 // runSignalled runs r until ctx ends, and does what signals ask of it: USR2 puts a

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/dataplane/takeover"
 	"sluice/nixl"
 	"sluice/nixl/zmtp"
 	"sluice/router/config"
@@ -20,7 +21,7 @@ import (
 
 // newTransfers opens the tiers by which the router is told of KV transfers; nil
 // when none is wanted.
-func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error) {
+func newTransfers(cfg *config.Config, given *takeover.Inheritance, log *slog.Logger) (*transfers.Watch, error) {
 	opt := transfers.Options{
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
 		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
@@ -41,6 +42,12 @@ func newTransfers(cfg *config.Config, log *slog.Logger) (*transfers.Watch, error
 		opt.Networks = cfg.Register.Prefixes()
 	}
 	opt.ZMQNetworks = config.Prefixes(cfg.Transfers.ZMQNetworks)
+	if opt.Endpoint != "" {
+		var err error
+		if opt.Bound, _, err = given.Passed(socketReports, opt.Endpoint); err != nil {
+			return nil, err
+		}
+	}
 	return transfers.Start(opt)
 }
 

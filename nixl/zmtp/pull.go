@@ -20,6 +20,8 @@ type Options struct {
 	// Endpoint to bind, tcp://HOST:PORT: HOST an address of this machine, or * for all;
 	// PORT *, or 0, takes a free one. Required.
 	Endpoint string
+	// Listener is one that is open already; nil: Endpoint is bound.
+	Listener *net.TCPListener
 	Networks []netip.Prefix // whose connections are taken [any]
 	// Message is given each message of one frame, and borrows it. It is called by the
 	// goroutine of the connection: in order for one, at the same time for several. It
@@ -125,15 +127,18 @@ func (p *Pull) bind() error {
 	if port == "*" {
 		port = "0"
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), bindWithin)
-	defer cancel()
-	// TCP asks a peer that says nothing whether it is there, and gives it up after 30 s.
-	config := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}}
-	l, err := config.Listen(ctx, network, net.JoinHostPort(host, port))
-	if err != nil {
-		return err
+	l := p.opt.Listener
+	if l == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), bindWithin)
+		defer cancel()
+		config := net.ListenConfig{KeepAliveConfig: keepAlive}
+		bound, err := config.Listen(ctx, network, net.JoinHostPort(host, port))
+		if err != nil {
+			return err
+		}
+		l = bound.(*net.TCPListener)
 	}
-	p.listener = l.(*net.TCPListener)
+	p.listener = l
 	at := l.Addr().(*net.TCPAddr).AddrPort()
 	if !p.reachable(at.Addr().Unmap()) {
 		l.Close()
@@ -163,6 +168,12 @@ func (p *Pull) Stats() Stats {
 	return Stats{Conns: p.open.Load(), Strangers: p.strangers.Load(), Crowded: p.crowded.Load(), Broken: p.broken.Load(), Parts: p.parts.Load()}
 }
 
+// Listener is the socket that accepts, to be passed to another process.
+func (p *Pull) Listener() *net.TCPListener { return p.listener }
+
+// Leave ends accepting; connections go on until Close.
+func (p *Pull) Leave() { p.listener.Close() }
+
 // Close ends all connections. Message is not called after it. It may be called more
 // than once, but not by Message.
 func (p *Pull) Close() {
@@ -190,6 +201,9 @@ func (p *Pull) accept() {
 		switch {
 		case err == nil:
 			pause = 5 * time.Millisecond
+			if p.opt.Listener != nil {
+				_ = tcp.SetKeepAliveConfig(keepAlive) // without it the peer has TCP's defaults
+			}
 			p.admit(tcp)
 		case errors.Is(err, net.ErrClosed):
 			return

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -28,9 +29,12 @@ type Options struct {
 	Endpoint    string            // of the ZMQ PULL socket; "" none
 	Networks    []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
 	ZMQNetworks []netip.Prefix    // whose reports are taken over ZMQ; nil: those of Networks
-	Slots       int               // of the completion board, a multiple of 64 [16384]
-	NIXLFor     string            // the setting that has no effect without NIXL, which a warning names; "" none
-	Log         *slog.Logger      // [none]
+	// Bound is the socket's listener where a process before has passed it; nil: Endpoint is
+	// bound. Where it has a method Opened, that is waited for.
+	Bound   net.Listener
+	Slots   int          // of the completion board, a multiple of 64 [16384]
+	NIXLFor string       // the setting that has no effect without NIXL, which a warning names; "" none
+	Log     *slog.Logger // [none]
 
 	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
 }
@@ -139,6 +143,35 @@ func (w *Watch) Close() {
 		}
 	})
 }
+
+// Listener is that of the ZMQ socket, to be passed to the process that takes this one's place;
+// nil: there is none now.
+func (w *Watch) Listener() net.Listener {
+	if w == nil || w.zmq == nil {
+		return nil
+	}
+	return w.zmq.listener()
+}
+
+// PassOn leaves the ZMQ socket to the process that has its listener. This one accepts nothing
+// more; it closes the connections, whose peers then connect to the other process, once no
+// hand-over is watched, or after passTime. It waits for that.
+func (w *Watch) PassOn() {
+	if w == nil || w.zmq == nil {
+		return
+	}
+	w.zmq.leave()
+	quiet := 0
+	for end := time.Now().Add(passTime); quiet < 5 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if quiet++; w.Waiting() > 0 {
+			quiet = 0
+		}
+	}
+	w.zmq.Close()
+}
+
+// passTime is how long PassOn waits for reports of hand-overs under way.
+const passTime = 5 * time.Second
 
 const (
 	sweepEvery = time.Second

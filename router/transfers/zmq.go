@@ -3,6 +3,7 @@ package transfers
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -16,9 +17,12 @@ type zmqTier struct {
 	w        *Watch
 	endpoint string
 	networks []netip.Prefix
+	passed   net.Listener // see Options.Bound
 	retry    time.Duration
 	stop     context.CancelFunc
 	done     chan struct{}
+	left     chan struct{} // closed by leave
+	leaving  sync.Once
 
 	mu     sync.Mutex
 	state  nixl.TierState
@@ -39,7 +43,7 @@ func (w *Watch) startZMQ(opt *Options) *zmqTier {
 	if len(networks) == 0 {
 		networks = opt.Networks
 	}
-	z := &zmqTier{w: w, endpoint: opt.Endpoint, networks: networks, retry: opt.retry, stop: cancel, done: make(chan struct{}),
+	z := &zmqTier{w: w, endpoint: opt.Endpoint, networks: networks, passed: opt.Bound, retry: opt.retry, stop: cancel, done: make(chan struct{}), left: make(chan struct{}),
 		state: nixl.TierStarting, reason: "its socket is being bound"}
 	if z.retry <= 0 {
 		z.retry = zmqRetry
@@ -53,14 +57,19 @@ func (w *Watch) startZMQ(opt *Options) *zmqTier {
 func (z *zmqTier) run(ctx context.Context) {
 	defer close(z.done)
 	pause := z.retry
+	listener := z.opened(ctx)
 	for {
-		pull, err := zmtp.Listen(zmtp.Options{Endpoint: z.endpoint, Networks: z.networks, Message: func(m []byte) { z.w.frame(m) }, Log: z.w.log})
+		pull, err := zmtp.Listen(zmtp.Options{Endpoint: z.endpoint, Listener: listener, Networks: z.networks, Message: func(m []byte) { z.w.frame(m) }, Log: z.w.log})
+		listener = nil
 		if err == nil {
 			pause = z.retry
 			z.use(pull)
 			z.set(nixl.TierUp, pull.Endpoint(), "reports are taken at "+pull.Endpoint())
 			select {
 			case <-ctx.Done():
+			case <-z.left:
+				pull.Leave()
+				<-ctx.Done()
 			case <-pull.Done():
 				err = fmt.Errorf("the socket failed at %s", pull.Endpoint())
 			}
@@ -79,6 +88,37 @@ func (z *zmqTier) run(ctx context.Context) {
 		pause = min(2*pause, zmqMaxRetry)
 	}
 }
+
+// opened waits until the listener that was passed may accept; nil where there is none.
+func (z *zmqTier) opened(ctx context.Context) *net.TCPListener {
+	if z.passed == nil {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { z.passed.Close() })
+	defer stop()
+	ln := z.passed
+	if held, ok := ln.(interface{ Opened() (net.Listener, error) }); ok {
+		var err error
+		if ln, err = held.Opened(); err != nil {
+			return nil
+		}
+	}
+	tcp, _ := ln.(*net.TCPListener)
+	return tcp
+}
+
+// listener is what is passed to the next process; nil while nothing is bound.
+func (z *zmqTier) listener() net.Listener {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull == nil {
+		return nil
+	}
+	return z.pull.Listener()
+}
+
+// leave ends accepting for good.
+func (z *zmqTier) leave() { z.leaving.Do(func() { close(z.left) }) }
 
 // use makes pull the socket whose counters are shown beside those of the ones before.
 func (z *zmqTier) use(pull *zmtp.Pull) {
