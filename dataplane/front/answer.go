@@ -138,6 +138,9 @@ func (x *Exchange) seal(keep bool) {
 		copy(b[r.lines:], closeLine)
 	}
 	x.c.boundFor(r.n)
+	if more := int(r.count.Taken()) - cap(r.buf.B); more > 0 {
+		r.count.Return(more) // the head was shorter than was allowed for
+	}
 	h.buf, h.n, h.out, h.count = r.buf, r.n, 0, r.count
 	*r = room{}
 }

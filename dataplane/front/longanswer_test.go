@@ -57,3 +57,28 @@ func TestLongAnswersAreCounted(t *testing.T) {
 		}
 	}
 }
+
+// TestAnswersAreCountedAsTheyAre: an answer takes of the budget what its buffer has, which is
+// little more than its length, also where head and body are just over a MiB.
+func TestAnswersAreCountedAsTheyAre(t *testing.T) {
+	for _, size := range []int{700 << 10, 1<<20 - 1000, 1 << 20} {
+		answer := bytes.Repeat([]byte("x"), size)
+		r := start(t, Options{BodyBudgetBytes: 64 << 20, MaxBodyBytes: 1 << 20}, func(x *Exchange) { x.ReplyJSON(200, answer) })
+		nc, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		_ = nc.(*net.TCPConn).SetReadBuffer(4 << 10)
+		if _, err := io.WriteString(nc, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}"); err != nil {
+			t.Fatal(err)
+		}
+		_ = nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.ReadFull(nc, make([]byte, 12)); err != nil {
+			t.Fatal(err)
+		}
+		if used := int(r.s.BodyBytes()); used < size || used > size+size/3 {
+			t.Errorf("an answer of %d bytes is counted as %d", size, used)
+		}
+	}
+}

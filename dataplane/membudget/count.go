@@ -23,6 +23,16 @@ func (c *Count) Take(n int) bool {
 	return true
 }
 
+// Return gives n of the bytes that are counted back; of a nil Count, nothing.
+func (c *Count) Return(n int) {
+	if c == nil || c.budget == nil {
+		return
+	}
+	give := min(int64(max(n, 0)), c.taken)
+	c.budget.Release(give)
+	c.taken -= give
+}
+
 // Taken is what is counted, in bytes.
 func (c *Count) Taken() int64 { return c.taken }
 

@@ -8,7 +8,8 @@ import (
 	"sluice/dataplane/reuse"
 )
 
-// The levels: powers of two from MinBuffer to MaxBuffer bytes.
+// The levels: powers of two from MinBuffer to 1<<smallShift bytes, and four steps to each
+// doubling from there to MaxBuffer, so that a long body takes at most a quarter more than it has.
 const (
 	minShift = 8
 	maxShift = 25
@@ -22,7 +23,8 @@ const (
 	// they take is exactly what is lent and kept, and does not wait for a collection.
 	smallShift = 14
 	numSmall   = smallShift - minShift + 1
-	numLarge   = maxShift - smallShift
+	steps      = 4
+	numLarge   = steps * (maxShift - smallShift)
 
 	// defaultRetain is how many bytes of large buffers a Pool keeps in memory while nobody
 	// has them, see Retain.
@@ -70,13 +72,27 @@ func levelOf(n int) int {
 	case n > MaxBuffer:
 		return numSmall + numLarge
 	}
-	return bits.Len(uint(n-1)) - minShift
+	shift := bits.Len(uint(n-1)) - 1 // n is above 1<<shift, and at most twice that
+	if shift < smallShift {
+		return shift + 1 - minShift
+	}
+	return numSmall + steps*(shift-smallShift) + (n-1-1<<shift)/(1<<shift/steps)
+}
+
+// levelSize is the bytes of a level's buffers.
+func levelSize(at int) int {
+	if at < numSmall {
+		return MinBuffer << at
+	}
+	at -= numSmall
+	base := 1 << (smallShift + at/steps)
+	return base + (at%steps+1)*(base/steps)
 }
 
 // SizeOf is the memory that Get(n) takes, in bytes: what a Budget should count.
 func SizeOf(n int) int {
 	if n <= MaxBuffer {
-		return MinBuffer << levelOf(n)
+		return levelSize(levelOf(n))
 	}
 	return (n + Page - 1) &^ (Page - 1)
 }
@@ -139,7 +155,7 @@ func (p *Pool) make(at, n int) *Buffer {
 	}
 	memory := newMemory(slab)
 	var more []*Buffer
-	for from := size; from < len(memory); from += size {
+	for from := size; from+size <= len(memory); from += size {
 		more = append(more, &Buffer{full: memory[from : from+size : from+size], level: int8(at)})
 	}
 	l := &p.large[at-numSmall]

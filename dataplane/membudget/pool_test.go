@@ -10,7 +10,8 @@ import (
 
 func TestSizes(t *testing.T) {
 	for n, want := range map[int]int{
-		0: MinBuffer, 1: MinBuffer, MinBuffer: MinBuffer, MinBuffer + 1: 2 * MinBuffer, 65536: 65536, 65537: 131072,
+		0: MinBuffer, 1: MinBuffer, MinBuffer: MinBuffer, MinBuffer + 1: 2 * MinBuffer, 1 << 14: 1 << 14, 1<<14 + 1: 20 << 10, 20<<10 + 1: 24 << 10, 28<<10 + 1: 32 << 10,
+		65536: 65536, 65537: 80 << 10, 1 << 20: 1 << 20, 1<<20 + 1: 1280 << 10, 1536<<10 + 1: 1792 << 10, 28<<20 + 1: MaxBuffer,
 		MaxBuffer - 1: MaxBuffer, MaxBuffer: MaxBuffer, MaxBuffer + 1: MaxBuffer + Page,
 	} {
 		p := new(Pool)
@@ -26,7 +27,7 @@ func TestSizes(t *testing.T) {
 // A buffer comes back whole, whatever its holder made of B.
 func TestReuse(t *testing.T) {
 	p := new(Pool)
-	b := p.Get(200 << 10)
+	b := p.Get(230 << 10)
 	first := &b.B[0]
 	b.B = b.B[100:200:300]
 	p.Put(b)

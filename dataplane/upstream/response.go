@@ -299,8 +299,9 @@ func (r *Response) tooLarge(limit int) error {
 }
 
 func (r *Response) readSized(dst []byte, count *membudget.Count) (_ []byte, err error) {
+	counted := 0
 	for r.left > 0 {
-		if dst, err = r.reserve(dst, r.left, count); err != nil {
+		if dst, err = r.reserve(dst, r.left, count, &counted); err != nil {
 			return dst, err
 		}
 		n, err := r.ReadRaw(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+r.left)])
@@ -313,9 +314,9 @@ func (r *Response) readSized(dst []byte, count *membudget.Count) (_ []byte, err 
 }
 
 func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_ []byte, err error) {
-	start := len(dst)
+	start, counted := len(dst), 0
 	for {
-		if dst, err = r.reserve(dst, 4<<10, count); err != nil {
+		if dst, err = r.reserve(dst, int64(max(4<<10, len(dst)-start)), count, &counted); err != nil {
 			return dst, err
 		}
 		n, err := r.ReadRaw(dst[len(dst):cap(dst)])
@@ -332,7 +333,7 @@ func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_
 }
 
 func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
-	c, start := r.c, len(dst)
+	c, start, counted := r.c, len(dst), 0
 	r.direct = true // the buffer stays: framing is read through it
 	var chunks Chunks
 	for {
@@ -346,7 +347,7 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 				return dst, r.tooLarge(limit)
 			}
 			if len(payload) > cap(dst)-len(dst) {
-				if dst, err = r.reserve(dst, int64(max(len(payload), len(dst))), count); err != nil {
+				if dst, err = r.reserve(dst, int64(max(len(payload), len(dst))), count, &counted); err != nil {
 					return dst, err
 				}
 			}
@@ -362,7 +363,7 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 				return dst, r.tooLarge(limit)
 			}
 			var err error
-			if dst, err = r.reserve(dst, ahead, count); err != nil {
+			if dst, err = r.reserve(dst, ahead, count, &counted); err != nil {
 				return dst, err
 			}
 			n, err := c.readBody(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
@@ -394,8 +395,8 @@ func (r *Response) Discard(limit int) error {
 }
 
 // reserve makes room for want more bytes, but never trusts a declared length
-// with more than twice what has come, from 1 MiB on.
-func (r *Response) reserve(dst []byte, want int64, count *membudget.Count) ([]byte, error) {
+// with more than twice what has come, from 1 MiB on. counted is what count has of dst.
+func (r *Response) reserve(dst []byte, want int64, count *membudget.Count, counted *int) ([]byte, error) {
 	free := int64(cap(dst) - len(dst))
 	if free >= want || free >= 64<<10 {
 		return dst, nil
@@ -406,6 +407,10 @@ func (r *Response) reserve(dst []byte, want int64, count *membudget.Count) ([]by
 	}
 	grown := make([]byte, len(dst), size)
 	copy(grown, dst)
+	count.Return(*counted) // the buffer before is the collector's
+	if *counted = 0; size > uncounted {
+		*counted = size
+	}
 	return grown, nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/dataplane/membudget"
 )
 
 // serve answers the n-th request of every connection by response, then ends
@@ -167,6 +169,34 @@ var malformedHeads = map[string]string{
 	"endless status line":       "HTTP/1.1 200 " + strings.Repeat("O", 200<<10),
 	"bad head after a 1xx":      "HTTP/1.1 100 Continue\r\n\r\ngarbage\r\n\r\n",
 	"CL in a 1xx is forgotten?": "HTTP/1.1 100 Continue\r\nContent-Length: x\r\n\r\n" + ok + "\r\n",
+}
+
+// TestReadCountedIsExact: what is counted of a long body is the buffer that has it, not also
+// those that it outgrew.
+func TestReadCountedIsExact(t *testing.T) {
+	body := strings.Repeat("0123456789abcdef", 60<<10)
+	chunk := fmt.Sprintf("%x\r\n%s\r\n", 16<<10, body[:16<<10])
+	for name, response := range map[string]string{
+		"sized":    fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
+		"chunked":  "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat(chunk, len(body)/(16<<10)) + "0\r\n\r\n",
+		"to close": "HTTP/1.1 200 OK\r\n\r\n" + body,
+	} {
+		e := serve(t, response, Options{})
+		resp, err := e.Do(&Request{Method: "POST", Path: "/", Deadline: time.Now().Add(10 * time.Second)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		budget := membudget.NewBudget(1 << 30)
+		count := budget.Count()
+		got, err := resp.ReadCounted(nil, 2<<20, &count)
+		if err != nil || string(got) != body || count.Taken() != int64(cap(got)) || budget.Used() != int64(cap(got)) {
+			t.Errorf("%s: %d bytes of room %d, %v; counted %d, want the room", name, len(got), cap(got), err, count.Taken())
+		}
+		resp.Release()
+		if count.Release(); budget.Used() != 0 {
+			t.Errorf("%s: %d bytes are left over", name, budget.Used())
+		}
+	}
 }
 
 func TestMalformedHeads(t *testing.T) {
