@@ -63,7 +63,7 @@ func (s *stream) carryOn() bool {
 		return s.goRound(b)
 	case t.Failed() == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false
-	case t.finished():
+	case t.finished() && !t.forgets():
 		// The answer is whole; what is missing is known.
 		s.closeWell(t.AppendEnd(nil, c.Usage))
 		return false

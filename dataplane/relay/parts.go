@@ -15,9 +15,41 @@ const uncountedParts = 8 << 10
 // errPartsSpent is the detail of MemorySpent.
 var errPartsSpent = errors.New("part of an event cannot be held: limits.body_budget is spent")
 
-// countParts counts the buffers that hold parts of events against the budget. It returns
-// false when the budget is spent; then the parts are released.
+// uncountedKept is likewise what a stream may keep for another engine: 4,096 ids, or less
+// text. Few streams keep more.
+const uncountedKept = 16 << 10
+
+// countParts counts the buffers that hold parts of events, and what is kept for another
+// engine, against the budget. Where it is spent, first nothing is kept any more, so that the
+// stream cannot move. It returns false when the parts alone do not fit; then they are released.
 func (s *stream) countParts() bool {
+	kept := 0
+	if t := s.rare.carry.Transcript; t != nil {
+		if t.forgets() {
+			t.forget()
+		}
+		if kept = t.kept(); kept <= uncountedKept {
+			kept = 0
+		}
+		if kept > 0 && !s.countHeld(kept) {
+			t.forget()
+			kept = 0
+		}
+		if kept > 0 {
+			return true
+		}
+	}
+	if s.countHeld(0) {
+		return true
+	}
+	s.dropParts()
+	s.uncountParts()
+	return false
+}
+
+// countHeld counts the parts of events and kept bytes more; false, and nothing changed, where
+// the budget is spent.
+func (s *stream) countHeld(kept int) bool {
 	held := s.scan.held()
 	if e := s.edit; e != nil {
 		held += e.events.held()
@@ -28,7 +60,7 @@ func (s *stream) countParts() bool {
 	if held <= uncountedParts {
 		held = 0
 	}
-	kib := uint16(min(held>>10, math.MaxUint16))
+	kib := uint16(min((held+kept)>>10, math.MaxUint16))
 	more := (int64(kib) - int64(s.counted)) << 10
 	if more == 0 || s.budget == nil {
 		return true
@@ -36,8 +68,6 @@ func (s *stream) countParts() bool {
 	if more < 0 {
 		s.budget.Release(-more)
 	} else if !s.budget.Acquire(more) {
-		s.dropParts()
-		s.uncountParts()
 		return false
 	}
 	s.counted = kib

@@ -91,6 +91,15 @@ func (t *Transcript) tokens() (n int) {
 	return n
 }
 
+// heardIDs is how many ids the stream's first choice has told, with those that were dropped.
+func (t *Transcript) heardIDs() int {
+	n := len(t.Out)
+	if t.few != nil {
+		n += t.few.past
+	}
+	return n
+}
+
 // scored takes in the log-probabilities of completions.
 func (q *Sequence) scored(raw []byte) {
 	if end := offsetBehind(raw); end >= 0 {

@@ -340,7 +340,7 @@ func (s *stream) finish() Result {
 		res.LastByte = s.lastByte.time()
 	}
 	if s.scan.records && res.Usage.Completion >= 0 { // records tell ids, and no counts
-		res.Usage.Completion = max(res.Usage.Completion, len(s.rare.carry.Transcript.Out))
+		res.Usage.Completion = max(res.Usage.Completion, s.rare.carry.Transcript.heardIDs())
 	}
 	s.scan.drop()
 	s.edit.end()

@@ -102,6 +102,46 @@ type few struct {
 	more   []Sequence  // of the other choices
 	asks   []*Sequence // those that the present engine was asked for, where it is not the first
 	room   []byte      // what before made of an event
+	past   int         // ids that forget has dropped
+	forgot bool        // forget was called
+}
+
+// memorySpent is why a stream is stuck whose transcript there is no memory for.
+const memorySpent = "memory"
+
+// kept is the memory of what is kept for another engine, in bytes.
+func (t *Transcript) kept() int {
+	n := len(t.Prompt.packed) + 4*cap(t.Out)
+	if few := t.few; few != nil {
+		n += cap(few.text) + 4*cap(few.cuts)
+		for i := range few.more {
+			n += 4 * cap(few.more[i].Out)
+		}
+	}
+	return n
+}
+
+// forgets says whether forget has been called.
+func (t *Transcript) forgets() bool { return t.few != nil && t.few.forgot }
+
+// forget drops what is kept for another engine, which no longer can go on, and keeps no more
+// text. It is called again to drop the ids that have come since. Those of a stream that has
+// moved stay, and those of SGLang's /generate, whose events are read by them.
+func (t *Transcript) forget() {
+	t.stuck(memorySpent)
+	few := t.rare()
+	few.forgot, few.text, few.cuts = true, nil, nil
+	if _, native := t.speak().(*nativeStream); native || t.next() != nil {
+		return
+	}
+	t.Prompt, t.prompted = IDs{}, true
+	for i := range max(int(t.Choices), 1) {
+		q := t.Of(i)
+		few.past += len(q.Out)
+		if q.Out, q.Told = q.Out[:0], 0; 4*cap(q.Out) > uncountedParts {
+			q.Out = nil
+		}
+	}
 }
 
 // Stuck says why no other engine can go on, "" when one can.
@@ -167,6 +207,9 @@ func (t *Transcript) Cuts() []uint32 {
 // keepText adds to Text; false where that gets too long.
 func (t *Transcript) keepText(text []byte) bool {
 	few := t.rare()
+	if t.forgets() {
+		return false
+	}
 	if len(few.text)+len(text) > maxText {
 		t.stuck("too_long")
 		return false

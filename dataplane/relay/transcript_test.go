@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
 
@@ -278,6 +279,40 @@ func BenchmarkCarriedChunk(b *testing.B) {
 		}
 		if s.pass(chunk, time.Now()) {
 			b.Fatal("ended")
+		}
+	}
+}
+
+// TestTranscriptsAreCounted: what a stream keeps for another engine takes memory of the budget.
+// Where that is spent the stream goes on whole, keeps nothing more, and does not move.
+func TestTranscriptsAreCounted(t *testing.T) {
+	const events = 12000
+	var first strings.Builder
+	fmt.Fprintf(&first, roleEvent, "[1,2]")
+	for i := range events {
+		first.WriteString(idEvent("x", 1000+i%10))
+	}
+	for limit, want := range map[int64]string{1 << 20: "", 8 << 10: "memory"} {
+		tr := &Transcript{Form: ChatForm}
+		budget := membudget.NewBudget(limit)
+		var why []string
+		next := mover(func(Break) *upstream.Response {
+			why = append(why, tr.Why())
+			return nil
+		})
+		res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Next: next}, Budget: budget}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(first.String())) })
+		got := payloadIn(t, dst.got, res.Reusable)
+		if n := strings.Count(got, `"content":"x"`); n != events || strings.Contains(got, `"token_ids":[`) {
+			t.Errorf("limit %d: %d events of %d, or ids in them", limit, n, events)
+		}
+		if len(why) != 1 || why[0] != want {
+			t.Errorf("limit %d: another engine cannot go on for %q; want %q", limit, why, want)
+		}
+		if want == "" && (budget.Peak() < 4*events || tr.Told != events) || want != "" && 4*cap(tr.Out) > uncountedKept+uncountedParts {
+			t.Errorf("limit %d: at most %d bytes were counted; room for %d ids is kept", limit, budget.Peak(), cap(tr.Out))
+		}
+		if budget.Used() != 0 {
+			t.Errorf("limit %d: %d bytes are left counted", limit, budget.Used())
 		}
 	}
 }
