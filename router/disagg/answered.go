@@ -2,18 +2,21 @@ package disagg
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
-// maxAnswer bounds a response that is held whole before it goes to the client;
-// longer ones, and those of unknown length, are relayed where they are no refusals.
+// maxAnswer bounds a response that is held whole before it goes to the client, so that it can
+// be run again where it breaks off; longer ones and event streams are relayed where they are
+// no refusals.
 const maxAnswer = 1 << 20
 
 // answered takes a response head: passes it on, or runs the attempt again.
@@ -21,6 +24,7 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	opt := q.r.opt()
 	rank := choice.Rank
 	q.hold(false)
+	q.whole = false
 	if b := q.beside; b != nil && resp.Status != 200 && b.call.WasCut() {
 		// The client has left and prefill was hung up: decode says that nothing came.
 		resp.Release()
@@ -28,8 +32,8 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 	}
 	retry := worthRetry(resp.Status)
 	relays := !retry && q.relays(resp)
-	if relays && resp.Status == 200 {
-		opt.Fleet.Began(rank) // streamEnd tells the rest
+	if resp.Status == 200 {
+		opt.Fleet.Began(rank) // the answer may still break off
 	} else {
 		opt.Fleet.Answered(rank, resp.Status)
 	}
@@ -39,6 +43,12 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 				return end
 			}
 		}
+	}
+	if relays && q.whole {
+		q.passOn() // the answer is there: decode is done
+		relays = false
+	}
+	if relays {
 		if !q.settle() {
 			defer resp.Release()
 			defer choice.Reservation.Release()
@@ -68,7 +78,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 		q.reply, err = resp.ReadCounted(q.reply[:0], q.maxReply(), &q.derived)
 	}
 	if err == nil && resp.Status == 200 {
-		err = q.join()
+		if err = checkAnswer(resp, q.reply); err == nil {
+			err = q.join()
+		}
 	}
 	q.x.OnGone(nil)
 	took := time.Since(began)
@@ -77,6 +89,9 @@ func (q *request) answered(leg schedule.Leg, choice *schedule.Choice, call *upst
 			return q.pairBroke(choice, call, err, took)
 		}
 		return q.brokeOff(leg, rank, call, err, took)
+	}
+	if resp.Status == 200 {
+		opt.Fleet.Answered(rank, resp.Status)
 	}
 	if retry && q.told && q.beside == nil && q.wait.Await() {
 		// It is not the engine that failed but what it was to be given.
@@ -158,6 +173,65 @@ func (q *request) relays(resp *upstream.Response) bool {
 		return isEvents(resp)
 	}
 	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
+}
+
+// errEmpty is that of an engine that answers 200 with nothing.
+var errEmpty = errors.New("the engine answered 200 with an empty body")
+
+// checkAnswer says what is wrong with the body of a 200: it is empty, or ends with the
+// connection in the midst of its JSON.
+func checkAnswer(resp *upstream.Response, body []byte) error {
+	body = bytes.TrimSpace(body)
+	switch {
+	case len(body) == 0:
+		return errEmpty
+	case resp.ContentLength == upstream.LengthToClose && (body[0] == '{' || body[0] == '['):
+		if _, _, err := jsonscan.Find(body, ""); body[0] == '{' && err != nil {
+			return fmt.Errorf("the engine closed the connection in the midst of its answer: %w", err)
+		}
+	}
+	return nil
+}
+
+// mayHold says whether an answer whose length the engine does not tell is held whole where it
+// is no longer than maxAnswer.
+func (q *request) mayHold(resp *upstream.Response) bool {
+	return resp.ContentLength < 0 && resp.Status < 400 && !isEvents(resp) && q.taking == nil
+}
+
+// holdWhole waits until all of an answer that mayHold has come, and gives what has of it. The
+// answer is not whole where it is longer than maxAnswer, or the memory for bodies is spent: it
+// is relayed then.
+func (q *request) holdWhole(resp *upstream.Response) (seen []byte, whole bool, err error) {
+	var chunks upstream.Chunks
+	at, counted, idle := 0, 0, q.r.opt().Timeouts.StreamIdle
+	for seen, err = resp.Peek(); err == nil; {
+		for resp.ContentLength == upstream.LengthChunked && at < len(seen) && !chunks.Done() {
+			n, _, err := chunks.Next(seen[at:])
+			if err != nil {
+				return seen, false, err
+			}
+			at += n
+		}
+		have := len(seen)
+		switch {
+		case chunks.Done() && have <= maxAnswer:
+			return seen, true, nil
+		case have >= maxAnswer:
+			return seen, false, nil
+		case 2*have > counted && have >= longReply:
+			// The connection's buffer grows to twice its size.
+			if !q.derived.Take(2*have - counted) {
+				return seen, false, nil
+			}
+			counted = 2 * have
+		}
+		_ = resp.SetReadDeadline(time.Now().Add(idle))
+		if seen, err = resp.PeekMore(maxAnswer); err == nil && len(seen) == have {
+			return seen, true, nil // the connection has ended, and the body with it
+		}
+	}
+	return seen, false, err
 }
 
 func (q *request) maxReply() int {

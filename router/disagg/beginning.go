@@ -137,7 +137,7 @@ func statusIn(object []byte, name string) int {
 // go out from the engine's head on.
 func (q *request) awaitsBeginning(leg schedule.Leg, resp *upstream.Response, rank *worker.Rank) bool {
 	switch {
-	case q.beside != nil, q.pair.Trial, q.told, q.taking != nil, q.vigil.watches(), q.firstByText():
+	case q.beside != nil, q.pair.Trial, q.told, q.taking != nil, q.vigil.watches(), q.firstByText(), q.mayHold(resp):
 		return true
 	}
 	return resp.Status == 200 && isEvents(resp) && !q.goesOn(resp) && !q.x.Comments() && q.triesLeft() && q.knowsOthers(leg, rank)
@@ -166,9 +166,15 @@ func (q *request) goesOn(resp *upstream.Response) bool {
 }
 
 // beginning waits for as much of a stream as tells how it begins; declined says that a
-// trial is. What is no stream of events begins with its first bytes.
+// trial is. What is no stream of events is held whole, see holdWhole; where it cannot be, it
+// begins with its first bytes.
 func (q *request) beginning(resp *upstream.Response) (seen []byte, declined bool, err error) {
 	events := isEvents(resp)
+	if q.mayHold(resp) {
+		if seen, q.whole, err = q.holdWhole(resp); q.whole || err != nil || !q.pair.Trial {
+			return seen, false, err
+		}
+	}
 	seen, err = resp.Peek()
 	for err == nil && len(seen) < maxBeginning {
 		more := false
@@ -183,6 +189,9 @@ func (q *request) beginning(resp *upstream.Response) (seen []byte, declined bool
 		}
 		have := len(seen)
 		if seen, err = resp.PeekMore(maxBeginning); len(seen) == have {
+			if err == nil && resp.ContentLength == upstream.LengthToClose && resp.Status == 200 && !bytes.Contains(seen, lastData) {
+				err = errUnsaid // the connection has ended
+			}
 			break
 		}
 	}
@@ -197,6 +206,9 @@ func (q *request) firstBytes(leg schedule.Leg, choice *schedule.Choice, call *up
 	defer q.x.OnGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.r.opt().Timeouts.StreamIdle))
 	seen, declined, err := q.beginning(resp)
+	if !isEvents(resp) {
+		seen = nil // it has no events to look for
+	}
 	if err == nil && !declined && resp.Status == 200 && isEvents(resp) && resp.ContentLength == upstream.LengthChunked && saysNothing(seen) {
 		err = errUnsaid
 	}

@@ -133,6 +133,7 @@ type run struct {
 	prefillCached int             // predicted, tokens
 	prefilled     bool            // pair.Prefill's work is in the answer
 	handed        bool            // the Family wrote the decode leg
+	whole         bool            // all of the answer that would be relayed has come, see holdWhole
 }
 
 // recycle forgets what borrows from the exchange, keeps bounded scratch.
