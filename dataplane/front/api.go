@@ -167,6 +167,13 @@ type Storer interface {
 	Stored(id string)
 }
 
+// Doner is a Relayed that wants to know when its stream's own last event has been read; the
+// engine's response may end later. See relay.DoneTold.
+type Doner interface {
+	// Done is called at most once, on the thread that relays, and must not block.
+	Done(usage relay.Usage, failed bool)
+}
+
 // RelayHooks is what else is to be done with a stream.
 type RelayHooks struct {
 	// Of is whose it is; nil: nobody is told, or asked.

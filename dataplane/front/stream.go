@@ -97,6 +97,13 @@ func (st *stream) Stored(id string) {
 	}
 }
 
+// Done implements relay.DoneTold.
+func (st *stream) Done(usage relay.Usage, failed bool) {
+	if d, ok := st.of.(Doner); ok {
+		d.Done(usage, failed)
+	}
+}
+
 // clientGone implements goner.
 func (st *stream) clientGone() {
 	if st.call != nil {

@@ -366,7 +366,9 @@ func (l *Loop) flush() {
 		t.queued = false
 		if t.state == inside && len(o.p) > 0 {
 			if l.pass(t, o.p); t.Tells && t.state == inside {
-				t.Handler.(Passer).Passed()
+				if most := t.Handler.(Passer).Passed(); most > 0 {
+					l.endWithin(t, most)
+				}
 			}
 		}
 		if o.done && t.state == inside {

@@ -31,8 +31,9 @@ type Handler interface {
 }
 
 // Passer is what the Handler of a Task that Tells is besides: Passed is called once what
-// Take gave is not needed any more, unless the Task has left by then.
-type Passer interface{ Passed() }
+// Take gave is not needed any more, unless the Task has left by then. It gives how long the
+// Task may last from then on at the most, 0 where that is as it was before.
+type Passer interface{ Passed() (most time.Duration) }
 
 // Sink takes a stream's bytes in place of a descriptor: what becomes of them is its own
 // business. Put is called on the loop's thread and must not wait.

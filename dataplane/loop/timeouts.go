@@ -13,6 +13,18 @@ func (l *Loop) checkAt(t time.Time) {
 	l.timer.Reset(wait)
 }
 
+// endWithin has t last no longer than most from now.
+func (l *Loop) endWithin(t *Task, most time.Duration) {
+	until := at(l.now) + instant(most)
+	if t.until != 0 && t.until <= until {
+		return
+	}
+	t.until = until
+	if by := epoch.Add(time.Duration(until)); by.Before(l.next) {
+		l.checkAt(by)
+	}
+}
+
 // check looks, once a tick and when a task's time is over, for those that wait too long.
 func (l *Loop) check() {
 	if late := l.now.Sub(l.next); late > heldUpBy {

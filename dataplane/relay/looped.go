@@ -74,6 +74,9 @@ func (s *stream) attach() bool {
 	if t.In, until, ok = s.resp.Lend(&lending.place, t); !ok {
 		return false
 	}
+	if by := time.Now().Add(lastGrace); s.scan.ended && (until.IsZero() || by.Before(until)) {
+		until = by
+	}
 	t.EndBy(until)
 	if !s.armed.never() {
 		s.armed = 0
@@ -120,7 +123,13 @@ func (l *looped) Take(p []byte, t time.Time) (out []byte, done bool) {
 }
 
 // Passed implements loop.Passer.
-func (l *looped) Passed() { l.edit.passed() }
+func (l *looped) Passed() (most time.Duration) {
+	l.edit.passed()
+	if l.scan.ended {
+		most = lastGrace
+	}
+	return most
+}
 
 // Left implements loop.Handler.
 func (l *looped) Left(e loop.End) {

@@ -32,6 +32,10 @@ type scanner struct {
 // feed takes the next payload bytes, chunk framing already off.
 func (s *scanner) feed(p []byte) {
 	for len(p) > 0 {
+		if s.ended && s.protocol == OpenAI {
+			blankBehind(p)
+			return
+		}
 		if s.records && s.between() {
 			if n := recordLen(p); n > 0 {
 				p = p[n:]
@@ -54,6 +58,16 @@ func (s *scanner) feed(p []byte) {
 		if event != nil {
 			s.event(event)
 			s.drop()
+		}
+	}
+}
+
+// blankBehind makes blank lines of what an engine sends behind [DONE], so that no framing around
+// it changes: it is none of the answer, and no client gets it.
+func blankBehind(p []byte) {
+	for i, c := range p {
+		if c != '\r' {
+			p[i] = '\n'
 		}
 	}
 }

@@ -95,6 +95,14 @@ type StoredTold interface {
 	Stored(id string)
 }
 
+// DoneTold is a ClientConn that wants to know when the stream's own last event has been read,
+// behind which the engine may keep its response open for a while.
+type DoneTold interface {
+	// Done is called at most once, on the relaying goroutine, before the event is passed on.
+	// failed: the engine said before that it failed. It must not block.
+	Done(usage Usage, failed bool)
+}
+
 // A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
 // it was full, a Write of nothing waits until it takes some again.
 
@@ -145,6 +153,9 @@ const (
 	// heardBits: that bytes come is noted (upstream.Response.Heard) once in 1<<heardBits
 	// ns, about a second, where at most a memory access is spent on each event.
 	heardBits = 30
+	// lastGrace is how long an engine may keep its response open behind the stream's own last
+	// event. Then the client's stream is ended, and the connection to the engine closed.
+	lastGrace = time.Second
 	// overtime is what each write may take behind Options.By: time for the last word.
 	overtime = 50 * time.Millisecond
 )
@@ -173,7 +184,7 @@ type stream struct {
 	lastByte   instant // before the first: when the stream was lent
 	cause      Cause
 	reusable   bool
-	storedTold bool
+	told       uint8 // toldStored, toldDone: what the client's connection has been told
 
 	calm     uint8
 	in       int32 // the descriptor that is lent
@@ -186,6 +197,11 @@ type stream struct {
 
 	counted uint16 // of terms.budget, in KiB
 }
+
+const (
+	toldStored = 1 << iota // StoredTold
+	toldDone               // DoneTold
+)
 
 // terms are what nearly all streams have in common of their Options.
 type terms struct {
@@ -316,7 +332,7 @@ func (s *stream) drive() (res Result, ended bool) {
 func (s *stream) finish() Result {
 	if s.err != nil && !s.deaf {
 		if end, whole := s.goodEnd(); end != nil {
-			if whole && s.cause != ClientGone {
+			if whole && s.cause != ClientGone || s.keptOpen() {
 				// Nothing of the answer is missing: an engine that drops the connection behind
 				// it has not failed its client, whose own failure may still come.
 				s.end(Completed, nil)
@@ -334,19 +350,29 @@ func (s *stream) finish() Result {
 	res := Result{
 		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: int64(s.scan.tooBig),
 		FirstByte: s.firstByte.time(), FirstToken: s.firstToken.time(),
-		Finish: s.scan.finish, Usage: s.scan.usage, EngineErr: s.scan.failed, Reusable: s.reusable,
+		Finish: s.scan.finish, Usage: s.usage(), EngineErr: s.scan.failed, Reusable: s.reusable,
 	}
 	if !s.firstByte.never() {
 		res.LastByte = s.lastByte.time()
-	}
-	if s.scan.records && res.Usage.Completion >= 0 { // records tell ids, and no counts
-		res.Usage.Completion = max(res.Usage.Completion, s.rare.carry.Transcript.heardIDs())
 	}
 	s.scan.drop()
 	s.edit.end()
 	s.uncountParts()
 	return res
 }
+
+// usage is what the engine said of usage.
+func (s *stream) usage() Usage {
+	u := s.scan.usage
+	if s.scan.records && u.Completion >= 0 { // records tell ids, and no counts
+		u.Completion = max(u.Completion, s.rare.carry.Transcript.heardIDs())
+	}
+	return u
+}
+
+// keptOpen says whether all that is wrong with the stream is that its engine did not end the
+// body behind the last event.
+func (s *stream) keptOpen() bool { return s.scan.ended && s.cause == EngineStalled }
 
 var eventStreamType = []byte("text/event-stream")
 
@@ -427,6 +453,9 @@ func (s *stream) pass(p []byte, t time.Time) (ended bool) {
 		s.settle()
 		return true
 	}
+	if s.scan.ended && !s.lent {
+		s.resp.EndBy(t.Add(lastGrace)) // the first time it bounds the response, later nothing
+	}
 	s.leaving = s.mayLeave()
 	return s.leaving
 }
@@ -467,10 +496,16 @@ func (s *stream) look(p []byte, t time.Time) (out []byte) {
 			told.FirstToken()
 		}
 	}
-	if !s.storedTold && s.scan.storedID() != "" {
-		s.storedTold = true
+	if s.told&toldStored == 0 && s.scan.storedID() != "" {
+		s.told |= toldStored
 		if told, ok := s.dst.(StoredTold); ok {
 			told.Stored(s.scan.storedID())
+		}
+	}
+	if s.scan.ended && s.told&toldDone == 0 {
+		s.told |= toldDone
+		if told, ok := s.dst.(DoneTold); ok {
+			told.Done(s.usage(), s.scan.failed)
 		}
 	}
 	return s.converted(p)
@@ -588,7 +623,7 @@ func (s *stream) readEnded(err error) {
 		s.end(ClientGone, err)
 	case errors.Is(err, upstream.ErrCut):
 		s.end(Cut, err)
-	case errors.Is(err, upstream.ErrFrozen):
+	case errors.Is(err, upstream.ErrFrozen), errors.Is(err, upstream.ErrTimeout) && s.scan.ended:
 		s.end(EngineStalled, err)
 	case errors.Is(err, upstream.ErrTimeout) && (s.late(time.Now()) || s.resp.Late()):
 		s.end(Deadline, err)

@@ -109,6 +109,9 @@ var allEnds = []string{": a comment\n\n", "event: message_stop\ndata: {}\n\n", "
 func TestPrivateMembersOfStreams(t *testing.T) {
 	var events, want []string
 	for _, c := range veilCases {
+		if c.in == "[DONE]" {
+			continue // nothing passes behind it: it stands at the end
+		}
 		content := `{"choices":[{"index":0,"delta":{"content":"hi"}}]}`
 		for _, in := range []string{content, c.in} {
 			events = append(events, "data: "+in+"\n\n")

@@ -136,6 +136,15 @@ func (s *streamEnd) FirstToken() {
 	s.r.opt().Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
 
+// Done implements front.Doner: the engine has done the work, whenever it ends its response.
+func (s *streamEnd) Done(usage relay.Usage, failed bool) {
+	if !failed {
+		s.reservation.Report(s.requestID, usage.Cached, max(usage.Completion, 0))
+	}
+	s.reservation.Release()
+	s.reservation = nil // it may be another request's by now
+}
+
 // End implements front.Relayed.
 func (s *streamEnd) End(res relay.Result) {
 	opt := s.r.opt()

@@ -210,6 +210,13 @@ var errPanic = errors.New("routed: a panic while relaying")
 // FirstToken implements relay.FirstTold.
 func (c *call) FirstToken() { c.hooks.Of.FirstToken() }
 
+// Done implements relay.DoneTold.
+func (c *call) Done(usage relay.Usage, failed bool) {
+	if d, ok := c.hooks.Of.(front.Doner); ok {
+		d.Done(usage, failed)
+	}
+}
+
 // Next takes the answer of another engine in the place of the one that failed.
 func (c *call) Next(b relay.Break) *upstream.Response {
 	c.left.set(nil)
