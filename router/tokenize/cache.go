@@ -51,15 +51,15 @@ type shard struct {
 
 type entry struct {
 	key          hash
-	ids          []uint32
+	ids          *idList
 	newer, older *entry
 }
 
-// entryOverhead is about what an entry takes beside its ids: the struct, its
+// entryOverhead is about what an entry takes beside its ids: the structs, its
 // share of the map, the slice's rounding.
 const entryOverhead = 160
 
-func (e *entry) cost() int64 { return int64(4*cap(e.ids)) + entryOverhead }
+func (e *entry) cost() int64 { return int64(cap(e.ids.packed)) + entryOverhead }
 
 func newCache() *cache {
 	c := new(cache)
@@ -86,7 +86,7 @@ func (c *cache) shard(k hash) *shard { return &c.shards[k.Hi%uint64(len(c.shards
 
 // get gives the ids of k, which must not be changed; or the lookup under way
 // for it; or, with begin, a new one that the caller leads and must land.
-func (c *cache) get(k hash, begin bool) (ids []uint32, f *flight, leads bool) {
+func (c *cache) get(k hash, begin bool) (ids *idList, f *flight, leads bool) {
 	s := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +174,7 @@ func (c *cache) size() (entries int, bytes int64) {
 // closed; the others read them after.
 type flight struct {
 	done chan struct{}
-	ids  []uint32 // nil: it failed
+	ids  *idList // nil: it failed
 	err  string
 	cut  bool // the leader's own call was cut: says nothing of the engine
 }

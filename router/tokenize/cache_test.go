@@ -106,13 +106,13 @@ func TestNoCache(t *testing.T) {
 // land puts ids of n tokens under k as a lookup would.
 func land(c *cache, k hash, n int) {
 	if _, f, leads := c.get(k, true); leads {
-		f.ids = make([]uint32, n)
+		f.ids = packIDs(make([]uint32, n))
 		c.land(k, f)
 	}
 }
 
 func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
-	const each = 4*100 + entryOverhead
+	const each = 3*100 + entryOverhead
 	c := sized(16 * 3 * each) // three entries a shard
 	key := func(i int) hash { return hash{Hi: 16 * uint64(i), Lo: uint64(i)} }
 	has := func(i int) bool { _, ok := c.shards[0].entries[key(i)]; return ok }

@@ -258,7 +258,7 @@ func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *work, doc *jsonscan.Doc
 		ids, f, leads := t.cache.get(key, ep != nil)
 		switch {
 		case ids != nil:
-			dst.Source, dst.Tokens = FromCache, append(dst.Tokens, ids...)
+			dst.Source, dst.Tokens = FromCache, ids.appendTo(dst.Tokens)
 			return true
 		case f == nil:
 			return false
@@ -271,7 +271,7 @@ func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *work, doc *jsonscan.Doc
 			return false
 		}
 		if f.ids != nil {
-			dst.Source, dst.Tokens = FromCache, append(dst.Tokens, f.ids...)
+			dst.Source, dst.Tokens = FromCache, f.ids.appendTo(dst.Tokens)
 			return true
 		}
 		if !f.cut {
@@ -296,8 +296,7 @@ func (t *Tokenizer) lead(dst *Prompt, w *work, ep *upstream.Endpoint, call *upst
 	if err == nil {
 		t.faults.clear(url, w.size)
 		dst.Source, dst.Tokens = FromEngine, ids
-		f.ids = make([]uint32, len(ids))
-		copy(f.ids, ids)
+		f.ids = packIDs(ids)
 		return true
 	}
 	f.cut = call.WasCut()
