@@ -128,11 +128,20 @@ const (
 )
 
 func (c *conn) Read(p []byte) (int, error) {
+	if !c.countHead() {
+		return 0, errHeadSpent
+	}
 	n, err := c.read(p)
 	if n > 0 {
 		c.early.took(p[:n])
 		if !c.early.came { // what came too early is refused for that
 			c.scan.see(p[:n])
+		}
+		switch {
+		case c.scan.ended:
+			c.uncountHead()
+		case c.scan.begun && c.scan.reads < shortReads:
+			c.scan.reads++
 		}
 	}
 	if c.scan.bare && err == nil {
@@ -141,7 +150,10 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-var errBareLF = errors.New("front: " + bareLF)
+var (
+	errBareLF    = errors.New("front: " + bareLF)
+	errHeadSpent = errors.New("front: " + headMemory)
+)
 
 func (c *conn) read(p []byte) (int, error) {
 	if c.probing {
@@ -358,6 +370,9 @@ func (c *conn) shut() {
 	if c.serving != nil {
 		_ = c.release()
 	}
+	if c.serving != nil {
+		c.uncountHead()
+	}
 	if c.lingered && !c.srv.cutting.Load() {
 		c.linger()
 	}
@@ -471,6 +486,7 @@ func connState(nc net.Conn, state fasthttp.ConnState) {
 	case fasthttp.StateIdle:
 		c.due = dueIdle
 		c.early.idle()
+		c.uncountHead()
 		c.scan = headScan{}
 		c.rests()
 		c.reportEnd()

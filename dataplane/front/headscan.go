@@ -1,6 +1,10 @@
 package front
 
-import "bytes"
+import (
+	"bytes"
+
+	"sluice/dataplane/membudget"
+)
 
 // bareLF is the refusal of a head with a line that ends without CR. RFC 9112, 2.2, lets a
 // server accept it; two servers that read such a head differently can be made to see
@@ -15,7 +19,48 @@ type headScan struct {
 	bare  bool // a line ended with a bare LF
 	empty bool // the line being read is empty so far
 	last  byte
+	reads uint8 // that brought some of the head, but not its end
+	room  headRoom
 }
+
+// headRoom says whether a head that fasthttp reads takes of the budget.
+type headRoom uint8
+
+const (
+	headUncounted headRoom = iota
+	headCounted
+	headRefused // the budget was spent
+)
+
+// shortReads is how many reads of a head go without being counted: fasthttp reads the first
+// byte by itself, and most heads come whole with the next. Behind these the head waits for its
+// client.
+const shortReads = 2
+
+// countHead counts the buffer in which fasthttp reads a head over TLS, once the head has not
+// come whole; false where the budget is spent. A plain connection's head waits in the lobby.
+func (c *conn) countHead() bool {
+	if c.secure == nil || c.scan.ended || c.scan.reads < shortReads || c.scan.room == headCounted {
+		return true
+	}
+	if !c.srv.budget.Acquire(headBuffer(c.srv)) {
+		c.scan.room = headRefused
+		return false
+	}
+	c.scan.room = headCounted
+	return true
+}
+
+// uncountHead gives back what countHead has taken.
+func (c *conn) uncountHead() {
+	if c.scan.room == headCounted {
+		c.srv.budget.Release(headBuffer(c.srv))
+		c.scan.room = headUncounted
+	}
+}
+
+// headBuffer is the memory of fasthttp's buffer.
+func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.opt.MaxHeadBytes)) }
 
 // see takes the next bytes of the connection.
 func (s *headScan) see(p []byte) {

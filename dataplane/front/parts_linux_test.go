@@ -108,6 +108,43 @@ func TestHalfHeadsAreCounted(t *testing.T) {
 	until(t, "all memory back", func() bool { return r.s.BodyBytes() == 0 })
 }
 
+// TestHalfHeadsOverTLSAreCounted: so are the buffers of heads over TLS that do not come whole;
+// those that do are served all the same.
+func TestHalfHeadsOverTLSAreCounted(t *testing.T) {
+	const budget, fit = 64 << 10, 4
+	r := start(t, Options{MaxBodyBytes: 16 << 10, BodyBudgetBytes: budget, TLS: testTLS()}, echo)
+	half := "GET /livez HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X-A: "+strings.Repeat("b", 493)+"\r\n", 20)
+	var clients []*client
+	for i := range fit {
+		c := overTLS(r.dial())
+		c.send(half)
+		clients = append(clients, c)
+		until(t, "a half head is counted", func() bool { return r.s.BodyBytes() == int64(i+1)*(16<<10) })
+	}
+	for range 3 {
+		c := overTLS(r.dial())
+		c.send(half)
+		if resp, body := c.answer(); resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(BudgetSpent) || resp.Header.Get("Retry-After") == "" {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+	}
+	whole := overTLS(r.dial())
+	for range 2 {
+		whole.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+		if resp, _ := whole.answer(); resp.StatusCode != 200 {
+			t.Errorf("a head that comes whole: %d", resp.StatusCode)
+		}
+	}
+	for _, c := range clients[1:] {
+		c.send("\r\n")
+		if resp, body := c.answer(); resp.StatusCode != 200 {
+			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	}
+	_ = clients[0].Close()
+	until(t, "all memory back", func() bool { return r.s.BodyBytes() == 0 })
+}
+
 // TestSendBuffersAreBounded: what the kernel may hold of answers that are no streams is
 // bounded, of one long answer as of the second short one.
 func TestSendBuffersAreBounded(t *testing.T) {

@@ -251,6 +251,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
 	x.c.asked()
+	x.c.uncountHead()
 	x.c.awaited = awaited{}
 	x.serve()
 }
@@ -307,6 +308,9 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	case c != nil && c.wasCut():
 		reason, message = Drained, partingText
 		ctx.Response.Header.Set("Retry-After", retrySeconds(drainRetry))
+	case c != nil && c.scan.room == headRefused:
+		reason, message = BudgetSpent, headMemory
+		ctx.Response.Header.Set("Retry-After", retrySeconds(budgetRetry))
 	case c != nil && c.scan.bare:
 		message = bareLF
 	default:
