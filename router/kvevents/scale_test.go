@@ -61,7 +61,7 @@ const (
 	fewOfOwn     = 12 // descriptors that do not grow with the fleet: the poller's, this test's
 	replayingTop = 3  // descriptors of a feed whose replay is under way
 	// mostCPU is of one message, and leaves a machine that is busy otherwise its slack.
-	mostCPU = 12 * time.Microsecond
+	mostCPU = 15 * time.Microsecond
 	// mostSwitches are voluntary changes of context per message, from manyMessages a second
 	// on. A thread that wakes up for each message makes one or two.
 	mostSwitches, manyMessages = 0.5, 2000
